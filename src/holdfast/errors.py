@@ -1,0 +1,130 @@
+"""Every exception that holdfast raises on purpose.
+
+A message names the thing, the value and the next step. The tree branches by what the caller can do:
+
+    HoldfastError
+    ├── InputError (ValueError)            fix the call: a value that cannot be used
+    │   └── NothingToContinue              resume() on a thread that waits for a prompt
+    ├── MissingExtra (ImportError)         install the named extra
+    ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
+    ├── ThreadMoved                        prompt again: somebody else wrote to the thread during the run
+    ├── StoreError                         the database could not do it
+    │   ├── StoreNotOpen (RuntimeError)    open it first: async with
+    │   ├── StoreBusy                      retry: another process holds the write lock for too long
+    │   ├── StoreFull                      free some disk space, then retry
+    │   ├── StoreReadOnly                  give the process the right to write
+    │   ├── StoreUnusable                  this file cannot be used: not ours, not a database, from a newer holdfast
+    │   └── StoreCorrupt                   restore a backup: what is stored cannot be read
+    └── ProviderError                      the model could not answer
+        ├── RateLimited                    retry later (see retry_after)
+        ├── Overloaded                     retry later
+        ├── NetworkFailed                  retry: the connection failed or was cut
+        ├── AuthenticationFailed           fix the key
+        ├── ContextTooLong                 send less: trim the context
+        ├── ContentRefused                 the service will not answer this
+        └── InvalidRequest                 the service rejected the request as it stands
+
+A model's failure travels as the run's result (`result.error`), and a tool's failure as a result that the model reads;
+neither is raised out of `prompt()`.
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The base of all of them."""
+
+
+class InputError(HoldfastError, ValueError):
+    """A value that cannot be used."""
+
+
+class NothingToContinue(InputError):
+    """The thread has nothing that a model could go on from."""
+
+
+class MissingExtra(HoldfastError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional dependency; install it with: pip install 'holdfast[{extra}]'")
+
+
+class AgentBusy(HoldfastError, RuntimeError):
+    """The agent is in the middle of a run."""
+
+
+class ThreadMoved(HoldfastError):
+    """Somebody else wrote to a thread while this run was driving it."""
+
+
+class StoreError(HoldfastError):
+    """The database could not do what it was asked."""
+
+
+class StoreNotOpen(StoreError, RuntimeError):
+    """The store was used before it was opened or after it was closed."""
+
+
+class StoreBusy(StoreError):
+    """Another process held the write lock for longer than we wait."""
+
+
+class StoreFull(StoreError):
+    """There is no room left on the disk."""
+
+
+class StoreReadOnly(StoreError):
+    """The database cannot be written."""
+
+
+class StoreUnusable(StoreError):
+    """The file cannot serve as a holdfast database."""
+
+
+class StoreCorrupt(StoreError):
+    """Something that was stored cannot be read."""
+
+
+class ProviderError(HoldfastError):
+    """The model could not answer. `retryable` says whether the same request may succeed later."""
+
+    retryable = False
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RateLimited(ProviderError):
+    """Too many requests for this key."""
+
+    retryable = True
+
+
+class Overloaded(ProviderError):
+    """The service is overloaded or failed inside."""
+
+    retryable = True
+
+
+class NetworkFailed(ProviderError):
+    """The connection could not be made, was cut, or stalled."""
+
+    retryable = True
+
+
+class AuthenticationFailed(ProviderError):
+    """The key is missing or was refused."""
+
+
+class ContextTooLong(ProviderError):
+    """The request is longer than the model's context."""
+
+
+class ContentRefused(ProviderError):
+    """The service declined to answer."""
+
+
+class InvalidRequest(ProviderError):
+    """The service rejected the request as it stands."""

@@ -1,0 +1,206 @@
+"""Everything that a run can tell its listeners, and what a provider's stream is made of.
+
+Two layers. *Stream events* come from a provider while a reply arrives; a run passes each one on inside a
+`message_update`. *Events* come from the run. Every `..._start` has its `..._end`, also after an abort or an error, and
+a `message_end` means that the message is on disk.
+
+A stream is: `start`, then for each block `{text,thinking,toolcall}_start`, `_delta`*, `_end` with the block's index,
+then `done`. A provider does not send `error`: it raises, and the run tells it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+from msgspec import Struct
+
+from holdfast.messages import AssistantMessage, Failure, Message, ToolCall, ToolResultMessage, Usage
+
+
+class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
+    pass
+
+
+# --- what a provider streams ------------------------------------------------------------------------------------------
+
+
+class StreamStart(_Event, frozen=True, tag="start"):
+    """The service has begun to answer; `model` is the name that it gives itself."""
+
+    type: ClassVar[str] = "start"
+    model: str | None = None
+
+
+class TextStart(_Event, frozen=True, tag="text_start"):
+    type: ClassVar[str] = "text_start"
+    index: int
+
+
+class TextDelta(_Event, frozen=True, tag="text_delta"):
+    type: ClassVar[str] = "text_delta"
+    index: int
+    delta: str
+
+
+class TextEnd(_Event, frozen=True, tag="text_end"):
+    type: ClassVar[str] = "text_end"
+    index: int
+
+
+class ThinkingStart(_Event, frozen=True, tag="thinking_start"):
+    type: ClassVar[str] = "thinking_start"
+    index: int
+
+
+class ThinkingDelta(_Event, frozen=True, tag="thinking_delta"):
+    type: ClassVar[str] = "thinking_delta"
+    index: int
+    delta: str
+
+
+class ThinkingEnd(_Event, frozen=True, tag="thinking_end"):
+    type: ClassVar[str] = "thinking_end"
+    index: int
+    signature: str | None = None
+    redacted: str | None = None
+
+
+class ToolCallStart(_Event, frozen=True, tag="toolcall_start"):
+    type: ClassVar[str] = "toolcall_start"
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallDelta(_Event, frozen=True, tag="toolcall_delta"):
+    """A piece of the arguments' JSON text."""
+
+    type: ClassVar[str] = "toolcall_delta"
+    index: int
+    delta: str
+
+
+class ToolCallEnd(_Event, frozen=True, tag="toolcall_end"):
+    type: ClassVar[str] = "toolcall_end"
+    index: int
+    tool_call: ToolCall
+
+
+class StreamDone(_Event, frozen=True, tag="done"):
+    """The reply is whole. `stop_reason` is stop, tool_use or length."""
+
+    type: ClassVar[str] = "done"
+    stop_reason: str = "stop"
+    usage: Usage = Usage()
+
+
+class StreamError(_Event, frozen=True, tag="error"):
+    type: ClassVar[str] = "error"
+    error: Failure
+
+
+StreamEvent: TypeAlias = (
+    StreamStart
+    | TextStart
+    | TextDelta
+    | TextEnd
+    | ThinkingStart
+    | ThinkingDelta
+    | ThinkingEnd
+    | ToolCallStart
+    | ToolCallDelta
+    | ToolCallEnd
+    | StreamDone
+    | StreamError
+)
+
+# --- what a run tells -------------------------------------------------------------------------------------------------
+
+
+class AgentStart(_Event, frozen=True, tag="agent_start"):
+    type: ClassVar[str] = "agent_start"
+    run_id: str
+    thread_id: str | None = None
+
+
+class TurnStart(_Event, frozen=True, tag="turn_start"):
+    type: ClassVar[str] = "turn_start"
+    turn: int
+
+
+class MessageStart(_Event, frozen=True, tag="message_start"):
+    """A message begins. An assistant's is still empty here; it grows by `message_update`."""
+
+    type: ClassVar[str] = "message_start"
+    message: Message
+
+
+class MessageUpdate(_Event, frozen=True, tag="message_update"):
+    type: ClassVar[str] = "message_update"
+    stream_event: StreamEvent
+
+
+class MessageEnd(_Event, frozen=True, tag="message_end"):
+    """The message is complete and committed."""
+
+    type: ClassVar[str] = "message_end"
+    message: Message
+
+
+class ToolExecutionStart(_Event, frozen=True, tag="tool_execution_start"):
+    type: ClassVar[str] = "tool_execution_start"
+    tool_call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+
+
+class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
+    """Progress that a tool reported."""
+
+    type: ClassVar[str] = "tool_execution_update"
+    tool_call_id: str
+    tool_name: str
+    update: Any
+
+
+class ToolExecutionEnd(_Event, frozen=True, tag="tool_execution_end"):
+    """The tool is done and its result is committed."""
+
+    type: ClassVar[str] = "tool_execution_end"
+    tool_call_id: str
+    tool_name: str
+    result: ToolResultMessage
+    is_error: bool = False
+
+
+class TurnEnd(_Event, frozen=True, tag="turn_end"):
+    """A model call and its tools are done. `message` is None when the turn broke off before there was a reply."""
+
+    type: ClassVar[str] = "turn_end"
+    message: AssistantMessage | None = None
+    tool_results: list[ToolResultMessage] = []
+
+
+class AgentEnd(_Event, frozen=True, tag="agent_end"):
+    """The run is over; `messages` are those that it added."""
+
+    type: ClassVar[str] = "agent_end"
+    run_id: str
+    messages: list[Message]
+    stop_reason: str
+    usage: Usage = Usage()
+    error: Failure | None = None
+
+
+Event: TypeAlias = (
+    AgentStart
+    | TurnStart
+    | MessageStart
+    | MessageUpdate
+    | MessageEnd
+    | ToolExecutionStart
+    | ToolExecutionUpdate
+    | ToolExecutionEnd
+    | TurnEnd
+    | AgentEnd
+)

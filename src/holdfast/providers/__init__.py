@@ -1,0 +1,1 @@
+"""Models to talk to. Each file is one provider; none is imported before it is used."""

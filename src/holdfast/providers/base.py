@@ -1,0 +1,78 @@
+"""The seam between holdfast and a model.
+
+A provider has a name and one verb. `stream` is a plain function that returns an async iterator of stream events:
+
+- it raises at once, before anything is streamed, only for mistakes of the program (no key, a script without a step);
+- while it streams, a failure is a raised `ProviderError`; the run turns it into the final message;
+- it may be cancelled between any two events, and should then give its connection back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from holdfast.events import StreamEvent
+from holdfast.messages import Message, Usage
+from holdfast.signals import Signal
+
+
+class Prices(Struct, frozen=True):
+    """What a million tokens cost."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cache_read: float = 0.0
+    cache_write: float = 0.0
+
+
+class Model(Struct, frozen=True):
+    """Which model to ask and how. What is None is left to the service."""
+
+    id: str
+    provider: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    reasoning: str | int | None = None
+    context_window: int | None = None
+    prices: Prices | None = None
+
+    def cost(self, usage: Usage) -> float:
+        if self.prices is None:
+            return 0.0
+        prices = self.prices
+        spent = (
+            usage.input * prices.input
+            + usage.output * prices.output
+            + usage.cache_read * prices.cache_read
+            + usage.cache_write * prices.cache_write
+        )
+        return spent / 1_000_000
+
+
+class ToolSpec(Struct, frozen=True):
+    """A tool as a model sees it: `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Request(Struct, frozen=True):
+    """One question to a model: a valid history, and what it may use."""
+
+    model: Model
+    messages: Sequence[Message]
+    system_prompt: str = ""
+    tools: Sequence[ToolSpec] = ()
+
+
+class Provider(Protocol):
+    """Anything that can answer a request as a stream of events."""
+
+    @property
+    def name(self) -> str: ...
+
+    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]: ...
