@@ -122,7 +122,7 @@ def _blocks_of(message: _Message, content: object) -> list[Block]:
     """The blocks that a caller meant: a string, or blocks, some of them perhaps as plain dicts."""
     if isinstance(content, str):
         return [TextContent(content)]
-    blocks = list(content) if isinstance(content, Sequence) else [content]
+    blocks: list[Any] = list(content) if isinstance(content, Sequence) else [content]
     for position, block in enumerate(blocks):
         if isinstance(block, dict):
             blocks[position] = _block(block)

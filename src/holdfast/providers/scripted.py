@@ -51,7 +51,7 @@ class ScriptedProvider:
         self._steps: list[Step] = list(steps)
         self.requests: list[Request] = []
 
-    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         position = len(self.requests)
         if position >= len(self._steps):
             last = request.messages[-1].text if request.messages else ""
