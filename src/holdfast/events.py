@@ -141,10 +141,11 @@ class MessageUpdate(_Event, frozen=True, tag="message_update"):
 
 
 class MessageEnd(_Event, frozen=True, tag="message_end"):
-    """The message is complete and committed."""
+    """The message is complete and committed. Only a run that fails on its database says `stored=False`."""
 
     type: ClassVar[str] = "message_end"
     message: Message
+    stored: bool = True
 
 
 class ToolExecutionStart(_Event, frozen=True, tag="tool_execution_start"):

@@ -23,7 +23,9 @@ from holdfast.errors import InputError, StoreCorrupt
 _ASIDE = "~unknown"
 
 
-class _Value(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class _Value(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True
+):
     unknown: dict[str, Any] = field(default_factory=dict, name=_ASIDE)
 
 

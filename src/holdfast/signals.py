@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_abandoned: set[asyncio.Task[Any]] = set()  # work that ignored its cancellation: kept alive, no longer waited for
+
+
+class Aborted(Exception):
+    """The signal was set before the work was done."""
 
 
 class Signal:
@@ -59,3 +68,62 @@ class Signal:
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
+
+
+async def until_aborted(work: Coroutine[Any, Any, T], signal: Signal, grace: float) -> T:
+    """Do the work, or raise `Aborted` soon after the signal is set, whatever the work thinks of it.
+
+    Work that does not end within `grace` seconds of its cancellation is left behind. A cancellation of the caller
+    sets the signal, so that a run which is torn down from outside ends like one that was aborted.
+    """
+    if signal.aborted:
+        work.close()
+        raise Aborted
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    woken = asyncio.Event()
+    task.add_done_callback(lambda _: woken.set())
+    forget = signal.on_abort(lambda: loop.call_soon_threadsafe(woken.set))
+    try:
+        await _wait(woken, signal)
+    finally:
+        forget()
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=grace)
+    if not task.done():
+        _abandoned.add(task)
+        task.add_done_callback(_bury)
+        raise Aborted
+    if task.cancelled():
+        raise Aborted
+    return task.result()
+
+
+async def wait_all(tasks: set[asyncio.Task[T]], signal: Signal) -> None:
+    """Wait until all are done; a cancellation of the caller sets the signal and the wait goes on."""
+    while any(not task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            _turn_into_abort(signal)
+
+
+async def _wait(woken: asyncio.Event, signal: Signal) -> None:
+    try:
+        await woken.wait()
+    except asyncio.CancelledError:
+        _turn_into_abort(signal)
+
+
+def _turn_into_abort(signal: Signal) -> None:
+    current = asyncio.current_task()
+    if current is not None:
+        current.uncancel()
+    signal.abort("cancelled")
+
+
+def _bury(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # nobody else will ask

@@ -1,0 +1,293 @@
+"""Agent: joins the loop, a provider, tools and a thread.
+
+    agent = Agent(provider=..., model=Model(id="..."), checkpointer=cp, thread_id="trip")
+    result = await agent.prompt("hello")
+
+A run is a task of its own. Cancelling `prompt()` aborts the run, waits until it has ended in good order, and then
+raises. An agent without a checkpointer works in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from holdfast import clock, recovery
+from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
+from holdfast.errors import AgentBusy, InputError, NothingToContinue, ThreadMoved
+from holdfast.inbox import Inbox
+from holdfast.journal import Journal, MemoryJournal, ThreadJournal
+from holdfast.listeners import Listener, Listeners
+from holdfast.loop import Limits, Run, RunResult, Setup, stamped
+from holdfast.messages import Block, Message, TextContent, ToolResultMessage, Usage, UserMessage
+from holdfast.middleware import Chain
+from holdfast.providers.base import Model, Provider
+from holdfast.tools import Tool
+
+Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
+
+_ATTEMPTS = 10  # to write the first message of a run, while others write to the thread too
+_inside: ContextVar[frozenset[int]] = ContextVar("holdfast_runs", default=frozenset())
+
+
+class AgentState:
+    """What an agent knows now. Read it; the run writes it. `extra` is yours to change."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    @property
+    def messages(self) -> list[Message]:
+        """The thread's history; empty until the first run (or `load()`) has loaded it."""
+        return self._agent._journal.messages
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """A JSON object that is stored with the thread when a run ends."""
+        return self._agent._journal.extra
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a run is going on."""
+        return self._agent._task is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """How the last run failed, or None."""
+        return self._agent._error
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and cost of all replies in the history."""
+        usages = (message.usage for message in self.messages if message.role == "assistant")  # type: ignore[union-attr]
+        return sum(usages, Usage())
+
+
+class Agent:
+    """A model, its tools and its thread.
+
+    `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
+    `abort_grace` is how long an aborted run waits for a provider or a tool that does not stop; `listener_timeout` how
+    long a finished run waits for async listeners.
+    """
+
+    def __init__(
+        self,
+        *,
+        provider: Provider,
+        model: Model,
+        system_prompt: str = "",
+        tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
+        checkpointer: SQLiteCheckpointer | None = None,
+        thread_id: str | None = None,
+        user_id: str | None = None,
+        middleware: Sequence[object] = (),
+        tool_mode: str = "parallel",
+        steering_mode: str = "one-at-a-time",
+        follow_up_mode: str = "one-at-a-time",
+        limits: Limits | None = None,
+        abort_grace: float = 1.0,
+        listener_timeout: float = 5.0,
+    ) -> None:
+        if tool_mode not in ("parallel", "sequential"):
+            raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
+        if not isinstance(model, Model):
+            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {model!r}")
+        if not callable(getattr(provider, "stream", None)):
+            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {provider!r}")
+        self._setup = Setup(
+            provider,
+            model,
+            system_prompt,
+            _by_name(tools),
+            tool_mode == "sequential",
+            Chain(middleware),
+            limits or Limits(),
+            abort_grace,
+            thread_id,
+            user_id,
+        )
+        self._journal = _journal(checkpointer, thread_id)
+        self._inbox = Inbox(steering_mode, follow_up_mode)
+        self._listeners = Listeners()
+        self._listener_timeout = listener_timeout
+        self._task: asyncio.Task[RunResult] | None = None
+        self._run: Run | None = None
+        self._error: BaseException | None = None
+        self.state = AgentState(self)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def prompt(self, message: Prompt) -> RunResult:
+        """Say something and run until the agent has nothing left to do.
+
+        A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`.
+        """
+        prompts = [stamped(prompt) for prompt in as_prompts(message)]
+        return await self._start(self._journal.load, lambda: self._begin_with(prompts))
+
+    async def resume(self) -> RunResult:
+        """Go on where the thread stopped, also in a fresh process: after a crash, an abort or a failure."""
+        return await self._start(self._check_resumable, self._begin_again)
+
+    async def load(self) -> None:
+        """Load the thread now, rather than with the first run."""
+        await self._journal.load()
+
+    def abort(self) -> None:
+        """End the run that is going on, if any. What was already said is kept. May be called from any thread."""
+        if self._run is not None:
+            self._run.signal.abort()
+
+    def steer(self, message: str | UserMessage) -> None:
+        """Say something into the run: the model sees it before its next turn."""
+        self._inbox.steer(_single(message, "steer"))
+
+    def follow_up(self, message: str | UserMessage) -> None:
+        """Say something when the run would stop."""
+        self._inbox.follow_up(_single(message, "follow_up"))
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
+        return self._listeners.add(listener)
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no run is going on."""
+        if id(self) in _inside.get():
+            raise AgentBusy("wait_for_idle() was called from inside the agent's own run, which it would wait for")
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _start(
+        self, prepare: Callable[[], Awaitable[None]], begin: Callable[[], Awaitable[Sequence[Message]]]
+    ) -> RunResult:
+        if self._task is not None:
+            raise AgentBusy(
+                "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
+            )
+        self._run = run = Run(self._setup, self._journal, self._inbox, self._listeners.publish, clock.new_id())
+        self._task = task = asyncio.create_task(self._drive(run, prepare, begin))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            run.signal.abort("cancelled")
+            while not task.done():  # ends soon: an aborted run does not wait for anybody
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+            raise
+
+    async def _drive(
+        self,
+        run: Run,
+        prepare: Callable[[], Awaitable[None]],
+        begin: Callable[[], Awaitable[Sequence[Message]]],
+    ) -> RunResult:
+        _inside.set(_inside.get() | {id(self)})
+        self._error = None
+        try:
+            await prepare()
+            encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
+            result = await run.go(begin)
+            self._error = result.error
+            return result
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._run = None
+            try:
+                await self._listeners.drain(self._listener_timeout)
+            finally:
+                self._task = None
+
+    # --- how a run begins ---------------------------------------------------------------------------------------------
+
+    async def _begin_with(self, prompts: list[UserMessage]) -> list[Message]:
+        """Settle what an earlier run left open, and record the prompts behind whatever the thread holds by now."""
+        for _ in range(_ATTEMPTS):
+            await self._journal.load()
+            try:
+                recovered = await self._recover()
+                await self._journal.append(prompts)
+            except ThreadMoved:
+                continue  # somebody else wrote since we looked: read it first
+            return [*recovered, *prompts]
+        raise ThreadMoved(
+            f"thread {self._setup.thread_id!r} is being written by others all the time; prompt again when they are done"
+        )
+
+    async def _begin_again(self) -> list[Message]:
+        recovered: list[Message] = list(await self._recover())
+        if recovered or recovery.can_continue(self.state.messages):
+            return recovered
+        waiting = [stamped(message) for message in self._inbox.take(stopping=True)]
+        await self._journal.append(waiting)
+        return list(waiting)
+
+    async def _check_resumable(self) -> None:
+        await self._journal.load(again=True)
+        messages = self.state.messages
+        if recovery.open_calls(messages) or recovery.can_continue(messages) or self._inbox.waiting(stopping=True):
+            return
+        if not messages:
+            where = f"thread {self._setup.thread_id!r}" if self._setup.thread_id else "the agent"
+            raise NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
+        raise NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; prompt() it instead")
+
+    async def _recover(self) -> list[ToolResultMessage]:
+        open_calls = recovery.open_calls(self.state.messages)
+        if not open_calls:
+            return []
+        results = {index: stamped(recovery.unknown_outcome(call)) for index, call in open_calls.items()}
+        await self._journal.recover(results)
+        return list(results.values())
+
+
+def as_prompts(message: Prompt) -> list[UserMessage]:
+    """What a caller meant to say, as user messages."""
+    if isinstance(message, str | UserMessage):
+        return [_single(message, "prompt")]
+    items: list[Any] = list(message) if isinstance(message, Sequence) else [message]
+    if items and all(isinstance(item, Block) for item in items):
+        return [_single(UserMessage(items), "prompt")]
+    if not items:
+        raise InputError("prompt() got an empty list; say something")
+    return [_single(item, "prompt") for item in items]
+
+
+def _single(message: object, method: str) -> UserMessage:
+    if isinstance(message, str):
+        message = UserMessage(message)
+    if not isinstance(message, UserMessage):
+        raise InputError(f"{method}() takes text or a UserMessage, got {type(message).__name__}: {message!r:.80}")
+    if not any(not isinstance(block, TextContent) or block.text.strip() for block in message.content):
+        raise InputError(f"{method}() got an empty message ({message.text!r}); say something")
+    return message
+
+
+def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
+    named: dict[str, Tool[Any, Any]] = {}
+    for item in tools:
+        if not callable(item):
+            raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")
+        tool = item if isinstance(item, Tool) else Tool(item)
+        if tool.name in named:
+            raise InputError(f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...)")
+        named[tool.name] = tool
+    return named
+
+
+def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None) -> Journal:
+    if checkpointer is None and thread_id is None:
+        return MemoryJournal()
+    if checkpointer is None:
+        raise InputError(
+            f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
+            "or leave both out to work in memory"
+        )
+    if thread_id is None:
+        raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
+    return ThreadJournal(checkpointer, thread_id)

@@ -1,0 +1,116 @@
+"""What a history needs before a model may see it.
+
+Providers refuse a conversation in which a tool call has no result or a result no call, and then refuse it for ever. A
+crash, an abort, a fork or a window may leave one like that, so every request passes through `valid_history`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.messages import (
+    AssistantMessage,
+    Block,
+    Message,
+    ModelMessage,
+    Note,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+)
+
+UNKNOWN_OUTCOME = (
+    "The outcome of this call is unknown: it was interrupted, and may or may not have taken effect. "
+    "Check before you try it again."
+)
+_OMITTED = "(The beginning of this conversation is left out.)"
+
+
+def valid_history(messages: Sequence[Message]) -> list[ModelMessage]:
+    """The same conversation in a form that every model takes.
+
+    - Notes, empty messages and results without a call are left out.
+    - Each call is followed by its result, in call order, wherever that stood; a missing one says that the outcome is
+      unknown.
+    - A reply that broke off keeps its text; at the very end it is left out, so that the model tries again.
+    - The first message is a user's.
+    """
+    history = [message for message in messages if not isinstance(message, Note)]
+    while history and isinstance(last := history[-1], AssistantMessage) and last.failed and not last.tool_calls:
+        history.pop()
+    results = _Results(history)
+    valid: list[ModelMessage] = []
+    for position, message in enumerate(history):
+        if isinstance(message, UserMessage):
+            if any(_is_sendable(block) for block in message.content):
+                valid.append(message)
+        elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
+            valid.append(reply)
+            valid.extend(results.of(call, position) for call in reply.tool_calls)
+    if valid and not isinstance(valid[0], UserMessage):
+        valid.insert(0, UserMessage(_OMITTED))
+    return valid
+
+
+def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
+    """The calls of the last reply that have no result, by their index in it."""
+    behind: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolResultMessage):
+            behind.add(message.tool_call_id)
+        elif isinstance(message, AssistantMessage):
+            return {i: call for i, call in enumerate(message.tool_calls) if call.id not in behind}
+    return {}
+
+
+def unknown_outcome(call: ToolCall) -> ToolResultMessage:
+    """The result of a call that may or may not have run."""
+    return ToolResultMessage(call.id, call.name, UNKNOWN_OUTCOME, is_error=True)
+
+
+def can_continue(messages: Sequence[Message]) -> bool:
+    """Whether a model has something to answer: the history ends with a user, a result, or a reply that broke off."""
+    history = valid_history(messages)
+    return bool(history) and not isinstance(history[-1], AssistantMessage)
+
+
+class _Results:
+    """The results of a history, each to be given to one call."""
+
+    def __init__(self, history: Iterable[ModelMessage]) -> None:
+        self._by_call: dict[str, list[tuple[int, ToolResultMessage]]] = {}
+        self._calls: dict[str, list[int]] = {}
+        for position, message in enumerate(history):
+            if isinstance(message, ToolResultMessage):
+                self._by_call.setdefault(message.tool_call_id, []).append((position, message))
+            elif isinstance(message, AssistantMessage):
+                for call in message.tool_calls:
+                    self._calls.setdefault(call.id, []).append(position)
+
+    def of(self, call: ToolCall, position: int) -> ToolResultMessage:
+        """The first result behind the call and before the next call with the same id (some services reuse ids)."""
+        waiting = self._by_call.get(call.id, [])
+        following = next((p for p in self._calls[call.id] if p > position), None)
+        for entry in waiting:
+            if entry[0] > position and (following is None or entry[0] < following):
+                waiting.remove(entry)
+                return entry[1]
+        return unknown_outcome(call)
+
+
+def _presentable(reply: AssistantMessage) -> AssistantMessage | None:
+    """The reply as a model may see it. One that broke off loses what its service would not recognise."""
+    kept = [block for block in reply.content if _is_sendable(block, broken=reply.failed)]
+    if not kept or all(isinstance(block, ThinkingContent) for block in kept):
+        return None
+    return reply if len(kept) == len(reply.content) else msgspec.structs.replace(reply, content=kept)
+
+
+def _is_sendable(block: Block, *, broken: bool = False) -> bool:
+    if isinstance(block, ThinkingContent):
+        return not broken or bool(block.signature or block.redacted)
+    return not isinstance(block, TextContent) or bool(block.text.strip())

@@ -1,0 +1,146 @@
+"""The seam between holdfast and a database: run a function in a transaction.
+
+A query is a plain function whose first argument is a `Tx`. It does nothing but SQL, so a runner may repeat it. A store
+takes queries from any thread and any event loop:
+
+    head = await store.write(threads.append, "trip", rows)        # in a coroutine
+    head = store.write_now(threads.append, "trip", rows)          # anywhere else
+
+- A write's outcome is delivered after its COMMIT, never before.
+- A write that was submitted settles before a cancellation of its caller is delivered.
+- A query cannot reach the store: it only has its transaction, and calling the store from inside one raises.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from holdfast.errors import HoldfastError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class Tx(Protocol):
+    """One transaction. SQL has `:name` parameters; values are always bound, never pasted."""
+
+    def one(self, sql: str, /, **params: object) -> Row | None:
+        """The first row, if there is one."""
+
+    def all(self, sql: str, /, **params: object) -> list[Row]:
+        """All rows."""
+
+    def run(self, sql: str, /, **params: object) -> int:
+        """The number of rows that the statement changed."""
+
+    def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
+        """The same statement for each set of parameters."""
+
+    def now(self) -> str:
+        """The database's clock: ISO 8601, UTC, microseconds."""
+
+
+class Settling(asyncio.Future[T]):
+    """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before."""
+
+    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        return False
+
+
+class Job(Generic[T]):
+    """A query on its way through a store, and whoever waits for its outcome."""
+
+    __slots__ = ("_args", "_future", "_kwargs", "_loop", "_query", "error", "result")
+
+    def __init__(
+        self,
+        query: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._query = query
+        self._args = args
+        self._kwargs = kwargs
+        self._loop = loop
+        self._future: Settling[T] | Future[T] = Settling(loop=loop) if loop else Future()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self, tx: Tx) -> None:
+        """Run the query; what it raises is for the caller. A repeated run starts afresh."""
+        self.error = None
+        self.result = self._query(tx, *self._args, **self._kwargs)
+
+    def settle(self) -> None:
+        if self.error is not None:
+            self._future.set_exception(self.error)
+        else:
+            self._future.set_result(self.result)  # type: ignore[arg-type]
+
+    @staticmethod
+    def deliver(jobs: Iterable[Job[Any]]) -> None:
+        """Tell everyone who waits. An event loop is woken once, however many of its jobs are done."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        for job in jobs:
+            if job._loop is None:
+                job.settle()
+            else:
+                by_loop.setdefault(job._loop, []).append(job)
+        for loop, done in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, done)
+            except RuntimeError:  # that loop is closed: nobody waits any more, and what is committed stays so
+                continue
+
+
+def _settle_all(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        job.settle()
+
+
+class Store(abc.ABC):
+    """Runs queries. A database implements `_submit` and what it needs for it."""
+
+    def __init__(self) -> None:
+        self._own_threads: set[int] = set()
+
+    def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Run the query in a write transaction; the future is done when it is committed."""
+        job = Job(query, args, kwargs, asyncio.get_running_loop())
+        self._submit(job, writes=True)
+        return job._future  # type: ignore[return-value]
+
+    def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Run the query on a snapshot, beside the writer."""
+        job = Job(query, args, kwargs, asyncio.get_running_loop())
+        self._submit(job, writes=False)
+        return job._future  # type: ignore[return-value]
+
+    def write_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `write`, for code without an event loop: blocks until it is committed."""
+        return self._blocking(query, args, kwargs, writes=True)
+
+    def read_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `read`, for code without an event loop."""
+        return self._blocking(query, args, kwargs, writes=False)
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Finish what was submitted, then let go of the database."""
+
+    @abc.abstractmethod
+    def _submit(self, job: Job[Any], *, writes: bool) -> None: ...
+
+    def _blocking(self, query: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], *, writes: bool) -> T:
+        if threading.get_ident() in self._own_threads:
+            raise HoldfastError("a query called the store; use the transaction that the query was given")
+        job = Job(query, args, kwargs, None)
+        self._submit(job, writes=writes)
+        return job._future.result()

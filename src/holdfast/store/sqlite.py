@@ -1,0 +1,469 @@
+"""SQLite behind the seam: one writer thread with group commit, and readers beside it.
+
+- One thread owns the write connection. It takes all the writes that wait into one transaction, a savepoint each, so a
+  failure does not sink its neighbours, and commits once. That is what makes `synchronous=FULL` cheap.
+- Readers are connections of their own on the WAL; a database in memory is read through the writer.
+- One store for each real file in a process, counted by its users: a second connection of another kind in the same
+  process could drop the first one's locks.
+- After a fork, the child neither uses nor closes what it inherited.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from holdfast import clock
+from holdfast.errors import (
+    HoldfastError,
+    InputError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreNotOpen,
+    StoreReadOnly,
+    StoreUnusable,
+)
+from holdfast.store.database import Job, Row, Store
+from holdfast.store.schema import Migration, migrations
+
+MEMORY = ":memory:"
+APPLICATION_ID = 0x484F4C44  # "HOLD"
+OLDEST_SQLITE = (3, 51, 3)  # before it, two connections that write and checkpoint can corrupt a WAL database
+
+_GROUP_WRITES = 256  # a group ends here, because the lock between processes is not fair
+_GROUP_SECONDS = 0.010
+_BUSY_SECONDS = 30.0
+_CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
+_READERS = 4
+_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
+
+
+class SQLiteTx:
+    """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+
+    def one(self, sql: str, /, **params: object) -> Row | None:
+        rows = self._cursor.execute(sql, params).fetchall()
+        return rows[0] if rows else None
+
+    def all(self, sql: str, /, **params: object) -> list[Row]:
+        return self._cursor.execute(sql, params).fetchall()
+
+    def run(self, sql: str, /, **params: object) -> int:
+        self._cursor.execute(sql, params)
+        return self._connection.changes()
+
+    def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
+        for row in rows:
+            self._cursor.execute(sql, row)
+
+    def now(self) -> str:
+        return clock.now()
+
+
+class SQLiteStore(Store):
+    """One database file. Get it from `open_store`, which shares it within the process."""
+
+    def __init__(self, path: str, durability: str, busy_seconds: float) -> None:
+        super().__init__()
+        self.path = path
+        self.durability = durability
+        self.users = 0
+        self._busy_seconds = busy_seconds
+        self._writer = _connect(path, durability, busy_seconds)
+        self._tx = SQLiteTx(self._writer)
+        self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._open = True
+        self._gate = threading.Lock()  # nothing is queued behind the end of the queue
+        self._local = threading.local()
+        self._connections = [self._writer]
+        self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "holdfast-read")
+        self._thread = threading.Thread(target=self._serve, name="holdfast-write", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
+            self._queue.put(None)
+        self._thread.join()
+        if self._readers is not None:
+            self._readers.shutdown()
+        for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
+            connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: keep the connections from ever being closed, which would touch the parent's file."""
+        self._open = False
+        for connection in self._connections:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+    def _submit(self, job: Job[Any], *, writes: bool) -> None:
+        with self._gate:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed; open it again in this process to go on")
+            if writes or self._readers is None:
+                self._queue.put(job)
+            else:
+                self._readers.submit(self._read, job)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, job: Job[Any]) -> None:
+        try:
+            tx = self._reader()
+            tx.run("BEGIN")
+            try:
+                job.run(tx)
+            finally:
+                tx.run("ROLLBACK")  # there is nothing to keep, and it cannot fail
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            job.error = self._translate(error)
+        Job.deliver([job])
+
+    def _reader(self) -> SQLiteTx:
+        tx: SQLiteTx | None = getattr(self._local, "tx", None)
+        if tx is None:
+            connection = _connect(self.path, self.durability, self._busy_seconds)
+            connection.pragma("query_only", True)
+            self._connections.append(connection)
+            self._own_threads.add(threading.get_ident())
+            tx = self._local.tx = SQLiteTx(connection)
+        return tx
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._own_threads.add(threading.get_ident())
+        while (job := self._queue.get()) is not None:
+            group: list[Job[Any]] = []
+            try:
+                self._commit_group(job, group)
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+                for member in group:
+                    member.error = member.error or self._translate(error)
+            Job.deliver(group)
+
+    def _commit_group(self, job: Job[Any] | None, group: list[Job[Any]]) -> None:
+        """Run the job and all that waits behind it in one transaction."""
+        deadline = time.monotonic() + _GROUP_SECONDS
+        group.append(job)  # type: ignore[arg-type]
+        self._begin(group)
+        whole = True
+        while job is not None and whole:
+            whole = self._attempt(job)
+            full = len(group) >= _GROUP_WRITES or time.monotonic() >= deadline
+            job = self._next() if whole and not full else None
+            if job is not None:
+                group.append(job)
+        try:
+            if whole:
+                self._tx.run("COMMIT")
+                return
+        except apsw.Error:
+            self._roll_back()
+        # The whole transaction is gone, from inside a savepoint or at its end. Queries can be repeated: each of the
+        # neighbours gets a transaction of its own, and only whoever fails there hears of it.
+        for member in group:
+            if member.error is None:
+                self._alone(member)
+
+    def _next(self) -> Job[Any] | None:
+        try:
+            job = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if job is None:  # the end of the queue: leave it for the serving loop
+            self._queue.put(None)
+        return job
+
+    def _begin(self, group: list[Job[Any]]) -> None:
+        try:
+            self._tx.run("BEGIN IMMEDIATE")
+        except apsw.Error:
+            # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
+            while (job := self._next()) is not None:
+                group.append(job)
+            raise
+
+    def _attempt(self, job: Job[Any]) -> bool:
+        """Run one job inside the group. False means that the whole transaction is gone."""
+        self._tx.run("SAVEPOINT job")
+        try:
+            job.run(self._tx)
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            job.error = self._translate(error)
+            if not self._writer.in_transaction:
+                return False
+            self._tx.run("ROLLBACK TO job")
+        self._tx.run("RELEASE job")
+        return True
+
+    def _alone(self, job: Job[Any]) -> None:
+        try:
+            self._tx.run("BEGIN IMMEDIATE")
+            job.run(self._tx)
+            self._tx.run("COMMIT")
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            self._roll_back()
+            job.error = self._translate(error)
+
+    def _roll_back(self) -> None:
+        if self._writer.in_transaction:
+            self._tx.run("ROLLBACK")
+
+    def _translate(self, error: BaseException) -> BaseException:
+        return translate(error, self.path, self._busy_seconds) if isinstance(error, apsw.Error) else error
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+_stores: dict[tuple[int, int], SQLiteStore] = {}
+_in_memory: set[SQLiteStore] = set()
+_registry = threading.Lock()
+
+
+def open_store(
+    path: str | os.PathLike[str], *, durability: str = "full", busy_seconds: float = _BUSY_SECONDS
+) -> SQLiteStore:
+    """The store on this file, made and migrated if need be. Give it back with `release`."""
+    if durability not in _SYNCHRONOUS:
+        raise InputError(f"durability must be one of {sorted(_SYNCHRONOUS)}, got {durability!r}")
+    check_library(apsw.sqlite_lib_version())
+    name = _checked_path(path)
+    with _registry:
+        store = _stores.get(_identity(name)) if name != MEMORY else None
+        if store is None:
+            try:
+                store = SQLiteStore(name, durability, busy_seconds)
+            except apsw.Error as error:
+                raise translate(error, name, busy_seconds) from error
+            if name == MEMORY:
+                _in_memory.add(store)
+            else:
+                _stores[_identity(name)] = store
+        elif store.durability != durability:
+            raise InputError(
+                f"{name!r} is already open in this process with durability={store.durability!r}; "
+                f"use the same for every opener, not {durability!r}"
+            )
+        store.users += 1
+        return store
+
+
+def release(store: SQLiteStore) -> None:
+    """Give a store back; the last one out closes it."""
+    with _registry:
+        store.users -= 1
+        if store.users > 0:
+            return
+        _in_memory.discard(store)
+        for key in [key for key, known in _stores.items() if known is store]:
+            del _stores[key]
+        # Inside the lock: whoever opens the same file next must not meet a store that is half closed.
+        store.close()
+
+
+def check_library(version: str) -> None:
+    """Refuse a SQLite that can corrupt a database."""
+    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SQLITE:
+        wanted = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreUnusable(
+            f"SQLite {version} can corrupt a database that two connections write; holdfast needs {wanted} or newer: "
+            "pip install --upgrade apsw"
+        )
+
+
+def translate(error: BaseException, path: str, waited: float) -> BaseException:
+    """A database error as one of ours: recognised by its code, with the next step."""
+    for kind, make in _TRANSLATIONS:
+        if isinstance(error, kind):
+            ours = make(path, waited, error)
+            ours.__cause__ = error
+            return ours
+    ours = StoreError(f"SQLite could not work on {path!r}: {error}")
+    ours.__cause__ = error
+    return ours
+
+
+_TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException], HoldfastError]]] = [
+    (
+        apsw.BusyError,
+        lambda path, waited, _: StoreBusy(
+            f"another process held the write lock on {path!r} for more than {waited:g} s; "
+            "end its transaction, or try again"
+        ),
+    ),
+    (
+        apsw.FullError,
+        lambda path, _, __: StoreFull(f"no room left to write {path!r}; free some disk space and try again"),
+    ),
+    (
+        apsw.ReadOnlyError,
+        lambda path, _, __: StoreReadOnly(
+            f"{path!r} cannot be written; give this process the right to write the file and its directory"
+        ),
+    ),
+    (
+        apsw.NotADBError,
+        lambda path, _, __: StoreUnusable(f"{path!r} is not a SQLite database; choose another path"),
+    ),
+    (
+        apsw.CantOpenError,
+        lambda path, _, error: StoreUnusable(
+            f"{path!r} cannot be opened ({error}); check that the path is right and may be read and written"
+        ),
+    ),
+    (
+        apsw.CorruptError,
+        lambda path, _, error: StoreCorrupt(f"{path!r} is damaged ({error}); restore a backup"),
+    ),
+    (
+        apsw.TooBigError,
+        lambda path, _, __: InputError(f"a value is too long for {path!r}: SQLite holds up to 1,000,000,000 bytes"),
+    ),
+    (
+        apsw.IOError,
+        lambda path, _, error: StoreError(f"the disk failed under {path!r} ({error}); check it, then try again"),
+    ),
+]
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r}")
+    if name == MEMORY:
+        return name
+    file = Path(name).expanduser().absolute()
+    if file.is_dir():
+        raise StoreUnusable(f"{name!r} is a directory; name a file in it, for example {str(file / 'chat.db')!r}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(f"the directory of {name!r} cannot be made ({error}); choose another path") from error
+    return os.path.realpath(file)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return (-1, -1)  # nobody can have it open
+    return (stat.st_dev, stat.st_ino)
+
+
+def _connect(path: str, durability: str, busy_seconds: float) -> apsw.Connection:
+    connection = apsw.Connection(path)
+    try:
+        connection.set_busy_timeout(int(busy_seconds * 1000))
+        _check_owner(connection, path)
+        if path != MEMORY:
+            _enter_wal(connection, path, busy_seconds)
+        connection.pragma("synchronous", _SYNCHRONOUS[durability])
+        connection.pragma("foreign_keys", True)
+        connection.pragma("temp_store", "MEMORY")  # savepoints keep their pages here
+        connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
+        if sys.platform == "darwin":
+            connection.pragma("fullfsync", True)  # fsync alone does not reach the disk there
+        _migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_owner(connection: apsw.Connection, path: str) -> None:
+    """Refuse a file that is not ours before anything is written to it."""
+    owner = connection.pragma("application_id")
+    if owner == APPLICATION_ID:
+        return
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
+    if owner or tables:
+        raise StoreUnusable(
+            f"{path!r} is another program's database (application id {owner}, tables {', '.join(tables) or 'none'}); "
+            "choose another path"
+        )
+
+
+def _enter_wal(connection: apsw.Connection, path: str, busy_seconds: float) -> None:
+    """Many processes may open a new file at once, and SQLite does not wait for this lock by itself."""
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            mode = connection.pragma("journal_mode", "wal")
+            break
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+    if mode != "wal":
+        raise StoreUnusable(f"{path!r} is on a file system without shared memory (WAL is refused); use a local disk")
+
+
+def _migrate(connection: apsw.Connection, path: str) -> None:
+    known = migrations("sqlite", key="INTEGER PRIMARY KEY")
+    version = connection.pragma("user_version")
+    if version > known[-1].number:
+        raise StoreUnusable(
+            f"{path!r} was written by a newer holdfast (schema {version}, this one knows {known[-1].number}); "
+            "upgrade holdfast to open it"
+        )
+    if version < known[-1].number:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _apply(connection, known)
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _apply(connection: apsw.Connection, known: list[Migration]) -> None:
+    version = connection.pragma("user_version")  # again, under the lock: another process may have been faster
+    for migration in known:
+        if migration.number > version:
+            connection.execute(migration.sql)
+            connection.pragma("user_version", migration.number)
+    connection.pragma("application_id", APPLICATION_ID)
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+def _close_all() -> None:
+    for store in [*_stores.values(), *_in_memory]:
+        store.close()
+
+
+def _forget_all() -> None:
+    global _registry  # noqa: PLW0603 - another thread may have held the lock when the process forked
+    for store in [*_stores.values(), *_in_memory]:
+        store.abandon()
+    _stores.clear()
+    _in_memory.clear()
+    _registry = threading.Lock()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
