@@ -69,8 +69,9 @@ class Agent:
     """A model, its tools and its thread.
 
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
-    `abort_grace` is how long an aborted run waits for a provider or a tool that does not stop; `listener_timeout` how
-    long a finished run waits for async listeners.
+    `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
+    dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
+    provider or a tool that does not stop; `listener_timeout` how long a finished run waits for async listeners.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Agent:
         steering_mode: str = "one-at-a-time",
         follow_up_mode: str = "one-at-a-time",
         limits: Limits | None = None,
+        max_retries: int = 2,
         abort_grace: float = 1.0,
         listener_timeout: float = 5.0,
     ) -> None:
@@ -105,6 +107,7 @@ class Agent:
             tool_mode == "sequential",
             Chain(middleware),
             limits or Limits(),
+            max_retries,
             abort_grace,
             thread_id,
             user_id,

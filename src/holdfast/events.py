@@ -25,10 +25,11 @@ class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False
 
 
 class StreamStart(_Event, frozen=True, tag="start"):
-    """The service has begun to answer; `model` is the name that it gives itself."""
+    """The service has begun to answer; `model` is the name that it gives itself, `usage` what it counts so far."""
 
     type: ClassVar[str] = "start"
     model: str | None = None
+    usage: Usage = Usage()
 
 
 class TextStart(_Event, frozen=True, tag="text_start"):

@@ -7,6 +7,8 @@ same: record first, publish after. Every start that is published gets its end, w
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -50,6 +52,7 @@ from holdfast.signals import Aborted, Signal, until_aborted, wait_all
 from holdfast.tools import Tool, ToolContext
 
 M = TypeVar("M", bound=ModelMessage)
+_LONGEST_PAUSE = 60.0
 
 
 class Limits(Struct, frozen=True):
@@ -87,6 +90,7 @@ class Setup(Struct, frozen=True):
     sequential: bool
     middleware: Chain
     limits: Limits
+    retries: int
     grace: float
     thread_id: str | None
     user_id: str | None
@@ -204,11 +208,10 @@ class Run:
         """One model call. Its failure is a reply too."""
         setup = self._setup
         request = await self._request()
-        stream = setup.provider.stream(request, self.signal)
-        reply = Reply(setup.model.id, setup.provider.name)
+        stream = setup.provider.stream(request, self.signal)  # what it raises here is a mistake of the program
         self._open_reply = AssistantMessage([], model=setup.model.id, provider=setup.provider.name)
         self._publish(MessageStart(self._open_reply))
-        message = self._priced(await self._reply(stream, reply))
+        message = self._priced(await self._reply(request, stream))
         self._open_reply = message
         await self._journal.append([message], reserve=len(message.tool_calls))
         self._open_reply = None
@@ -230,17 +233,29 @@ class Run:
         specs = [tool.spec for tool in setup.tools.values()]
         return Request(setup.model, history, setup.system_prompt, specs)
 
-    async def _reply(self, stream: AsyncIterator[StreamEvent], reply: Reply) -> AssistantMessage:
-        try:
-            await until_aborted(self._receive(stream, reply), self.signal, self._setup.grace)
-            return reply.message()
-        except Aborted:
-            return reply.broken("aborted")
-        except Exception as error:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
-            self.error = as_provider_error(error, self._setup.provider.name)
-            failure = as_failure(self.error)
-            self._publish(MessageUpdate(StreamError(failure)))
-            return reply.broken("error", failure)
+    async def _reply(self, request: Request, stream: AsyncIterator[StreamEvent]) -> AssistantMessage:
+        """Receive the reply; ask again after a passing failure, as long as nothing was shown."""
+        setup = self._setup
+        for attempt in itertools.count():
+            reply = Reply(setup.model.id, setup.provider.name)
+            try:
+                await until_aborted(self._receive(stream, reply), self.signal, setup.grace)
+                return reply.message()
+            except Aborted:
+                return reply.broken("aborted")
+            except Exception as raised:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
+                error = as_provider_error(raised, setup.provider.name)
+            if attempt >= setup.retries or not error.retryable or not reply.is_empty:
+                break
+            try:
+                await until_aborted(asyncio.sleep(_pause(attempt, error)), self.signal, setup.grace)
+            except Aborted:
+                return reply.broken("aborted")
+            stream = setup.provider.stream(request, self.signal)
+        self.error = error
+        failure = as_failure(error)
+        self._publish(MessageUpdate(StreamError(failure)))
+        return reply.broken("error", failure)
 
     async def _receive(self, stream: AsyncIterator[StreamEvent], reply: Reply) -> None:
         """The hot path: once for each delta."""
@@ -362,6 +377,12 @@ def stamped(message: M) -> M:
     return msgspec.structs.replace(
         message, id=message.id or clock.new_id(), created_at=message.created_at or clock.now()
     )
+
+
+def _pause(attempt: int, error: ProviderError) -> float:
+    """Seconds before the next attempt: what the service asks for, else longer each time, and never in step."""
+    wait = error.retry_after if error.retry_after is not None else 0.5 * 2**attempt
+    return min(wait, _LONGEST_PAUSE) * random.uniform(1.0, 1.25)  # noqa: S311
 
 
 def as_failure(error: BaseException) -> Failure:

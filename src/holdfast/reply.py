@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from holdfast.errors import ProviderError
+from holdfast.errors import NetworkFailed
 from holdfast.events import (
     StreamDone,
     StreamEvent,
@@ -31,11 +31,13 @@ class Reply:
         self._texts: dict[int, list[str]] = {}
         self._thinking: dict[int, ThinkingEnd | None] = {}
         self._calls: dict[int, ToolCall] = {}
+        self._usage = Usage()
         self._done: StreamDone | None = None
 
     @property
-    def is_done(self) -> bool:
-        return self._done is not None
+    def is_empty(self) -> bool:
+        """Whether nothing was shown yet, so that the same question may be asked again."""
+        return not (self._texts or self._thinking or self._calls)
 
     def add(self, event: StreamEvent) -> None:
         kind = type(event)
@@ -52,24 +54,26 @@ class Reply:
             self._calls[event.index] = event.tool_call
         elif isinstance(event, StreamStart):
             self._model = event.model or self._model
+            self._usage = event.usage
         elif isinstance(event, StreamDone):
             self._done = event
+            self._usage = event.usage
 
     def message(self) -> AssistantMessage:
         """The whole reply; a stream that ended before `done` is a failure."""
         if self._done is None:
-            raise ProviderError(f"the stream from {self._provider} ended before the reply was complete; try again")
+            raise NetworkFailed(f"the stream from {self._provider} ended before the reply was complete; try again")
         stop_reason = "tool_use" if self._calls and self._done.stop_reason == "stop" else self._done.stop_reason
-        return self._build(stop_reason, self._done.usage, None)
+        return self._build(stop_reason, None)
 
     def broken(self, stop_reason: str, error: Failure | None = None) -> AssistantMessage:
         """What has arrived so far, marked as broken off. A tool call that is not whole is left out."""
-        return self._build(stop_reason, self._done.usage if self._done else Usage(), error)
+        return self._build(stop_reason, error)
 
-    def _build(self, stop_reason: str, usage: Usage, error: Failure | None) -> AssistantMessage:
+    def _build(self, stop_reason: str, error: Failure | None) -> AssistantMessage:
         indexes = sorted({*self._texts, *self._thinking, *self._calls})
         blocks = [block for index in indexes if (block := self._block(index)) is not None]
-        return AssistantMessage(blocks, stop_reason, usage, self._model, self._provider, error)
+        return AssistantMessage(blocks, stop_reason, self._usage, self._model, self._provider, error)
 
     def _block(self, index: int) -> Block | None:
         if index in self._calls:
@@ -85,7 +89,7 @@ def parse_tool_call(call_id: str, name: str, text: str) -> ToolCall:
     """A tool call from the JSON text of its arguments; text that is no JSON object is kept for the model to see."""
     try:
         arguments = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         return ToolCall(call_id, name, {}, malformed=text)

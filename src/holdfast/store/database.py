@@ -36,8 +36,8 @@ class Tx(Protocol):
     def all(self, sql: str, /, **params: object) -> list[Row]:
         """All rows."""
 
-    def run(self, sql: str, /, **params: object) -> int:
-        """The number of rows that the statement changed."""
+    def run(self, sql: str, /, **params: object) -> None:
+        """A statement that answers nothing."""
 
     def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
         """The same statement for each set of parameters."""

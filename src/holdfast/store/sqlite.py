@@ -56,23 +56,21 @@ class SQLiteTx:
     """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
 
     def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-        self._cursor = connection.cursor()
+        self._execute = connection.cursor().execute
 
     def one(self, sql: str, /, **params: object) -> Row | None:
-        rows = self._cursor.execute(sql, params).fetchall()
+        rows = self._execute(sql, params).fetchall()
         return rows[0] if rows else None
 
     def all(self, sql: str, /, **params: object) -> list[Row]:
-        return self._cursor.execute(sql, params).fetchall()
+        return self._execute(sql, params).fetchall()
 
-    def run(self, sql: str, /, **params: object) -> int:
-        self._cursor.execute(sql, params)
-        return self._connection.changes()
+    def run(self, sql: str, /, **params: object) -> None:
+        self._execute(sql, params)
 
     def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
         for row in rows:
-            self._cursor.execute(sql, row)
+            self._execute(sql, row)
 
     def now(self) -> str:
         return clock.now()

@@ -93,9 +93,9 @@ def fill(tx: Tx, thread_id: str, places: Sequence[tuple[int, Stored]], *, namesp
         raise ThreadMoved(f"thread {thread_id!r} was deleted while it was being written; start it again")
     branch, head, version = row
     for seq, m in places:
-        stored = tx.run(
+        stored = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at)"
-            " VALUES (:branch, :seq, :id, :role, :body, :now) ON CONFLICT (branch, seq) DO NOTHING",
+            " VALUES (:branch, :seq, :id, :role, :body, :now) ON CONFLICT (branch, seq) DO NOTHING RETURNING seq",
             branch=branch,
             seq=seq,
             id=m.id,
