@@ -114,6 +114,7 @@ class Agent:
         )
         self._journal = _journal(checkpointer, thread_id)
         self._inbox = Inbox(steering_mode, follow_up_mode)
+        self._history = recovery.ValidHistory()
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
         self._task: asyncio.Task[RunResult] | None = None
@@ -170,7 +171,8 @@ class Agent:
             raise AgentBusy(
                 "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
             )
-        self._run = run = Run(self._setup, self._journal, self._inbox, self._listeners.publish, clock.new_id())
+        publish = self._listeners.publish
+        self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id())
         self._task = task = asyncio.create_task(self._drive(run, prepare, begin))
         try:
             return await asyncio.shield(task)

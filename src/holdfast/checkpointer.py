@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias, get_args
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
@@ -27,7 +27,9 @@ __all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo"]
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
-_PAGE = 500  # messages a read: the event loop gets the interpreter between two pages
+_MESSAGES = frozenset(get_args(Message))
+_SINGLE = (*_MESSAGES, dict)
+_PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 
 
 class Thread(NamedTuple):
@@ -90,7 +92,7 @@ class SQLiteCheckpointer:
 
     async def append(self, thread_id: str, messages: Appendable | Iterable[Appendable]) -> None:
         """Add messages at the end, all or none; they are on disk when this returns."""
-        given = [messages] if isinstance(messages, Message | dict) else list(messages)
+        given: list[Any] = [messages] if isinstance(messages, _SINGLE) else list(messages)  # type: ignore[arg-type]
         if rows := [stored(message) for message in given]:
             await self.store.write(threads.append, checked_id(thread_id), rows)
 
@@ -137,11 +139,11 @@ def stored(message: Appendable) -> Stored:
     """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
     if isinstance(message, dict):
         message = from_value(message)
-    elif not isinstance(message, Message):
+    elif type(message) not in _MESSAGES:
         raise InputError(
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
-    message_id = None if isinstance(message, Note) else message.id
+    message_id = None if type(message) is Note else message.id  # type: ignore[union-attr]
     return Stored(message_id or clock.new_id(), message.role, encode(message))
 
 

@@ -16,8 +16,6 @@ from holdfast.messages import AssistantMessage, Message, ToolResultMessage
 from holdfast.store import threads
 from holdfast.store.threads import Position
 
-_NEW = Thread([], {}, [], Position(0, 0))
-
 
 class Journal(Protocol):
     """What a run needs of its record. Each of the writes is durable when it returns."""
@@ -87,8 +85,8 @@ class ThreadJournal:
     async def load(self, *, again: bool = False) -> None:
         if self._position is not None and not again:
             return
-        thread = await load(self._checkpointer.store, self._thread_id) or _NEW
-        self.messages[:] = thread.messages
+        thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {}, [], Position(0, 0))
+        self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
         self.extra = thread.extra.copy() if self._loaded else {**thread.extra, **self.extra}
         self._loaded = True

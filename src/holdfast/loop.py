@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ from holdfast.messages import (
 )
 from holdfast.middleware import Chain, HookContext
 from holdfast.providers.base import Model, Provider, Request
-from holdfast.recovery import valid_history
+from holdfast.recovery import ValidHistory
 from holdfast.reply import Reply
 from holdfast.signals import Aborted, Signal, until_aborted, wait_all
 from holdfast.tools import Tool, ToolContext
@@ -120,7 +120,13 @@ class Run:
     """One run of an agent, from its first message to `agent_end`."""
 
     def __init__(
-        self, setup: Setup, journal: Journal, inbox: Inbox, publish: Callable[[Event, Signal], None], run_id: str
+        self,
+        setup: Setup,
+        journal: Journal,
+        inbox: Inbox,
+        history: ValidHistory,
+        publish: Callable[[Event, Signal], None],
+        run_id: str,
     ) -> None:
         self.id = run_id
         self.signal = Signal()
@@ -128,6 +134,7 @@ class Run:
         self._setup = setup
         self._journal = journal
         self._inbox = inbox
+        self._history = history
         self._publish_to = publish
         self._messages: list[Message] = []
         self._usage = Usage()
@@ -224,7 +231,7 @@ class Run:
         setup = self._setup
         context = HookContext(self._journal.extra, setup.thread_id, setup.user_id)
         seen = await setup.middleware.transform_context(self._journal.messages, self.signal, context)
-        history = valid_history(seen)
+        history = self._history.of(seen)
         if not history:
             raise InputError(
                 f"there is nothing to send to {setup.model.id!r}: the middleware left none of "
@@ -382,7 +389,7 @@ def stamped(message: M) -> M:
 def _pause(attempt: int, error: ProviderError) -> float:
     """Seconds before the next attempt: what the service asks for, else longer each time, and never in step."""
     wait = error.retry_after if error.retry_after is not None else 0.5 * 2**attempt
-    return min(wait, _LONGEST_PAUSE) * random.uniform(1.0, 1.25)  # noqa: S311
+    return min(wait, _LONGEST_PAUSE) * (1 + os.urandom(1)[0] / 1024)
 
 
 def as_failure(error: BaseException) -> Failure:

@@ -23,10 +23,11 @@ from holdfast.errors import InputError, StoreCorrupt
 _ASIDE = "~unknown"
 
 
+# gc=False: JSON has no cycles, and a long thread should not be walked by the collector again and again.
 class _Value(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True, gc=False
 ):
-    unknown: dict[str, Any] = field(default_factory=dict, name=_ASIDE)
+    unknown: dict[str, Any] | None = field(default=None, name=_ASIDE)
 
 
 class TextContent(_Value, frozen=True, tag_field="type", tag="text"):
@@ -312,8 +313,9 @@ def _joined(value: dict[str, Any]) -> dict[str, Any]:
 def _apart(value: dict[str, Any], cls: type[Struct]) -> dict[str, Any]:
     """The same fields, those that the class does not know put aside."""
     names = {*cls.__struct_encode_fields__, cls.__struct_config__.tag_field}
+    known = {key: item for key, item in value.items() if key in names}
     unknown = {key: item for key, item in value.items() if key not in names}
-    return {**{key: item for key, item in value.items() if key in names}, _ASIDE: unknown}
+    return {**known, _ASIDE: unknown} if unknown else known
 
 
 def _block(value: Any) -> Block:

@@ -39,9 +39,53 @@ def valid_history(messages: Sequence[Message]) -> list[ModelMessage]:
     - A reply that broke off keeps its text; at the very end it is left out, so that the model tries again.
     - The first message is a user's.
     """
-    history = [message for message in messages if not isinstance(message, Note)]
-    while history and isinstance(last := history[-1], AssistantMessage) and last.failed and not last.tool_calls:
-        history.pop()
+    return ValidHistory().of(messages)
+
+
+class ValidHistory:
+    """`valid_history` of a conversation that grows: a turn costs what it added, not what the thread holds.
+
+    Everything before the last user message is settled and stays as it is, provided that each of its calls has its
+    result by then. That part is made valid once.
+    """
+
+    def __init__(self) -> None:
+        self._source: Sequence[Message] = ()
+        self._settled = 0  # so many messages of the source are dealt with
+        self._last: Message | None = None  # the last one of them
+        self._valid: list[ModelMessage] = []
+
+    def of(self, messages: Sequence[Message]) -> list[ModelMessage]:
+        if messages is not self._source or not self._is_as_it_was(messages):
+            self._source, self._settled, self._last, self._valid = messages, 0, None, []
+        self._settle(messages)
+        rest: list[ModelMessage] = [message for message in messages[self._settled :] if not isinstance(message, Note)]
+        while rest and isinstance(last := rest[-1], AssistantMessage) and last.failed and not last.tool_calls:
+            rest.pop()
+        valid = self._valid + _made_valid(rest)[0]
+        if valid and not isinstance(valid[0], UserMessage):
+            valid.insert(0, UserMessage(_OMITTED))
+        return valid
+
+    def _is_as_it_was(self, messages: Sequence[Message]) -> bool:
+        known = self._settled
+        return known == 0 or (len(messages) >= known and messages[known - 1] is self._last)
+
+    def _settle(self, messages: Sequence[Message]) -> None:
+        for boundary in range(len(messages) - 1, self._settled, -1):
+            if isinstance(messages[boundary], UserMessage):
+                break
+        else:
+            return
+        chunk = [m for m in messages[self._settled : boundary] if not isinstance(m, Note)]
+        valid, whole = _made_valid(chunk)
+        if whole:
+            self._valid += valid
+            self._settled, self._last = boundary, messages[boundary - 1]
+
+
+def _made_valid(history: Sequence[ModelMessage]) -> tuple[list[ModelMessage], bool]:
+    """The history with each call before its result; and whether all the results were there."""
     results = _Results(history)
     valid: list[ModelMessage] = []
     for position, message in enumerate(history):
@@ -51,9 +95,7 @@ def valid_history(messages: Sequence[Message]) -> list[ModelMessage]:
         elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
             valid.append(reply)
             valid.extend(results.of(call, position) for call in reply.tool_calls)
-    if valid and not isinstance(valid[0], UserMessage):
-        valid.insert(0, UserMessage(_OMITTED))
-    return valid
+    return valid, results.complete
 
 
 def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
@@ -84,6 +126,7 @@ class _Results:
     def __init__(self, history: Iterable[ModelMessage]) -> None:
         self._by_call: dict[str, list[tuple[int, ToolResultMessage]]] = {}
         self._calls: dict[str, list[int]] = {}
+        self.complete = True
         for position, message in enumerate(history):
             if isinstance(message, ToolResultMessage):
                 self._by_call.setdefault(message.tool_call_id, []).append((position, message))
@@ -99,6 +142,7 @@ class _Results:
             if entry[0] > position and (following is None or entry[0] < following):
                 waiting.remove(entry)
                 return entry[1]
+        self.complete = False
         return unknown_outcome(call)
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 _NAME = re.compile(r"(\d{4})_\w+?(?:\.(\w+))?\.sql")
@@ -22,7 +22,7 @@ class Migration(NamedTuple):
 def migrations(dialect: str, *, key: str) -> list[Migration]:
     """All migrations of a database, oldest first."""
     found = []
-    for file in (resources.files("holdfast.store") / "migrations").iterdir():
+    for file in (Path(__file__).parent / "migrations").iterdir():
         match = _NAME.fullmatch(file.name)
         if match and match[2] in (None, dialect):
             found.append(Migration(int(match[1]), file.name, file.read_text("utf-8").replace("{key}", key)))

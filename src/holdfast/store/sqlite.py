@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import queue
 import sys
@@ -57,6 +56,11 @@ class SQLiteTx:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.cursor().execute
+        self._now: str | None = None
+
+    def begin(self, statement: str) -> None:
+        self._execute(statement)
+        self._now = None
 
     def one(self, sql: str, /, **params: object) -> Row | None:
         rows = self._execute(sql, params).fetchall()
@@ -73,7 +77,10 @@ class SQLiteTx:
             self._execute(sql, row)
 
     def now(self) -> str:
-        return clock.now()
+        """The same for all that is written in one transaction."""
+        if self._now is None:
+            self._now = clock.now()
+        return self._now
 
 
 class SQLiteStore(Store):
@@ -87,6 +94,7 @@ class SQLiteStore(Store):
         self._busy_seconds = busy_seconds
         self._writer = _connect(path, durability, busy_seconds)
         self._tx = SQLiteTx(self._writer)
+        self._execute = self._writer.cursor().execute
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
@@ -110,6 +118,8 @@ class SQLiteStore(Store):
 
     def abandon(self) -> None:
         """In a forked child: keep the connections from ever being closed, which would touch the parent's file."""
+        import ctypes  # noqa: PLC0415 - for a forked child only
+
         self._open = False
         for connection in self._connections:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
@@ -128,7 +138,7 @@ class SQLiteStore(Store):
     def _read(self, job: Job[Any]) -> None:
         try:
             tx = self._reader()
-            tx.run("BEGIN")
+            tx.begin("BEGIN")
             try:
                 job.run(tx)
             finally:
@@ -174,7 +184,7 @@ class SQLiteStore(Store):
                 group.append(job)
         try:
             if whole:
-                self._tx.run("COMMIT")
+                self._execute("COMMIT")
                 return
         except apsw.Error:
             self._roll_back()
@@ -195,7 +205,7 @@ class SQLiteStore(Store):
 
     def _begin(self, group: list[Job[Any]]) -> None:
         try:
-            self._tx.run("BEGIN IMMEDIATE")
+            self._tx.begin("BEGIN IMMEDIATE")
         except apsw.Error:
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
             while (job := self._next()) is not None:
@@ -204,29 +214,29 @@ class SQLiteStore(Store):
 
     def _attempt(self, job: Job[Any]) -> bool:
         """Run one job inside the group. False means that the whole transaction is gone."""
-        self._tx.run("SAVEPOINT job")
+        self._execute("SAVEPOINT job")
         try:
             job.run(self._tx)
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(error)
             if not self._writer.in_transaction:
                 return False
-            self._tx.run("ROLLBACK TO job")
-        self._tx.run("RELEASE job")
+            self._execute("ROLLBACK TO job")
+        self._execute("RELEASE job")
         return True
 
     def _alone(self, job: Job[Any]) -> None:
         try:
-            self._tx.run("BEGIN IMMEDIATE")
+            self._tx.begin("BEGIN IMMEDIATE")
             job.run(self._tx)
-            self._tx.run("COMMIT")
+            self._execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             self._roll_back()
             job.error = self._translate(error)
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
-            self._tx.run("ROLLBACK")
+            self._execute("ROLLBACK")
 
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error, self.path, self._busy_seconds) if isinstance(error, apsw.Error) else error

@@ -63,13 +63,12 @@ def append(
     branch, head, version = _advance(tx, namespace, thread_id, size, len(messages), now)
     if expect is not None and version != expect + 1:
         raise ThreadMoved(_moved(thread_id))
-    first = head - size + 1
     tx.many(
         "INSERT INTO messages (branch, seq, id, role, body, created_at)"
         " VALUES (:branch, :seq, :id, :role, :body, :now)",
         [
-            {"branch": branch, "seq": first + i, "id": m.id, "role": m.role, "body": m.body, "now": now}
-            for i, m in enumerate(messages)
+            {"branch": branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
+            for seq, (message_id, role, body) in enumerate(messages, head - size + 1)
         ],
     )
     return Position(head, version)
