@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -87,7 +88,8 @@ class AnthropicProvider:
     name = _NAME
 
     def __init__(self, api_key: str | None = None, base_url: str | None = None, client: Client | None = None) -> None:
-        self._api_key = api_key
+        # A snippet's api_key=... is taken at its word: the key stands somewhere else, in the environment.
+        self._api_key = None if isinstance(api_key, EllipsisType) else api_key
         self._base_url = base_url
         self._client = client
         self._connecting = threading.Lock()

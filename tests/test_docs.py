@@ -1,0 +1,130 @@
+"""The README and the examples say only what is true and runs: each snippet and example is run as its reader would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.messages import ToolCall
+from tests.wire import Anthropic, Server, Step
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def snippets(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        blocks = [body for kind, body in FENCE.findall(page.read_text("utf-8")) if kind == language]
+        found += [(f"{page.name}-{number}", body) for number, body in enumerate(blocks, 1)]
+    return found
+
+
+def run(*arguments: str, folder: Path, server: Server | None = None, stdin: str = "") -> str:
+    environment = {
+        **os.environ,
+        "ANTHROPIC_API_KEY": "test-key",
+        "ANTHROPIC_BASE_URL": server.url if server else "http://127.0.0.1:9",
+        "HOLDFAST_DB": str(folder / "holdfast.db"),
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONWARNINGS": "error",
+    }
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 40 else "code")
+def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: Path) -> None:
+    steps: list[Step] = []
+    if "AnthropicProvider" in code:
+        steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
+    with Server(steps) as server:
+        run("-c", code, folder=tmp_path, server=server)
+
+
+def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_another_thread(tmp_path: Path) -> None:
+    code = snippets("python")[0][1]
+    with Server([Anthropic.answer(text) for text in ("a", "b", "c", "d", "e", "f")]) as server:
+        assert run("-c", code, "trip", folder=tmp_path, server=server) == "ab"
+        assert run("-c", code, "trip", folder=tmp_path, server=server) == "cd"
+        assert run("-c", code, "other", folder=tmp_path, server=server) == "ef"
+        lengths = [len(request.body["messages"]) for request in server.requests]
+    assert lengths == [1, 3, 5, 7, 1, 3]
+
+
+def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
+    lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
+    commands = [shlex.split(line) for line in lines if line]
+    assert {command[0] for command in commands} == {"make", "holdfast"}
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for command in commands:
+        if command[0] == "make":
+            assert command[1] in targets
+        else:
+            assert "usage: holdfast" in run("-m", "holdfast", command[1], "--help", folder=tmp_path)
+
+
+def test_each_holdfast_command_of_the_readme_runs(tmp_path: Path) -> None:
+    chats = [
+        shlex.split(line.split("#")[0])[1:]
+        for _, body in snippets("console")
+        for line in body.splitlines()
+        if line.startswith("holdfast")
+    ]
+    for arguments in chats:
+        stdin = "Say hello.\n" if arguments[0] == "chat" else ""
+        assert run("-m", "holdfast", *arguments, folder=tmp_path, stdin=stdin).strip()
+
+
+def test_example_chat_goes_on_in_a_second_process(tmp_path: Path) -> None:
+    with Server([Anthropic.answer("Hello, Ann."), Anthropic.answer("You are Ann.")]) as server:
+        example = str(ROOT / "examples" / "chat.py")
+        first = run(example, "t", folder=tmp_path, server=server, stdin="I am Ann.\n")
+        second = run(example, "t", folder=tmp_path, server=server, stdin="\nWho am I?\n")
+        sent = [turn["content"][0]["text"] for turn in server.requests[1].body["messages"]]
+    assert (first, second) == ("Hello, Ann.\n", "You are Ann.\n")
+    assert sent == ["I am Ann.\n", "Hello, Ann.", "Who am I?\n"]
+
+
+def test_example_tools_answers_from_both_calls(tmp_path: Path) -> None:
+    calls = [
+        ToolCall("toolu_1", "temperature", {"city": "Oslo"}),
+        ToolCall("toolu_2", "temperature", {"city": "Lisbon"}),
+    ]
+    with Server([Anthropic.answer(*calls), Anthropic.answer("Lisbon is warmer.")]) as server:
+        output = run(str(ROOT / "examples" / "tools.py"), folder=tmp_path, server=server)
+        results = server.requests[1].body["messages"][-1]["content"]
+    assert output == "[temperature: 4 C]\n[temperature: 19 C]\nLisbon is warmer.\n"
+    assert [result["content"][0]["text"] for result in results] == ["4 C", "19 C"]
+
+
+def test_example_sliding_window_keeps_all_and_shows_the_last(tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / "sliding_window.py"), folder=tmp_path)
+    assert "stored: 10 messages" in output
+    assert "['Question 4?', 'Reply 4.', 'Question 5?']" in output
+
+
+def test_example_offline_answers_without_a_key(tmp_path: Path) -> None:
+    assert "2 messages in the thread" in run(str(ROOT / "examples" / "offline.py"), folder=tmp_path)
+
+
+def test_each_example_has_a_test() -> None:
+    tested = Path(__file__).read_text("utf-8")
+    assert [path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' not in tested] == []
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
