@@ -29,7 +29,7 @@ from holdfast.tools import Tool
 Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
 
 _ATTEMPTS = 10  # to write the first message of a run, while others write to the thread too
-_inside: ContextVar[frozenset[int]] = ContextVar("holdfast_runs", default=frozenset())
+_inside: ContextVar[frozenset[Run]] = ContextVar("holdfast_runs", default=frozenset())
 
 
 class AgentState:
@@ -159,7 +159,7 @@ class Agent:
 
     async def wait_for_idle(self) -> None:
         """Wait until no run is going on."""
-        if id(self) in _inside.get():
+        if self._run in _inside.get():
             raise AgentBusy("wait_for_idle() was called from inside the agent's own run, which it would wait for")
         while self._task is not None:
             await asyncio.wait({self._task})
@@ -190,7 +190,7 @@ class Agent:
         prepare: Callable[[], Awaitable[None]],
         begin: Callable[[], Awaitable[Sequence[Message]]],
     ) -> RunResult:
-        _inside.set(_inside.get() | {id(self)})
+        _inside.set(_inside.get() | {run})
         self._error = None
         try:
             await prepare()
@@ -202,11 +202,10 @@ class Agent:
             self._error = error
             raise
         finally:
-            self._run = None
             try:
                 await self._listeners.drain(self._listener_timeout)
             finally:
-                self._task = None
+                self._run = self._task = None
 
     # --- how a run begins ---------------------------------------------------------------------------------------------
 

@@ -57,8 +57,12 @@ class SQLiteCheckpointer:
     async def open(self) -> Self:
         """Open the file, made and migrated if need be. `async with` does it for you."""
         if self._store is None:
-            self._store = await asyncio.to_thread(sqlite.open_store, self._path, durability=self._durability)
-            self._was_open = True
+            opening = asyncio.ensure_future(
+                asyncio.to_thread(sqlite.open_store, self._path, durability=self._durability)
+            )
+            # Through a callback: whoever is cancelled here, or opens twice at once, must not leave a store behind.
+            opening.add_done_callback(self._take)
+            await asyncio.shield(opening)
         return self
 
     async def close(self) -> None:
@@ -66,6 +70,14 @@ class SQLiteCheckpointer:
         store, self._store = self._store, None
         if store is not None:
             await asyncio.shield(asyncio.to_thread(sqlite.release, store))
+
+    def _take(self, opening: asyncio.Future[sqlite.SQLiteStore]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        if self._store is None:
+            self._store, self._was_open = opening.result(), True
+        else:
+            sqlite.release(opening.result())
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -154,7 +154,7 @@ class Run:
             await self._journal.save_extra()
         except BaseException as error:
             failure = as_failure(error)
-            self._stop_reason = "error"
+            self._stop_reason = "aborted" if isinstance(error, asyncio.CancelledError) else "error"
             raise
         finally:
             if timer is not None:

@@ -121,6 +121,7 @@ class SQLiteStore(Store):
         import ctypes  # noqa: PLC0415 - for a forked child only
 
         self._open = False
+        self._gate = threading.Lock()  # another thread may have held it when the process forked
         for connection in self._connections:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
@@ -168,6 +169,8 @@ class SQLiteStore(Store):
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
                 for member in group:
                     member.error = member.error or self._translate(error)
+                with contextlib.suppress(apsw.Error):
+                    self._roll_back()
             Job.deliver(group)
 
     def _commit_group(self, job: Job[Any] | None, group: list[Job[Any]]) -> None:
