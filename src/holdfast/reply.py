@@ -39,6 +39,10 @@ class Reply:
         """Whether nothing was shown yet, so that the same question may be asked again."""
         return not (self._texts or self._thinking or self._calls)
 
+    @property
+    def is_whole(self) -> bool:
+        return self._done is not None
+
     def add(self, event: StreamEvent) -> None:
         kind = type(event)
         if kind is TextDelta or kind is ThinkingDelta:

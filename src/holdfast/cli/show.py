@@ -1,0 +1,84 @@
+"""`holdfast show THREAD`: what was said in a conversation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from holdfast.checkpointer import SQLiteCheckpointer, Thread
+from holdfast.cli import database, terminal
+from holdfast.errors import InputError
+from holdfast.messages import (
+    AssistantMessage,
+    Block,
+    ImageContent,
+    Message,
+    Note,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    dumps,
+    to_value,
+)
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser("show", help="show the messages of a thread", description=__doc__)
+    parser.add_argument("thread", metavar="THREAD", help="the thread's id; 'holdfast threads' lists them")
+    parser.add_argument("--json", action="store_true", help="as JSON: id, messages and extra")
+    database.add_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = database.existing_path_of(args)
+    thread = asyncio.run(_load(path, args.thread))
+    if thread is None:
+        raise InputError(f"there is no thread {args.thread!r} in {path}; 'holdfast threads' lists them")
+    if args.json:
+        messages = [to_value(message) for message in thread.messages]
+        print(json.dumps({"id": args.thread, "messages": messages, "extra": thread.extra}, indent=2))
+        return 0
+    for message in thread.messages:
+        print(terminal.line(_headline(message)))
+        print(terminal.clean(_body(message).replace("\r\n", "\n")), end="\n\n")
+    return 0
+
+
+async def _load(path: str, thread_id: str) -> Thread | None:
+    async with SQLiteCheckpointer(path) as checkpointer:
+        return await checkpointer.load(thread_id)
+
+
+def _headline(message: Message) -> str:
+    words = [message.role]
+    if isinstance(message, ToolResultMessage):
+        words.append(message.tool_name + (" (failed)" if message.is_error else ""))
+    if not isinstance(message, Note) and message.created_at:
+        words.append(message.created_at[:19])
+    if isinstance(message, AssistantMessage) and message.stop_reason not in ("stop", "tool_use"):
+        words.append(message.stop_reason + (f": {message.error.message}" if message.error else ""))
+    return "-- " + ", ".join(words)
+
+
+def _body(message: Message) -> str:
+    if isinstance(message, Note):
+        return message.text or dumps(message.body)
+    return "\n".join(_shown(block) for block in message.content)
+
+
+def _shown(block: Block) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ThinkingContent():
+            return f"[thinking] {block.thinking or '(not readable)'}"
+        case ImageContent():
+            return f"[image, {block.mime_type}]"
+        case ToolCall():
+            return f"[calls {block.name} with {block.malformed or dumps(block.arguments)}]"
+        case _:
+            return dumps(block.data)

@@ -1,0 +1,335 @@
+"""The command line, as people and scripts meet it: real processes, real pipes, a real terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from holdfast import cli
+from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.cli import terminal
+from holdfast.messages import (
+    AssistantMessage,
+    Failure,
+    ImageContent,
+    Message,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+    from_value,
+)
+
+ROOT = Path(__file__).parents[2]
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+def holdfast(tmp_path: Path, db: Path) -> Command:
+    def run(*args: str, say: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": str(db), "PYTHONUTF8": "1", **variables}
+        return subprocess.run(
+            [*HOLDFAST, *args], input=say, env=env, capture_output=True, encoding="utf-8", check=False, timeout=100
+        )
+
+    return run
+
+
+def fill(path: Path, thread_id: str, *messages: Message) -> None:
+    async def main() -> None:
+        async with SQLiteCheckpointer(path) as checkpointer:
+            await checkpointer.append(thread_id, list(messages))
+
+    asyncio.run(main())
+
+
+def fails(run: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on stderr that names the thing, nothing else, and exit code 1."""
+    assert run.returncode == 1
+    assert re.fullmatch(r"holdfast: [^\n]+\n", run.stderr), run.stderr
+    assert all(word in run.stderr for word in words), run.stderr
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_piped_chat_answers_and_the_next_process_goes_on(holdfast: Command) -> None:
+    first = holdfast("chat", say="Say hello.\n")
+    assert (first.returncode, first.stderr) == (0, "")
+    thread, note, switch, reply = first.stdout.split("\n", 3)
+    assert thread == "Thread main: new."
+    assert "small embedded model" in note
+    assert "chat --provider anthropic" in switch
+    assert reply.strip()
+    assert "> " not in reply[:2]
+
+    second = holdfast("chat", say="\n   \nAnd goodbye.")
+    assert second.returncode == 0
+    assert second.stdout.startswith("Thread main: 2 messages so far.\n")
+
+    shown = json.loads(holdfast("show", "main", "--json").stdout)
+    assert [message["role"] for message in shown["messages"]] == ["user", "assistant"] * 2
+    assert shown["messages"][2]["content"] == [{"type": "text", "text": "And goodbye."}]
+
+
+def test_another_thread_starts_blank(holdfast: Command, db: Path) -> None:
+    fill(db, "main", UserMessage("hello"), AssistantMessage("hi"))
+    assert holdfast("chat", "trip").stdout.startswith("Thread trip: new.\n")
+
+
+def test_without_a_path_the_chat_lives_in_the_users_data_directory(holdfast: Command, tmp_path: Path) -> None:
+    assert holdfast("chat", HOLDFAST_DB="", XDG_DATA_HOME=str(tmp_path / "data")).returncode == 0
+    (path,) = tmp_path.rglob("chat.db")
+    assert path.parent.name == "holdfast"
+
+
+def test_the_option_wins_over_the_variable(holdfast: Command, tmp_path: Path, db: Path) -> None:
+    assert holdfast("chat", "--db", str(tmp_path / "new" / "other.db")).returncode == 0
+    assert (tmp_path / "new" / "other.db").exists()
+    assert not db.exists()
+
+
+def test_a_reply_that_fails_is_one_line_and_an_exit_code(holdfast: Command, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    run = holdfast("chat", "--model", str(broken), say="hello\nagain\n")
+    assert run.returncode == 1
+    assert [line.startswith("holdfast: ") for line in run.stderr.splitlines()] == [True, True]
+    fails(holdfast("chat", "--model", "/nowhere.gguf"), "/nowhere.gguf")
+
+
+def test_a_chat_without_the_key_that_it_needs_says_so(holdfast: Command) -> None:
+    run = holdfast("chat", "--provider", "anthropic", say="hello\n", ANTHROPIC_API_KEY="", ANTHROPIC_AUTH_TOKEN="")
+    fails(run, "ANTHROPIC_API_KEY")
+    assert "small" not in run.stdout
+
+
+def test_undecodable_input_is_no_crash(holdfast: Command, tmp_path: Path, db: Path) -> None:
+    env = {**os.environ, "HOLDFAST_DB": str(db), "PYTHONUTF8": "1"}
+    run = subprocess.run([*HOLDFAST, "chat"], input=b"\xff\xfe\n", env=env, capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+class Terminal:
+    """A pseudo-terminal with a program on it, driven by what appears there."""
+
+    def __init__(self, *command: str, env: dict[str, str]) -> None:
+        self._master, slave = os.openpty()
+        code = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "dumb", **env},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.screen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, pattern: str) -> None:
+        """Read until the pattern appears; what is behind it stays for the next time."""
+        while not (found := re.search(pattern, self.screen)):
+            ready, _, _ = select.select([self._master], [], [], 60)
+            assert ready, f"{pattern!r} did not appear: {self.screen!r}"
+            self.screen += os.read(self._master, 65536).decode(errors="replace")
+        self.screen = self.screen[found.end() :]
+
+    def press_until_it_ends(self, key: str) -> None:
+        """Press the key, and again where it falls between Python's prompt and its wait for input, and is not seen."""
+        for _ in range(60):
+            with suppress(OSError):  # it has ended, and its terminal with it
+                self.type(key)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+                break
+        else:
+            raise AssertionError(f"{key!r} does not end it: {self.screen!r}")
+        with suppress(OSError):  # Linux says so when there is nothing left, others return nothing
+            while last := os.read(self._master, 65536):
+                self.screen += last.decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+CHAT = [*HOLDFAST, "chat", "--system", "Write at least a thousand words."]
+# What make does: it waits for the chat in the same group of processes, and a Ctrl-C that reaches it ends it.
+WAITING_PARENT = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))", *CHAT]
+
+
+@pytest.fixture
+def tty(db: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    terminal = Terminal(*getattr(request, "param", CHAT), env={"HOLDFAST_DB": str(db)})
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize("tty", [CHAT, WAITING_PARENT], ids=["alone", "below make"], indirect=True)
+def test_ctrl_c_stops_the_reply_and_keeps_the_chat(tty: Terminal, holdfast: Command) -> None:
+    tty.wait_for(r"Ctrl-D leaves\.\s+> ")
+    for place in ("sea", "moon"):
+        tty.type(f"Tell a very long story about the {place}.\n")
+        tty.wait_for(rf"about the {place}\.\s+\w")
+        tty.type("\x03")
+        tty.wait_for(r"\[stopped\]\s+> ")
+    tty.press_until_it_ends("\x04")
+    assert tty.process.returncode == 0
+    shown = json.loads(holdfast("show", "main", "--json").stdout)
+    assert [message["role"] for message in shown["messages"]] == ["user", "assistant"] * 2
+
+
+@pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str) -> None:
+    tty.wait_for(r"Ctrl-D leaves\.\s+> ")
+    tty.press_until_it_ends(key)
+    assert tty.process.returncode == 0
+    assert "Traceback" not in tty.screen
+
+
+# --- threads and show -------------------------------------------------------------------------------------------------
+
+
+def test_threads_lists_the_last_written_first(holdfast: Command, db: Path) -> None:
+    fill(db, "older", UserMessage("hello"))
+    fill(db, "newer", UserMessage("hello"), AssistantMessage("hi"))
+    lines = holdfast("threads").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["THREAD", "MESSAGES"], ["newer", "2"], ["older", "1"]]
+    listed = json.loads(holdfast("threads", "--json", "--limit", "1").stdout)
+    assert [(info["id"], info["message_count"]) for info in listed] == [("newer", 2)]
+    assert set(listed[0]) == {"id", "message_count", "created_at", "updated_at"}
+
+
+def test_an_empty_database_has_no_threads(holdfast: Command, db: Path) -> None:
+    fill(db, "main")
+    assert holdfast("threads").stdout.startswith("There are no threads yet")
+    assert json.loads(holdfast("threads", "--json").stdout) == []
+
+
+def test_show_tells_every_kind_of_message(holdfast: Command, db: Path) -> None:
+    fill(
+        db,
+        "all",
+        UserMessage([ImageContent(data="aGk="), *UserMessage("look\r\nhere").content]),
+        AssistantMessage(
+            [ThinkingContent("hm"), ToolCall(id="1", name="clock", arguments={"zone": "UTC"})], "tool_use"
+        ),
+        ToolResultMessage("1", "clock", "no such zone", is_error=True),
+        AssistantMessage("so", "error", error=Failure("Overloaded", "too busy")),
+        from_value({"role": "system", "content": "a note"}),
+        from_value([1, 2]),
+    )
+    run = holdfast("show", "all")
+    assert (run.returncode, run.stderr) == (0, "")
+    text = re.sub(r", \d{4}-[^\n,]+", "", run.stdout)
+    assert text == (
+        "-- user\n[image, image/png]\nlook\nhere\n\n"
+        '-- assistant\n[thinking] hm\n[calls clock with {"zone":"UTC"}]\n\n'
+        "-- tool_result, clock (failed)\nno such zone\n\n"
+        "-- assistant, error: too busy\nso\n\n"
+        "-- system\na note\n\n"
+        "-- note\n[1,2]\n\n"
+    )
+
+
+def test_stored_text_cannot_drive_the_terminal(holdfast: Command, db: Path) -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\x9b2J\rfake\u202etxt\x00"
+    fill(
+        db,
+        "a\x1b[31m\nb",
+        UserMessage(evil),
+        ToolResultMessage("1", f"tool{evil}", evil),
+        AssistantMessage(evil, "error", error=Failure("X", evil)),
+        from_value({"role": f"role{evil}", "content": evil}),
+    )
+    outputs = [
+        holdfast("threads").stdout,
+        holdfast("threads", "--json").stdout,
+        holdfast("show", "a\x1b[31m\nb").stdout,
+        holdfast("show", "a\x1b[31m\nb", "--json").stdout,
+        holdfast("show", f"no{evil[:-1]}").stderr,
+    ]
+    for output in outputs:
+        assert output
+        assert not re.search(r"[^\n -~]", output.replace("\t", " ")), output
+    assert "\\x1b[2J" in outputs[2]
+
+
+def test_an_output_that_cannot_show_a_character_shows_its_number(holdfast: Command, db: Path) -> None:
+    fill(db, "main", UserMessage("你好 \ud800"))
+    run = holdfast("show", "main", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "\\u4f60\\u597d \\ud800" in run.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(holdfast: Command, db: Path) -> None:
+    fill(db, "main", *(UserMessage("many words " * 1000) for _ in range(50)))
+    shell = f"'{sys.executable}' -m holdfast show main --db '{db}' | head -1"
+    run = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert run.stdout.startswith("-- user")
+    assert run.stderr == ""
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["threads"], ["show", "main"]])
+def test_looking_makes_no_database(holdfast: Command, db: Path, command: list[str]) -> None:
+    fails(holdfast(*command), str(db), "holdfast chat")
+    assert not db.exists()
+
+
+def test_an_unknown_thread_is_named(holdfast: Command, db: Path) -> None:
+    fill(db, "main", UserMessage("hello"))
+    fails(holdfast("show", "trip"), "'trip'", "holdfast threads")
+
+
+@pytest.mark.parametrize("command", [["chat"], ["threads"], ["show", "main"]])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(holdfast: Command, db: Path, command: list[str]) -> None:
+    db.write_text("no database, but my diary\n" * 100)
+    fails(holdfast(*command, say="hello\n"), str(db))
+    assert db.read_text() == "no database, but my diary\n" * 100
+
+
+@pytest.mark.parametrize(
+    "args",
+    [[], ["nonsense"], ["show"], ["threads", "--limit", "0"], ["threads", "--limit", "x"], ["chat", "--provider", "x"]],
+)
+def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, args: list[str]) -> None:
+    run = holdfast(*args)
+    assert run.returncode == 2
+    assert run.stderr.startswith("usage: holdfast")
+
+
+def test_a_long_error_stays_on_one_line() -> None:
+    assert terminal.line("a\nb\tc\x1bd") == "a b c\\x1bd"
+
+
+def test_the_readme_mentions_every_subcommand() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (commands,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert [name for name in commands.choices if f"holdfast {name}" not in readme] == []
