@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self, TypeAlias, get_args
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
-from holdfast.messages import Message, Note, decode, dumps, encode, from_value
+from holdfast.messages import Message, Note, checked_dumps, decode, encode, from_value
 from holdfast.store import sqlite, threads
-from holdfast.store.database import Store, Tx
+from holdfast.store.database import Store, Tx, in_thread
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
 __all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo"]
@@ -28,7 +28,6 @@ __all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo"]
 Appendable: TypeAlias = Message | dict[str, Any]
 
 _MESSAGES = frozenset(get_args(Message))
-_SINGLE = (*_MESSAGES, dict)
 _PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 
 
@@ -57,27 +56,24 @@ class SQLiteCheckpointer:
     async def open(self) -> Self:
         """Open the file, made and migrated if need be. `async with` does it for you."""
         if self._store is None:
-            opening = asyncio.ensure_future(
-                asyncio.to_thread(sqlite.open_store, self._path, durability=self._durability)
-            )
-            # Through a callback: whoever is cancelled here, or opens twice at once, must not leave a store behind.
-            opening.add_done_callback(self._take)
-            await asyncio.shield(opening)
+            opening = in_thread(lambda: sqlite.open_store(self._path, durability=self._durability))
+            try:
+                store = await opening
+            except asyncio.CancelledError:
+                if opening.exception() is None:  # nobody would ever close it
+                    await in_thread(lambda: sqlite.release(opening.result()))
+                raise
+            if self._store is None:
+                self._store, self._was_open = store, True
+            else:  # opened twice at once
+                await in_thread(lambda: sqlite.release(store))
         return self
 
     async def close(self) -> None:
         """Finish what was submitted and let go of the file."""
         store, self._store = self._store, None
         if store is not None:
-            await asyncio.shield(asyncio.to_thread(sqlite.release, store))
-
-    def _take(self, opening: asyncio.Future[sqlite.SQLiteStore]) -> None:
-        if opening.cancelled() or opening.exception() is not None:
-            return
-        if self._store is None:
-            self._store, self._was_open = opening.result(), True
-        else:
-            sqlite.release(opening.result())
+            await in_thread(lambda: sqlite.release(store))
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -104,7 +100,7 @@ class SQLiteCheckpointer:
 
     async def append(self, thread_id: str, messages: Appendable | Iterable[Appendable]) -> None:
         """Add messages at the end, all or none; they are on disk when this returns."""
-        given: list[Any] = [messages] if isinstance(messages, _SINGLE) else list(messages)  # type: ignore[arg-type]
+        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else _listed(messages)
         if rows := [stored(message) for message in given]:
             await self.store.write(threads.append, checked_id(thread_id), rows)
 
@@ -114,8 +110,8 @@ class SQLiteCheckpointer:
 
     async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
         """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
-        if limit < 0:
-            raise InputError(f"limit must be 0 or more, got {limit}")
+        if not isinstance(limit, int) or not 0 <= limit < 2**63:
+            raise InputError(f"limit must be a number from 0 up, got {limit!r}")
         if isinstance(before, str):
             known = await self.store.read(threads.info, checked_id(before))
             if known is None:
@@ -156,7 +152,21 @@ def stored(message: Appendable) -> Stored:
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
     message_id = None if type(message) is Note else message.id  # type: ignore[union-attr]
-    return Stored(message_id or clock.new_id(), message.role, encode(message))
+    return Stored(_storable(message_id or clock.new_id()), _storable(message.role), encode(message))
+
+
+def _listed(messages: object) -> list[Any]:
+    """One message, or whatever gives several."""
+    if isinstance(messages, Iterable) and not isinstance(messages, str | dict):
+        return list(messages)
+    return [messages]
+
+
+def _storable(text: str) -> str:
+    """Text that any database takes in a column; the body keeps the original."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def checked_id(thread_id: str) -> str:
@@ -172,16 +182,16 @@ def encode_extra(extra: dict[str, Any]) -> str:
     if not isinstance(extra, dict):
         raise InputError(f"extra must be a dict, got {type(extra).__name__}: {extra!r:.80}")
     try:
-        return dumps(extra)
+        return checked_dumps(extra)
     except (TypeError, ValueError, RecursionError):
         pass
     for key, value in extra.items():
         try:
-            dumps({key: value})
+            checked_dumps({key: value})
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"extra[{key!r}] cannot be stored as JSON: {error}; use strings, numbers, booleans, None, lists and "
-                f"dicts, got {value!r:.80}"
+                f"dicts with string keys, got {type(value).__name__}"
             ) from error
     raise InputError("extra cannot be stored as JSON")
 

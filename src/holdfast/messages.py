@@ -22,6 +22,9 @@ from holdfast.errors import InputError, StoreCorrupt
 # looks for it and splices the content back to where it came from.
 _ASIDE = "~unknown"
 
+# Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
+MAX_DEPTH = 400
+
 
 # gc=False: JSON has no cycles, and a long thread should not be walked by the collector again and again.
 class _Value(
@@ -240,10 +243,10 @@ def encode(message: Message) -> str:
     if type(message) is not Note:
         try:
             raw = _encoder.encode(message)
-        except (UnicodeEncodeError, TypeError):  # a lone surrogate, or something that is no JSON: the exact path tells
+        except (TypeError, ValueError, RecursionError):  # a lone surrogate, or what is no JSON: the exact path tells
             return _encode_exactly(message)
-        # msgspec writes NaN as null; a null is rare enough to look twice.
-        if b"null" not in raw and b"~unknown" not in raw:
+        # msgspec writes NaN as null; a null is rare enough to look twice. So is deep nesting.
+        if b"null" not in raw and b"~unknown" not in raw and (len(raw) < 2 * MAX_DEPTH or not _may_be_deep(raw)):
             return raw.decode()
     return _encode_exactly(message)
 
@@ -251,7 +254,8 @@ def encode(message: Message) -> str:
 def decode(body: str) -> Message:
     """The message that `encode` wrote, or a Note for any other JSON."""
     try:
-        return _decoder.decode(body)
+        if _ASIDE not in body:
+            return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeEncodeError):
         pass  # an older or newer shape, lone surrogates, NaN: all readable, but not on the fast path
     try:
@@ -295,9 +299,33 @@ def dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def checked_dumps(value: Any) -> str:
+    """The same, for what shall come back as it is: keys must be strings, and the nesting such that it can be read."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for key in item:
+                    if not isinstance(key, str):
+                        raise TypeError(f"the key {key!r:.80} is no string")
+                below.extend(item.values())
+            elif isinstance(item, list | tuple):
+                below.extend(item)
+        level = below
+    if level:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    return dumps(value)
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    return raw.count(b"[") + raw.count(b"{") >= MAX_DEPTH
+
+
 def _encode_exactly(message: Message) -> str:
     try:
-        return dumps(to_value(message))
+        return checked_dumps(to_value(message))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"a {message.role} message cannot be stored as JSON: {error}; use strings, numbers, booleans, None, "
@@ -312,7 +340,7 @@ def _joined(value: dict[str, Any]) -> dict[str, Any]:
 
 def _apart(value: dict[str, Any], cls: type[Struct]) -> dict[str, Any]:
     """The same fields, those that the class does not know put aside."""
-    names = {*cls.__struct_encode_fields__, cls.__struct_config__.tag_field}
+    names = {*cls.__struct_encode_fields__, cls.__struct_config__.tag_field} - {_ASIDE}
     known = {key: item for key, item in value.items() if key in names}
     unknown = {key: item for key, item in value.items() if key not in names}
     return {**known, _ASIDE: unknown} if unknown else known

@@ -80,7 +80,7 @@ class Job(Generic[T]):
 
     def settle(self) -> None:
         if self.error is not None:
-            self._future.set_exception(self.error)
+            self._future.set_exception(_carried(self.error))
         else:
             self._future.set_result(self.result)  # type: ignore[arg-type]
 
@@ -100,25 +100,53 @@ class Job(Generic[T]):
                 continue
 
 
+def _carried(error: BaseException) -> BaseException:
+    """The error as a future can carry it: it refuses StopIteration, and the caller would wait for ever."""
+    if not isinstance(error, StopIteration):
+        return error
+    carried = RuntimeError(f"a query raised {error!r}")
+    carried.__cause__ = error
+    return carried
+
+
 def _settle_all(jobs: list[Job[Any]]) -> None:
     for job in jobs:
         job.settle()
+
+
+def in_thread(call: Callable[[], T]) -> Settling[T]:
+    """Run something that blocks on a thread of its own; like a write, it settles before a cancellation arrives."""
+    future: Settling[T] = Settling(loop=asyncio.get_running_loop())
+    job: Job[T] = Job(lambda _: call(), (), {}, future.get_loop())
+    job._future = future
+
+    def run() -> None:
+        try:
+            job.run(None)  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            job.error = error
+        Job.deliver([job])
+
+    threading.Thread(target=run, name="holdfast-open").start()
+    return future
 
 
 class Store(abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
     def __init__(self) -> None:
-        self._own_threads: set[int] = set()
+        self._own_threads: set[threading.Thread] = set()
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run the query in a write transaction; the future is done when it is committed."""
+        self._refuse_inside_a_query()
         job = Job(query, args, kwargs, asyncio.get_running_loop())
         self._submit(job, writes=True)
         return job._future  # type: ignore[return-value]
 
     def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run the query on a snapshot, beside the writer."""
+        self._refuse_inside_a_query()
         job = Job(query, args, kwargs, asyncio.get_running_loop())
         self._submit(job, writes=False)
         return job._future  # type: ignore[return-value]
@@ -139,8 +167,11 @@ class Store(abc.ABC):
     def _submit(self, job: Job[Any], *, writes: bool) -> None: ...
 
     def _blocking(self, query: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], *, writes: bool) -> T:
-        if threading.get_ident() in self._own_threads:
-            raise HoldfastError("a query called the store; use the transaction that the query was given")
+        self._refuse_inside_a_query()
         job = Job(query, args, kwargs, None)
         self._submit(job, writes=writes)
         return job._future.result()
+
+    def _refuse_inside_a_query(self) -> None:
+        if threading.current_thread() in self._own_threads:
+            raise HoldfastError("a query called the store; use the transaction that the query was given")

@@ -5,7 +5,7 @@
 - Readers are connections of their own on the WAL; a database in memory is read through the writer.
 - One store for each real file in a process, counted by its users: a second connection of another kind in the same
   process could drop the first one's locks.
-- After a fork, the child neither uses nor closes what it inherited.
+- The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
 """
 
 from __future__ import annotations
@@ -83,6 +83,37 @@ class SQLiteTx:
         return self._now
 
 
+class _Pauses:
+    """Lets a store be stopped between two pieces of work: `with pauses:` is such a piece."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = 0
+        self._paused = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+            self._working += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._working -= 1
+            if self._paused:
+                self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Wait until nothing is under way, and keep it so."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._working)
+
+    def go_on(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+
 class SQLiteStore(Store):
     """One database file. Get it from `open_store`, which shares it within the process."""
 
@@ -92,17 +123,40 @@ class SQLiteStore(Store):
         self.durability = durability
         self.users = 0
         self._busy_seconds = busy_seconds
-        self._writer = _connect(path, durability, busy_seconds)
-        self._tx = SQLiteTx(self._writer)
-        self._execute = self._writer.cursor().execute
+        self._use_writer(_connect(path, durability, busy_seconds))
+        self._pauses = _Pauses()
+        self._generation = 0  # grows when the connections are made anew
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._local = threading.local()
-        self._connections = [self._writer]
         self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "holdfast-read")
         self._thread = threading.Thread(target=self._serve, name="holdfast-write", daemon=True)
         self._thread.start()
+
+    def _use_writer(self, connection: apsw.Connection) -> None:
+        self._writer = connection
+        self._tx = SQLiteTx(connection)
+        self._execute = connection.cursor().execute
+        self._connections = [connection]
+
+    def before_fork(self) -> None:
+        """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
+        self._pauses.pause()
+        if self.path != MEMORY:
+            self._disconnect()
+
+    def after_fork(self) -> None:
+        """In the parent: go on."""
+        if self.path != MEMORY:
+            self._use_writer(_connect(self.path, self.durability, self._busy_seconds))
+            self._generation += 1
+        self._pauses.go_on()
+
+    def abandon(self) -> None:
+        """In the child: there are no threads here, and the file is the parent's."""
+        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._open = False
 
     def close(self) -> None:
         with self._gate:
@@ -113,17 +167,11 @@ class SQLiteStore(Store):
         self._thread.join()
         if self._readers is not None:
             self._readers.shutdown()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
             connection.close()
-
-    def abandon(self) -> None:
-        """In a forked child: keep the connections from ever being closed, which would touch the parent's file."""
-        import ctypes  # noqa: PLC0415 - for a forked child only
-
-        self._open = False
-        self._gate = threading.Lock()  # another thread may have held it when the process forked
-        for connection in self._connections:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
     def _submit(self, job: Job[Any], *, writes: bool) -> None:
         with self._gate:
@@ -138,34 +186,36 @@ class SQLiteStore(Store):
 
     def _read(self, job: Job[Any]) -> None:
         try:
-            tx = self._reader()
-            tx.begin("BEGIN")
-            try:
-                job.run(tx)
-            finally:
-                tx.run("ROLLBACK")  # there is nothing to keep, and it cannot fail
+            with self._pauses:
+                tx = self._reader()
+                tx.begin("BEGIN")
+                try:
+                    job.run(tx)
+                finally:
+                    tx.run("ROLLBACK")  # there is nothing to keep, and it cannot fail
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(error)
         Job.deliver([job])
 
     def _reader(self) -> SQLiteTx:
-        tx: SQLiteTx | None = getattr(self._local, "tx", None)
-        if tx is None:
+        known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
+        if known is None or known[0] != self._generation:
             connection = _connect(self.path, self.durability, self._busy_seconds)
             connection.pragma("query_only", True)
             self._connections.append(connection)
-            self._own_threads.add(threading.get_ident())
-            tx = self._local.tx = SQLiteTx(connection)
-        return tx
+            self._own_threads.add(threading.current_thread())
+            known = self._local.known = (self._generation, SQLiteTx(connection))
+        return known[1]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        self._own_threads.add(threading.get_ident())
+        self._own_threads.add(threading.current_thread())
         while (job := self._queue.get()) is not None:
             group: list[Job[Any]] = []
             try:
-                self._commit_group(job, group)
+                with self._pauses:
+                    self._commit_group(job, group)
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
                 for member in group:
                     member.error = member.error or self._translate(error)
@@ -217,16 +267,18 @@ class SQLiteStore(Store):
 
     def _attempt(self, job: Job[Any]) -> bool:
         """Run one job inside the group. False means that the whole transaction is gone."""
-        self._execute("SAVEPOINT job")
         try:
-            job.run(self._tx)
-        except BaseException as error:  # noqa: BLE001 - it travels to the caller
-            job.error = self._translate(error)
-            if not self._writer.in_transaction:
-                return False
-            self._execute("ROLLBACK TO job")
-        self._execute("RELEASE job")
-        return True
+            self._execute("SAVEPOINT job")
+            try:
+                job.run(self._tx)
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._translate(error)
+                self._execute("ROLLBACK TO job")
+            self._execute("RELEASE job")
+            return True
+        except apsw.Error:  # the savepoint is gone, and the transaction with it or not
+            self._roll_back()
+            return False
 
     def _alone(self, job: Job[Any]) -> None:
         try:
@@ -364,8 +416,14 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
         raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r}")
     if name == MEMORY:
         return name
-    file = Path(name).expanduser().absolute()
-    if file.is_dir():
+    try:
+        file = Path(os.fsdecode(name.encode())).expanduser().absolute()
+        is_directory = file.is_dir()
+    except UnicodeEncodeError as error:
+        raise InputError(f"a database path cannot contain lone surrogates, got {name!r}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+        raise StoreUnusable(f"{name!r} cannot be opened ({error}); check that it may be read and written") from error
+    if is_directory:
         raise StoreUnusable(f"{name!r} is a directory; name a file in it, for example {str(file / 'chat.db')!r}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -386,7 +444,10 @@ def _connect(path: str, durability: str, busy_seconds: float) -> apsw.Connection
     connection = apsw.Connection(path)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
+        # A file that turns out to be somebody else's is closed as it was found, its WAL included.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         _check_owner(connection, path)
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         if path != MEMORY:
             _enter_wal(connection, path, busy_seconds)
         connection.pragma("synchronous", _SYNCHRONOUS[durability])
@@ -404,11 +465,13 @@ def _connect(path: str, durability: str, busy_seconds: float) -> apsw.Connection
 
 def _check_owner(connection: apsw.Connection, path: str) -> None:
     """Refuse a file that is not ours before anything is written to it."""
-    owner = connection.pragma("application_id")
+    with connection:  # one look: another process may be making the tables just now
+        owner = connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
     if owner == APPLICATION_ID:
         return
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
-    if owner or tables:
+    if owner or tables or version:
         raise StoreUnusable(
             f"{path!r} is another program's database (application id {owner}, tables {', '.join(tables) or 'none'}); "
             "choose another path"
@@ -467,7 +530,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    global _registry  # noqa: PLW0603 - another thread may have held the lock when the process forked
+    global _registry  # noqa: PLW0603 - the parent's hand is on the other one
     for store in [*_stores.values(), *_in_memory]:
         store.abandon()
     _stores.clear()
@@ -475,6 +538,18 @@ def _forget_all() -> None:
     _registry = threading.Lock()
 
 
+def _before_fork() -> None:
+    _registry.acquire()
+    for store in [*_stores.values(), *_in_memory]:
+        store.before_fork()
+
+
+def _after_fork() -> None:
+    for store in [*_stores.values(), *_in_memory]:
+        store.after_fork()
+    _registry.release()
+
+
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_all)

@@ -1,0 +1,27 @@
+"""An open checkpointer for a test, and what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from holdfast.checkpointer import Thread
+from tests.conftest import Checkpointer, Database
+
+
+def with_cp(database: Database, use: Callable[[Checkpointer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            await use(cp)
+
+    asyncio.run(main())
+
+
+async def loaded(cp: Checkpointer, thread_id: str) -> Thread:
+    thread = await cp.load(thread_id)
+    assert thread is not None
+    return thread
+
+
+async def texts(cp: Checkpointer, thread_id: str) -> list[str]:
+    return [message.text for message in (await loaded(cp, thread_id)).messages]

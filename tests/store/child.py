@@ -1,0 +1,91 @@
+"""Other processes: what a test wants to know of two processes, it learns from two processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import holdfast
+
+_SOURCE = str(Path(holdfast.__file__).parents[1])
+
+# What most of the scripts need.
+PRELUDE = """\
+import asyncio, json, os, sys, threading, warnings
+from holdfast.errors import *
+from holdfast.store import sqlite, threads
+from holdfast.store.threads import Stored
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
+
+def rows(*bodies):
+    return [Stored("id", "user", json.dumps(body)) for body in bodies]
+
+def bodies(store, thread_id="t"):
+    row = store.read_now(threads.find, thread_id)
+    page = store.read_now(threads.page, row.branch, after=0, upto=row.head, limit=10**6) if row else []
+    return [json.loads(body) for _, body in page]
+
+"""
+
+
+def _command(script: str, args: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, args)]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": _SOURCE}
+
+
+def run(script: str, *args: object, wrapper: tuple[str, ...] = (), timeout: float = 60) -> str:
+    """Run a script to its end; its output. A failure and anything on its standard error are failures here."""
+    done = subprocess.run(
+        [*wrapper, *_command(script, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=_environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+class Child:
+    """A process that answers each line with a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def tell(self, line: str = "") -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def ask(self, line: str = "") -> str:
+        self.tell(line)
+        return self.hear()
+
+
+@contextmanager
+def started(script: str, *args: object, exit_code: int = 0) -> Iterator[Child]:
+    """A script that runs beside the test; it ends when its standard input does."""
+    with subprocess.Popen(
+        _command(script, args), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
+    ) as process:
+        try:
+            yield Child(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(60) == exit_code
+        finally:
+            process.kill()

@@ -1,0 +1,383 @@
+"""The queries of threads and their log, on a raw store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ThreadMoved
+from holdfast.store import threads
+from holdfast.store.database import Store, Tx
+from holdfast.store.threads import Position, Stored, ThreadInfo, ThreadRow
+
+
+def rows(*bodies: str) -> list[Stored]:
+    return [Stored(f"id of {body}", "user", body) for body in bodies]
+
+
+def found(store: Store, thread_id: str) -> ThreadRow:
+    row = store.read_now(threads.find, thread_id)
+    assert row is not None
+    return row
+
+
+def read(store: Store, thread_id: str, *, page: int = 100) -> list[tuple[int, str]]:
+    """The thread, read in pages of this size."""
+    row = found(store, thread_id)
+    seen: list[tuple[int, str]] = []
+    while chunk := store.read_now(
+        threads.page, row.branch, after=seen[-1][0] if seen else 0, upto=row.head, limit=page
+    ):
+        assert len(chunk) <= page
+        seen += chunk
+    return seen
+
+
+def everything(store: Store) -> list[list[tuple[object, ...]]]:
+    """All rows of all tables, to see that nothing was written."""
+
+    def query(tx: Tx) -> list[list[tuple[object, ...]]]:
+        tables = ("threads", "branches", "segments", "messages")
+        return [sorted(tx.all(f"SELECT * FROM {table}"), key=repr) for table in tables]  # the names are ours
+
+    return store.read_now(query)
+
+
+# --- append -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_append_says_where_the_thread_stands(store: Store) -> None:
+    assert store.write_now(threads.append, "t", rows("a", "b")) == Position(head=2, version=1)
+    assert store.write_now(threads.append, "t", rows("c")) == Position(head=3, version=2)
+    assert store.write_now(threads.append, "t", [], reserve=2) == Position(head=5, version=3)
+    assert store.write_now(threads.append, "u", rows("a")) == Position(head=1, version=1)
+    assert found(store, "t")[1:] == (5, 3, "{}")
+    assert read(store, "t") == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_every_write_moves_the_version_by_one(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("a"), reserve=2)
+    assert store.write_now(threads.fill, "t", [(2, rows("b")[0])]).version == 2
+    assert store.write_now(threads.save_extra, "t", '{"x":1}').version == 3
+    assert store.write_now(threads.fill, "t", [(3, rows("c")[0])]).version == 4
+    assert store.write_now(threads.append, "t", rows("d")).version == 5
+    assert found(store, "t").version == 5
+
+
+def test_an_expected_version_lets_the_write_through(store: Store) -> None:
+    position = store.write_now(threads.append, "t", rows("a"), expect=0)
+    position = store.write_now(threads.append, "t", rows("b"), expect=position.version)
+    position = store.write_now(threads.save_extra, "t", '{"x":1}', expect=position.version)
+    assert store.write_now(threads.append, "t", rows("c"), expect=position.version) == Position(3, 4)
+
+
+@pytest.mark.parametrize("expect", [0, 1, 3, 100, -1])
+def test_another_version_than_expected_is_thread_moved_and_nothing_is_written(store: Store, expect: int) -> None:
+    store.write_now(threads.append, "t", rows("a"))
+    store.write_now(threads.append, "t", rows("b"))
+    before = everything(store)
+    with pytest.raises(ThreadMoved, match="'t'"):
+        store.write_now(threads.append, "t", rows("c"), expect=expect, reserve=3)
+    with pytest.raises(ThreadMoved, match="'t'"):
+        store.write_now(threads.save_extra, "t", '{"x":1}', expect=expect)
+    assert everything(store) == before
+
+
+def test_a_thread_that_should_exist_and_does_not_is_not_made(store: Store) -> None:
+    with pytest.raises(ThreadMoved, match="'gone'"):
+        store.write_now(threads.append, "gone", rows("c"), expect=4)
+    with pytest.raises(ThreadMoved, match="'gone'"):
+        store.write_now(threads.save_extra, "gone", "{}", expect=4)
+    assert everything(store) == [[], [], [], []]
+
+
+# --- reserve and fill -------------------------------------------------------------------------------------------------
+
+
+def test_results_that_are_filled_in_any_order_read_in_the_order_of_their_places(store: Store) -> None:
+    position = store.write_now(threads.append, "t", rows("reply"), reserve=3)
+    assert position == Position(head=4, version=1)
+    for seq in (4, 2, 3):
+        assert store.write_now(threads.fill, "t", [(seq, rows(f"result {seq}")[0])]).head == 4
+    store.write_now(threads.append, "t", rows("next"))
+    assert [body for _, body in read(store, "t")] == ["reply", "result 2", "result 3", "result 4", "next"]
+
+
+def test_a_place_that_stays_empty_is_skipped(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("reply"), reserve=2)
+    store.write_now(threads.append, "t", rows("next"))
+    assert read(store, "t") == [(1, "reply"), (4, "next")]
+    store.write_now(threads.fill, "t", [(3, rows("late")[0])])
+    assert read(store, "t") == [(1, "reply"), (3, "late"), (4, "next")]
+
+
+def test_several_places_are_filled_at_once(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("reply"), reserve=3)
+    a, b = rows("a", "b")
+    assert store.write_now(threads.fill, "t", [(4, a), (2, b)]) == Position(4, 2)
+    assert read(store, "t") == [(1, "reply"), (2, "b"), (4, "a")]
+
+
+def test_a_place_behind_the_end_moves_the_head_so_that_nothing_is_written_over_it(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("reply"))
+    assert store.write_now(threads.fill, "t", [(3, rows("result")[0])]) == Position(3, 2)
+    assert store.write_now(threads.append, "t", rows("next")) == Position(4, 3)
+    assert read(store, "t") == [(1, "reply"), (3, "result"), (4, "next")]
+
+
+def test_a_taken_place_is_thread_moved_and_nothing_is_written(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("reply"), reserve=2)
+    store.write_now(threads.fill, "t", [(2, rows("first")[0])])
+    before = everything(store)
+    for places in ([(2, rows("second")[0])], [(3, rows("fine")[0]), (2, rows("second")[0])], [(1, rows("no")[0])]):
+        with pytest.raises(ThreadMoved, match="'t'"):
+            store.write_now(threads.fill, "t", places)
+    twice = [(3, rows("x")[0]), (3, rows("y")[0])]
+    with pytest.raises(ThreadMoved, match="'t'"):
+        store.write_now(threads.fill, "t", twice)
+    assert everything(store) == before
+
+
+def test_filling_into_a_thread_that_is_gone_is_thread_moved(store: Store) -> None:
+    with pytest.raises(ThreadMoved, match="'gone'"):
+        store.write_now(threads.fill, "gone", [(1, rows("x")[0])])
+    assert everything(store) == [[], [], [], []]
+
+
+def test_a_namespace_keeps_threads_of_one_id_apart(store: Store) -> None:
+    store.write_now(threads.append, "main", rows("plain"))
+    store.write_now(threads.append, "main", rows("anna's"), namespace="anna")
+    store.write_now(threads.append, "main", rows("more"), namespace="anna", expect=1, reserve=1)
+    store.write_now(threads.fill, "main", [(3, rows("filled")[0])], namespace="anna")
+    store.write_now(threads.save_extra, "main", '{"a":1}', namespace="anna")
+    assert found(store, "main")[1:] == (1, 1, "{}")
+    anna = store.read_now(threads.find, "main", namespace="anna")
+    assert anna is not None
+    assert anna[1:] == (3, 4, '{"a":1}')
+    bodies = store.read_now(threads.page, anna.branch, after=0, upto=anna.head, limit=9)
+    assert bodies == [(1, "anna's"), (2, "more"), (3, "filled")]
+    assert len(store.read_now(threads.recent, limit=9)) == 1
+    assert store.read_now(threads.info, "main", namespace="bert") is None
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 6, 7, 8, 100])
+def test_pages_of_any_size_give_the_whole_thread_once(store: Store, page: int) -> None:
+    for body in "abcdefg":
+        store.write_now(threads.append, "t", rows(body), reserve=1)
+    assert "".join(body for _, body in read(store, "t", page=page)) == "abcdefg"
+
+
+def test_a_page_has_no_message_outside_its_bounds(store: Store) -> None:
+    store.write_now(threads.append, "t", rows(*"abcdef"))
+    branch = found(store, "t").branch
+
+    def bounds(after: int, upto: int, limit: int = 100) -> str:
+        return "".join(body for _, body in store.read_now(threads.page, branch, after=after, upto=upto, limit=limit))
+
+    assert bounds(0, 6) == "abcdef"
+    assert bounds(2, 4) == "cd"
+    assert bounds(0, 6, limit=2) == "ab"
+    assert bounds(0, 0) == ""
+    assert bounds(6, 6) == ""
+    assert bounds(3, 2) == ""
+    assert bounds(0, 2**62) == "abcdef"
+    assert bounds(0, 6, limit=0) == ""
+    assert store.read_now(threads.page, branch + 1000, after=0, upto=6, limit=9) == []
+
+
+def fork(tx: Tx, thread_id: str, segments: Sequence[tuple[int | None, int, int]], head: int) -> int:
+    """A thread whose branch reads these pieces, as (source, after, upto); a source of None is the branch itself."""
+    thread = tx.one(
+        "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
+        " VALUES ('', :id, 0, :head, 1, 0, '{}', :now, :now) RETURNING key",
+        id=thread_id,
+        head=head,
+        now=tx.now(),
+    )
+    assert thread is not None
+    branch = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread[0])
+    assert branch is not None
+    key: int = branch[0]
+    tx.run("UPDATE threads SET branch = :branch WHERE key = :key", branch=key, key=thread[0])
+    tx.many(
+        "INSERT INTO segments (branch, source, after_seq, upto_seq) VALUES (:branch, :source, :after, :upto)",
+        [
+            {"branch": key, "source": key if source is None else source, "after": after, "upto": upto}
+            for source, after, upto in reversed(segments)  # the order of the rows says nothing
+        ],
+    )
+    return key
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 100])
+def test_a_branch_is_read_through_all_its_pieces_in_order(store: Store, page: int) -> None:
+    store.write_now(threads.append, "trunk", rows(*"abcdef"))
+    trunk = found(store, "trunk").branch
+    # A fork of the trunk after c, and a fork of that fork after its second message: flat, three pieces.
+    first = store.write_now(fork, "first", [(trunk, 0, 3), (None, 3, 2**62)], head=3)
+    store.write_now(threads.append, "first", rows(*"XYZ"))
+    store.write_now(fork, "second", [(trunk, 0, 3), (first, 3, 5), (None, 5, 2**62)], head=5)
+    store.write_now(threads.append, "second", rows("1"), reserve=2)
+    store.write_now(threads.fill, "second", [(8, rows("3")[0])])
+    store.write_now(threads.append, "trunk", rows("g"))
+    assert read(store, "trunk", page=page) == list(enumerate("abcdefg", 1))
+    assert read(store, "first", page=page) == list(enumerate("abcXYZ", 1))
+    assert read(store, "second", page=page) == [*enumerate("abcXY1", 1), (8, "3")]
+    store.write_now(threads.fill, "second", [(7, rows("2")[0])])
+    assert read(store, "second", page=page) == list(enumerate("abcXY123", 1))
+
+
+def test_a_fork_has_places_of_its_own_where_the_trunk_has_taken_them(store: Store) -> None:
+    store.write_now(threads.append, "trunk", rows(*"abcd"))
+    store.write_now(fork, "fork", [(found(store, "trunk").branch, 0, 2), (None, 2, 2**62)], head=2)
+    store.write_now(threads.append, "fork", rows("reply"), reserve=1)
+    store.write_now(threads.fill, "fork", [(4, rows("result")[0])])
+    assert [body for _, body in read(store, "fork")] == ["a", "b", "reply", "result"]
+    assert [body for _, body in read(store, "trunk")] == ["a", "b", "c", "d"]
+
+
+def test_fifty_pieces_are_read_like_one(store: Store) -> None:
+    pieces: list[tuple[int | None, int, int]] = []
+    for i in range(50):
+        store.write_now(threads.append, f"source {i}", rows(*(f"{i}.{seq}" for seq in range(1, 101))))
+        pieces.append((found(store, f"source {i}").branch, 2 * i, 2 * i + 2))
+    store.write_now(fork, "patchwork", pieces, head=100)
+    expected = [(seq, f"{(seq - 1) // 2}.{seq}") for seq in range(1, 101)]
+    assert read(store, "patchwork") == expected
+    assert read(store, "patchwork", page=7) == expected
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_counts_messages_and_not_places(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("a", "b"), reserve=5)
+    store.write_now(threads.fill, "t", [(3, rows("c")[0])])
+    info = store.read_now(threads.info, "t")
+    assert info is not None
+    assert info.message_count == 3
+    assert store.read_now(threads.recent, limit=5) == [info]
+
+
+def test_threads_of_the_same_moment_are_paged_without_gaps_or_repeats(store: Store) -> None:
+    ids = [f"t{i:02}" for i in range(20)]
+
+    def at_once(tx: Tx) -> None:
+        for thread_id in ids:
+            threads.append(tx, thread_id, rows("x"))
+        tx.run("UPDATE threads SET updated_at = '2026-01-01T00:00:00.000000Z'")
+
+    store.write_now(at_once)
+    seen: list[ThreadInfo] = []
+    while page := store.read_now(threads.recent, limit=3, before=seen[-1] if seen else None):
+        seen += page
+    assert [info.id for info in seen] == ids[::-1]
+
+
+def test_times_are_utc_text_with_microseconds(store: Store) -> None:
+    store.write_now(threads.append, "t", rows("x"))
+    info = store.read_now(threads.info, "t")
+    assert info is not None
+    for time in (info.created_at, info.updated_at):
+        assert len(time) == len("2026-01-01T00:00:00.000000Z")
+        assert (time[4], time[10], time[19], time[-1]) == ("-", "T", ".", "Z")
+
+
+# --- against a model --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """What a thread should be: a dict of places, and two counters."""
+
+    places: dict[int, str] = field(default_factory=dict)
+    head: int = 0
+    version: int = 0
+    extra: str = "{}"
+
+    def append(self, bodies: list[str], reserve: int) -> Position:
+        for body in bodies:
+            self.head += 1
+            self.places[self.head] = body
+        self.head += reserve
+        self.version += 1
+        return Position(self.head, self.version)
+
+    def fill(self, seq: int, body: str) -> Position:
+        self.places[seq] = body
+        self.head = max(self.head, seq)
+        self.version += 1
+        return Position(self.head, self.version)
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("append"),
+            st.lists(st.text(max_size=3), max_size=4),
+            st.integers(0, 3),
+            st.sampled_from([None, 0, 1, -1]),
+        ),
+        st.tuples(st.just("fill"), st.integers(1, 30), st.text(max_size=3)),
+        st.tuples(st.just("extra"), st.sampled_from(["{}", '{"a":1}', "[]"]), st.sampled_from([None, 0, 1, -1])),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_STEPS, page=st.integers(1, 8))
+def test_any_sequence_of_writes_gives_what_a_plain_dict_gives(
+    store: Store, steps: list[tuple[str, ...]], page: int
+) -> None:
+    thread_id = f"example {len(store.read_now(threads.recent, limit=10**6))}"
+    model = Model()
+    for step in steps:
+        _apply(store, thread_id, model, step)
+    row = store.read_now(threads.find, thread_id)
+    if model.version == 0:
+        assert row is None
+        store.write_now(threads.append, thread_id, [])  # so that the next example has an id of its own
+        return
+    assert row is not None
+    assert row[1:] == (model.head, model.version, model.extra)
+    assert read(store, thread_id, page=page) == sorted(model.places.items())
+    info = store.read_now(threads.info, thread_id)
+    assert info is not None
+    assert info.message_count == len(model.places)
+
+
+def _apply(store: Store, thread_id: str, model: Model, step: tuple[object, ...]) -> None:
+    match step:
+        case ("append", list(bodies), int(reserve), None | int() as off):
+            expect = None if off is None else model.version + off
+            if off:
+                with pytest.raises(ThreadMoved):
+                    store.write_now(threads.append, thread_id, rows(*bodies), expect=expect, reserve=reserve)
+            else:
+                got = store.write_now(threads.append, thread_id, rows(*bodies), expect=expect, reserve=reserve)
+                assert got == model.append(bodies, reserve)
+        case ("fill", int(seq), str(body)):
+            if seq in model.places or model.version == 0:
+                with pytest.raises(ThreadMoved):
+                    store.write_now(threads.fill, thread_id, [(seq, rows(body)[0])])
+            else:
+                assert store.write_now(threads.fill, thread_id, [(seq, rows(body)[0])]) == model.fill(seq, body)
+        case ("extra", str(extra), None | int() as off):
+            expect = None if off is None else model.version + off
+            if off:
+                with pytest.raises(ThreadMoved):
+                    store.write_now(threads.save_extra, thread_id, extra, expect=expect)
+            else:
+                store.write_now(threads.save_extra, thread_id, extra, expect=expect)
+                model.version += 1
+                model.extra = extra
+        case _:
+            raise AssertionError(step)

@@ -1,0 +1,224 @@
+"""The shape of the code: who may import whom, what is public, and how long things may get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+ROOT = Path(holdfast.__file__).parent
+FILES = {file.relative_to(ROOT).as_posix(): file for file in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
+
+# Each layer, from the top, with the modules in it (a folder stands for all that is in it) and the layers it may use
+# besides itself. It says less than "everything below": a provider knows no store, and a store knows no message.
+LAYERS: dict[str, tuple[set[str], set[str]]] = {
+    "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
+    "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
+    "loop": ({"loop", "inbox", "listeners", "middleware", "tools"}, {"record", "models", "values", "ground"}),
+    "record": ({"journal", "recovery", "checkpointer"}, {"store", "values", "ground"}),
+    "models": ({"providers", "reply"}, {"values", "ground"}),
+    "store": ({"store"}, {"ground"}),
+    "values": ({"messages", "events"}, {"ground"}),
+    "ground": ({"errors", "signals", "clock"}, set()),
+}
+
+# Packages that only one file may import, so that everything else works without them.
+ONLY_IN = {
+    "apsw": "store/sqlite.py",
+    "anthropic": "providers/anthropic.py",
+    "xllamacpp": "providers/local.py",
+}
+
+PUBLIC = [
+    "Agent",
+    "AssistantMessage",
+    "ImageContent",
+    "Limits",
+    "Middleware",
+    "Model",
+    "Prices",
+    "RunResult",
+    "SlidingWindow",
+    "TextContent",
+    "ThinkingContent",
+    "ToolCall",
+    "ToolContext",
+    "ToolResult",
+    "ToolResultMessage",
+    "Usage",
+    "UserMessage",
+    "tool",
+]
+
+
+def layer_of(file: str) -> str:
+    top = file.split("/", maxsplit=1)[0].removesuffix(".py")
+    (found,) = [name for name, (modules, _) in LAYERS.items() if top in modules]
+    return found
+
+
+def imported_names(file: str) -> Iterator[str]:
+    """All that a file imports, anywhere in it, as full names; of `from x import y` that is x.y."""
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_files(file: str) -> set[str]:
+    """The files of holdfast that a file imports: the module x.y if there is one, and else the x that holds y."""
+    found = set()
+    for name in imported_names(file):
+        top, *path = name.split(".")
+        if top == "holdfast":
+            places = ["/".join(path[:end]) for end in range(len(path), -1, -1)]
+            candidates = [each for place in places for each in (f"{place}.py", f"{place}/__init__.py".lstrip("/"))]
+            found.add(next(candidate for candidate in candidates if candidate in FILES))
+    return found - {file}
+
+
+def test_every_module_has_its_layer() -> None:
+    tops = {file.split("/", maxsplit=1)[0].removesuffix(".py") for file in FILES}
+    placed = [module for modules, _ in LAYERS.values() for module in modules]
+    assert len(placed) == len(set(placed))
+    assert tops <= set(placed), f"a new module needs a layer: {sorted(tops - set(placed))}"
+
+
+def test_layers_only_use_what_is_below_them() -> None:
+    order = list(LAYERS)
+    for position, (_, uses) in enumerate(LAYERS.values()):
+        assert uses <= set(order[position + 1 :])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_point_downwards(file: str) -> None:
+    mine = layer_of(file)
+    wrong = [
+        f"{file} ({mine}) imports {other} ({layer_of(other)})"
+        for other in sorted(imported_files(file))
+        if layer_of(other) not in {mine, *LAYERS[mine][1]}
+    ]
+    assert wrong == []
+
+
+def test_no_imports_go_in_circles() -> None:
+    done: set[str] = set()
+
+    def visit(file: str, path: tuple[str, ...]) -> None:
+        assert file not in path, f"a circle: {' -> '.join((*path, file))}"
+        if file not in done:
+            for other in sorted(imported_files(file)):
+                visit(other, (*path, file))
+            done.add(file)
+
+    for file in FILES:
+        visit(file, ())
+
+
+@pytest.mark.parametrize(("package", "file"), ONLY_IN.items())
+def test_a_package_that_one_file_needs_is_imported_there_alone(package: str, file: str) -> None:
+    importers = [name for name in FILES if any(imported.split(".")[0] == package for imported in imported_names(name))]
+    assert importers == [file]
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    assert holdfast.__all__ == PUBLIC
+    assert all(hasattr(holdfast, name) for name in PUBLIC)
+
+
+def test_importing_holdfast_imports_no_heavy_package() -> None:
+    script = (
+        "import sys, holdfast, holdfast.checkpointer, holdfast.providers.scripted, holdfast.providers.anthropic,"
+        " holdfast.providers.local\n"
+        "print(*{'anthropic', 'httpx', 'httpx2', 'openai', 'pydantic', 'xllamacpp', 'numpy'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT.parent)},
+        timeout=60,
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_module_ends_after_600_lines_at_most(file: str) -> None:
+    assert len(FILES[file].read_text("utf-8").splitlines()) <= 600
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_function_ends_after_50_lines_at_most(file: str) -> None:
+    too_long = [
+        f"{file}:{node.lineno} {node.name}: {length} lines"
+        for node in ast.walk(TREES[file])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and (length := node.end_lineno - node.lineno + 1) > 50
+    ]
+    assert too_long == []
+
+
+# --- databases --------------------------------------------------------------------------------------------------------
+
+KNOW_DATABASES = {"store/sqlite.py", "store/postgres.py", "store/search.py", "checkpointer.py"}
+DATABASE_WORDS = ("sqlite", "postgres", "psycopg")
+
+
+def conditions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+        elif isinstance(node, ast.Match):
+            yield node.subject
+            yield from (case.pattern for case in node.cases)
+        elif isinstance(node, ast.Compare | ast.BoolOp) or _is_call_of_isinstance(node):
+            yield node
+
+
+def _is_call_of_isinstance(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+
+
+def words(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value
+
+
+@pytest.mark.parametrize("file", sorted(FILES.keys() - KNOW_DATABASES))
+def test_nothing_asks_which_database_it_is_on(file: str) -> None:
+    asked = [
+        f"{file}:{condition.lineno} {word}"
+        for condition in conditions(TREES[file])
+        for word in words(condition)
+        if isinstance(condition, ast.expr | ast.pattern) and any(name in word.lower() for name in DATABASE_WORDS)
+    ]
+    assert asked == []
+
+
+@pytest.mark.parametrize("file", sorted(file for file in FILES if not file.startswith("store/")))
+def test_sql_stands_in_the_store_alone(file: str) -> None:
+    verbs = ("SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "CREATE ", "PRAGMA ", "BEGIN", "COMMIT", "ROLLBACK")
+    statements = [
+        f"{file}:{node.lineno} {node.value[:40]!r}"
+        for node in ast.walk(TREES[file])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip().startswith(verbs)
+    ]
+    assert statements == []
