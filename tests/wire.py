@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from holdfast.messages import ThinkingContent, ToolCall
 
@@ -77,6 +77,11 @@ class Server:
         """The body of the only request."""
         (request,) = self.requests
         return request.body
+
+    @property
+    def connections(self) -> int:
+        """How many connections clients have made."""
+        return self._tcp.accepted
 
     def script(self, *steps: Step) -> None:
         """Add steps."""
@@ -184,6 +189,67 @@ class Anthropic:
         return Reply([json.dumps(body).encode()], status, {"content-type": "application/json", **named})
 
 
+class OpenAI:
+    """OpenAI's chat completions: makes replies as the service would, and as others who speak its protocol do."""
+
+    DONE = b"data: [DONE]\n\n"
+    USAGE: ClassVar = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+
+    @classmethod
+    def answer(
+        cls,
+        *content: str | ThinkingContent | ToolCall,
+        finish_reason: str | None = None,
+        model: str = "gpt-test",
+        usage: dict[str, Any] | None = None,
+    ) -> Reply:
+        """A whole reply: strings are text, streamed word by word; thinking is told as `reasoning_content`."""
+        called = [block for block in content if isinstance(block, ToolCall)]
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": "" if not called else None, "refusal": None}]
+        for block in content:
+            match block:
+                case str():
+                    deltas += ({"content": piece} for piece in _pieces(block))
+                case ThinkingContent():
+                    deltas += ({"reasoning_content": piece, "content": None} for piece in _pieces(block.thinking))
+                case ToolCall():
+                    deltas += cls.call(block, called.index(block))
+        frames = [cls.chunk(delta, model=model) for delta in deltas]
+        frames.append(cls.chunk({}, finish_reason or ("tool_calls" if called else "stop"), model=model))
+        return Reply([*frames, cls.event(choices=[], model=model, usage=usage or cls.USAGE), cls.DONE])
+
+    @classmethod
+    def call(cls, call: ToolCall, index: int) -> list[dict[str, Any]]:
+        """The deltas of a tool call: its id and name first, then its arguments piece by piece."""
+        text = json.dumps(call.arguments) if call.malformed is None else call.malformed
+        first = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        pieces = [text[at : at + 5] for at in range(0, len(text), 5)]
+        rest = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
+        return [{"tool_calls": [piece]} for piece in (first, *rest)]
+
+    @classmethod
+    def raw(cls, *deltas: dict[str, Any], finish_reason: str | None = "stop", end: bytes = DONE) -> Reply:
+        """A reply of these deltas, as a server that keeps to nothing else might send it."""
+        frames = [cls.chunk(delta) for delta in deltas]
+        return Reply([*frames, *([cls.chunk({}, finish_reason)] if finish_reason else []), *([end] if end else [])])
+
+    @classmethod
+    def chunk(cls, delta: Any, finish_reason: str | None = None, **more: Any) -> bytes:
+        return cls.event(choices=[{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more)
+
+    @classmethod
+    def event(cls, **data: Any) -> bytes:
+        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "usage": None, **data}
+        return f"data: {json.dumps(chunk)}\n\n".encode()
+
+    @classmethod
+    def error(cls, status: int, code: str | int | None, message: str, kind: str | None = None, **headers: str) -> Reply:
+        """A refusal with a status. Header names are written with underscores."""
+        body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return Reply([json.dumps(body).encode()], status, {"content-type": "application/json", **named})
+
+
 def _frame(event: str, data: str) -> bytes:
     return f"event: {event}\ndata: {data}\n\n".encode()
 
@@ -201,9 +267,11 @@ class _Listener(socketserver.ThreadingTCPServer):
     def __init__(self, owner: Server) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.owner = owner
+        self.accepted = 0
         self._connections: set[socket.socket] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        self.accepted += 1
         self._connections.add(request)
         super().process_request(request, client_address)
 
