@@ -257,7 +257,7 @@ def test_an_abort_keeps_the_results_of_tools_that_had_finished_and_starts_no_oth
             assert [m.text.split(": ")[-1] for m in result.messages if isinstance(m, ToolResultMessage)] == [
                 "done",
                 "it may or may not have taken effect.",
-                "it was not started.",
+                "This call was not started, because the run was aborted.",
             ]
             assert [m.role for m in result.messages] == ["user", "assistant", *["tool_result"] * 3]
             await can_go_on(cp)

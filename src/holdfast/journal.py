@@ -22,6 +22,7 @@ class Journal(Protocol):
 
     messages: list[Message]
     extra: dict[str, Any]
+    unsaved: dict[str, ToolResultMessage]  # results whose write failed, by their call's id
 
     async def load(self, *, again: bool = False) -> None:
         """Load the history, if it is not known or no longer true; `again` does so in any case."""
@@ -48,6 +49,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
+        self.unsaved: dict[str, ToolResultMessage] = {}
 
     async def load(self, *, again: bool = False) -> None:
         pass
@@ -74,6 +76,7 @@ class ThreadJournal:
     def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
+        self.unsaved: dict[str, ToolResultMessage] = {}
         self._checkpointer = checkpointer
         self._thread_id = checked_id(thread_id)
         self._saved_extra = "{}"
@@ -88,7 +91,10 @@ class ThreadJournal:
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {}, [], Position(0, 0))
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
-        self.extra = thread.extra.copy() if self._loaded else {**thread.extra, **self.extra}
+        if not self._loaded:
+            self.extra = {**thread.extra, **self.extra}
+        elif encode_extra(self.extra) == self._saved_extra:  # else it is about to be saved, and wins
+            self.extra = thread.extra.copy()
         self._loaded = True
         self._saved_extra = encode_extra(thread.extra)
         self._position = thread.position
@@ -112,14 +118,19 @@ class ThreadJournal:
                 self.messages.extend(messages)
 
     async def settle(self, index: int, result: ToolResultMessage) -> None:
-        places = [(self._first_place + index, stored(result))]
-        write = self._checkpointer.store.write(threads.fill, self._thread_id, places)
+        settled = False
         try:
-            await write
+            places = [(self._first_place + index, stored(result))]
+            write = self._checkpointer.store.write(threads.fill, self._thread_id, places)
+            try:
+                await write
+            finally:
+                if write.done() and write.exception() is None:
+                    self._advance(write.result())
+                    settled = True
         finally:
-            if write.done() and write.exception() is None:
-                self._advance(write.result())
-            else:
+            if not settled:  # the tool ran all the same: what it answered is not forgotten while we live
+                self.unsaved[result.tool_call_id] = result
                 self._position = None
         if self._position is None:
             raise ThreadMoved(f"thread {self._thread_id!r} was written by somebody else during this run")
@@ -128,14 +139,15 @@ class ThreadJournal:
         self.messages.extend(results)
 
     async def recover(self, results: dict[int, ToolResultMessage]) -> None:
-        places = [
-            (self._first_place + index, stored(result))
-            for index, result in results.items()
-            if self._first_place + index not in self._taken  # somebody appended without leaving room
-        ]
-        if places:
-            await self._checkpointer.store.write(threads.fill, self._thread_id, places)
-        await self.load(again=True)
+        rows = {self._first_place + index: stored(result) for index, result in results.items()}
+        self._position = None
+        if free := [(seq, row) for seq, row in rows.items() if seq not in self._taken]:
+            await self._checkpointer.store.write(threads.fill, self._thread_id, free)
+        # Where somebody appended without leaving room, the results go to the end; a request puts them right.
+        if late := [row for seq, row in rows.items() if seq in self._taken]:
+            await self._checkpointer.store.write(threads.append, self._thread_id, late)
+        self.unsaved.clear()
+        await self.load()
 
     async def save_extra(self) -> None:
         extra = encode_extra(self.extra)

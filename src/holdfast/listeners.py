@@ -42,7 +42,7 @@ class Listeners:
         return lambda: self._plain.remove(call) if call in self._plain else None
 
     def publish(self, event: Event, signal: Signal) -> None:
-        for call in tuple(self._plain) if len(self._plain) > 1 else self._plain:
+        for call in tuple(self._plain):
             call(event, signal)
         for queued in self._queued:
             queued.put(event, signal)

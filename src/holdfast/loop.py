@@ -46,7 +46,7 @@ from holdfast.messages import (
 )
 from holdfast.middleware import Chain, HookContext
 from holdfast.providers.base import Model, Provider, Request
-from holdfast.recovery import ValidHistory
+from holdfast.recovery import ValidHistory, with_replies
 from holdfast.reply import Reply
 from holdfast.signals import Aborted, Signal, until_aborted, wait_all
 from holdfast.tools import Tool, ToolContext
@@ -66,7 +66,7 @@ class Limits(Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
                 raise InputError(f"the limit on {name} must be a number above 0, or None for no limit; got {value!r}")
 
     def reached(self, turns: int, usage: Usage) -> str | None:
@@ -170,7 +170,11 @@ class Run:
         self._start_turn()
         self._tell(await begin())
         while True:
-            reply = await self._ask()
+            try:
+                reply = await self._ask()
+            except Aborted:  # before there was anything to record
+                self._stop_reason = self._abort_reason()
+                return
             results = await self._run_tools(reply)
             self._end_turn(reply, results)
             if not self._goes_on(reply):
@@ -181,7 +185,7 @@ class Run:
     def _goes_on(self, reply: AssistantMessage) -> bool:
         """Whether there is another turn. What waits in the inbox stays there when a run breaks off."""
         if self.signal.aborted:
-            self._stop_reason = "time_limit" if self.signal.reason == "time_limit" else "aborted"
+            self._stop_reason = self._abort_reason()
             return False
         if reply.failed:
             self._stop_reason = reply.stop_reason
@@ -194,11 +198,15 @@ class Run:
         self._stop_reason = limit or "stop"
         return limit is None
 
+    def _abort_reason(self) -> str:
+        return "time_limit" if self.signal.reason == "time_limit" else "aborted"
+
     async def _listen_to_inbox(self, *, stopping: bool) -> None:
-        waiting = [stamped(message) for message in self._inbox.take(stopping=stopping)]
-        if waiting:
-            await self._journal.append(waiting)
-            self._tell(waiting)
+        with self._inbox.taken(stopping=stopping) as taken:
+            waiting = [stamped(message) for message in taken]
+            if waiting:
+                await self._journal.append(waiting)
+        self._tell(waiting)
 
     def _start_turn(self) -> None:
         self._turns += 1
@@ -214,11 +222,12 @@ class Run:
     async def _ask(self) -> AssistantMessage:
         """One model call. Its failure is a reply too."""
         setup = self._setup
-        request = await self._request()
+        request = await until_aborted(self._request(), self.signal, setup.grace)
         stream = setup.provider.stream(request, self.signal)  # what it raises here is a mistake of the program
-        self._open_reply = AssistantMessage([], model=setup.model.id, provider=setup.provider.name)
-        self._publish(MessageStart(self._open_reply))
-        message = self._priced(await self._reply(request, stream))
+        began = stamped(AssistantMessage([], model=setup.model.id, provider=setup.provider.name))
+        self._open_reply = began
+        self._publish(MessageStart(began))
+        message = self._priced(await self._reply(request, stream), began)
         self._open_reply = message
         await self._journal.append([message], reserve=len(message.tool_calls))
         self._open_reply = None
@@ -231,7 +240,7 @@ class Run:
         setup = self._setup
         context = HookContext(self._journal.extra, setup.thread_id, setup.user_id)
         seen = await setup.middleware.transform_context(self._journal.messages, self.signal, context)
-        history = self._history.of(seen)
+        history = self._history.of(with_replies(seen, self._journal.messages))
         if not history:
             raise InputError(
                 f"there is nothing to send to {setup.model.id!r}: the middleware left none of "
@@ -277,11 +286,11 @@ class Run:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()  # gives the connection back, also when the run is aborted
 
-    def _priced(self, message: AssistantMessage) -> AssistantMessage:
+    def _priced(self, message: AssistantMessage, began: AssistantMessage) -> AssistantMessage:
         usage = message.usage
         if not usage.cost and self._setup.model.prices is not None:
             usage = msgspec.structs.replace(usage, cost=self._setup.model.cost(usage))
-        return msgspec.structs.replace(stamped(message), usage=usage)
+        return msgspec.structs.replace(message, usage=usage, id=began.id, created_at=began.created_at)
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
@@ -290,6 +299,13 @@ class Run:
         calls = list(enumerate(reply.tool_calls))
         results: list[ToolResultMessage] = []
         if not calls:
+            return results
+        if reply.failed:
+            results = [stamped(tools.not_started(call, "the reply broke off")) for _, call in calls]
+            for (index, _), result in zip(calls, results, strict=True):
+                await self._journal.settle(index, result)
+            self._journal.close_turn(results)
+            self._tell(results)
             return results
         if self._setup.sequential:
             for index, call in calls:
@@ -306,15 +322,17 @@ class Run:
 
     async def _run_tool(self, index: int, call: ToolCall) -> ToolResultMessage:
         if self.signal.aborted:
-            result = stamped(tools.aborted(call, started=False))
+            result = stamped(tools.not_started(call, "the run was aborted"))
             await self._journal.settle(index, result)
             return result
         self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
-        result = stamped(await self._outcome(call))
+        result, stored = tools.failure(call, "This call did not come to an end."), False
         try:
+            result = stamped(await self._outcome(call))
             await self._journal.settle(index, result)
+            stored = True
         finally:
-            self._publish(ToolExecutionEnd(call.id, call.name, result, result.is_error))
+            self._publish(ToolExecutionEnd(call.id, call.name, result, result.is_error, stored))
         return result
 
     async def _outcome(self, call: ToolCall) -> ToolResultMessage:
@@ -333,14 +351,16 @@ class Run:
         try:
             return await until_aborted(tool.execute(call, context), self.signal, self._setup.grace)
         except Aborted:
-            return tools.aborted(call, started=True)
+            return tools.aborted(call)
+        finally:
+            context.on_update = None
 
     def _on_update(self, call: ToolCall) -> Callable[[Any], None]:
         """Progress may come from a tool's thread; listeners are called on the loop's."""
         loop, home = asyncio.get_running_loop(), threading.get_ident()
 
         def publish(event: Event) -> None:
-            if not self.signal.aborted:  # a tool that was left behind has nothing more to say
+            if self._open_turn and not self.signal.aborted:  # a tool that was left behind has nothing more to say
                 self._publish(event)
 
         def update(progress: Any) -> None:

@@ -260,7 +260,7 @@ def decode(body: str) -> Message:
         pass  # an older or newer shape, lone surrogates, NaN: all readable, but not on the fast path
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreCorrupt(f"a stored message is not JSON ({error}): {body[:80]!r}; run an integrity check") from error
     return from_value(value)
 

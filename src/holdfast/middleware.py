@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import InputError
+from holdfast.errors import HookFailed, InputError
 from holdfast.messages import Message
 from holdfast.signals import Signal
 
@@ -53,6 +53,8 @@ class Chain:
 
     def __init__(self, middleware: Sequence[object]) -> None:
         self._context_hooks: list[_Hook] = []
+        if not isinstance(middleware, Sequence):
+            raise InputError(f"middleware must be a list of objects, got {middleware!r}")
         for item in middleware:
             hooks = [name for name in HOOKS if callable(getattr(item, name, None))]
             if not hooks or isinstance(item, type):
@@ -69,7 +71,7 @@ class Chain:
         for hook in self._context_hooks:
             result = await hook(messages, signal=signal, context=context)
             if not isinstance(result, list | tuple) or not all(isinstance(item, Message) for item in result):
-                raise InputError(f"{hook.name} must return a list of messages, got {result!r:.80}")
+                raise HookFailed(f"the hook {hook.name} must return a list of messages, got {result!r:.80}")
             messages = list(result)
         return messages
 
@@ -85,5 +87,8 @@ class _Hook:
         self._takes = {key for key in ("signal", "context") if takes_all or key in parameters}
 
     async def __call__(self, *args: Any, **options: Any) -> Any:
-        result = self._call(*args, **{key: value for key, value in options.items() if key in self._takes})
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = self._call(*args, **{key: value for key, value in options.items() if key in self._takes})
+            return await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise HookFailed(f"the hook {self.name} failed: {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ crash, an abort, a fork or a window may leave one like that, so every request pa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from holdfast.messages import (
     AssistantMessage,
     Block,
+    ImageContent,
     Message,
     ModelMessage,
     Note,
@@ -60,9 +62,9 @@ class ValidHistory:
             self._source, self._settled, self._last, self._valid = messages, 0, None, []
         self._settle(messages)
         rest: list[ModelMessage] = [message for message in messages[self._settled :] if not isinstance(message, Note)]
-        while rest and isinstance(last := rest[-1], AssistantMessage) and last.failed and not last.tool_calls:
-            rest.pop()
         valid = self._valid + _made_valid(rest)[0]
+        while valid and isinstance(last := valid[-1], AssistantMessage) and last.failed:
+            valid.pop()
         if valid and not isinstance(valid[0], UserMessage):
             valid.insert(0, UserMessage(_OMITTED))
         return valid
@@ -90,12 +92,30 @@ def _made_valid(history: Sequence[ModelMessage]) -> tuple[list[ModelMessage], bo
     valid: list[ModelMessage] = []
     for position, message in enumerate(history):
         if isinstance(message, UserMessage):
-            if any(_is_sendable(block) for block in message.content):
+            if any(_is_said(block) for block in message.content):
                 valid.append(message)
         elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
             valid.append(reply)
             valid.extend(results.of(call, position) for call in reply.tool_calls)
     return valid, results.complete
+
+
+def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message]:
+    """What a hook left of the messages; if that begins with results, from the reply on that asked for them.
+
+    A window that is smaller than a reply's calls would otherwise leave nothing that can be sent.
+    """
+    if not seen or not isinstance(first := seen[0], ToolResultMessage):
+        return seen
+    for end in range(len(messages) - 1, -1, -1):
+        if messages[end] is first:
+            break
+    else:
+        return seen
+    for start in range(end, -1, -1):
+        if isinstance(messages[start], AssistantMessage):
+            return [*messages[start:end], *seen]
+    return seen
 
 
 def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
@@ -120,28 +140,35 @@ def can_continue(messages: Sequence[Message]) -> bool:
     return bool(history) and not isinstance(history[-1], AssistantMessage)
 
 
+_NOTHING: deque[tuple[int, ToolResultMessage]] = deque()
+
+
 class _Results:
     """The results of a history, each to be given to one call."""
 
     def __init__(self, history: Iterable[ModelMessage]) -> None:
-        self._by_call: dict[str, list[tuple[int, ToolResultMessage]]] = {}
-        self._calls: dict[str, list[int]] = {}
+        self._by_call: dict[str, deque[tuple[int, ToolResultMessage]]] = {}
+        self._calls: dict[str, deque[int]] = {}
         self.complete = True
         for position, message in enumerate(history):
             if isinstance(message, ToolResultMessage):
-                self._by_call.setdefault(message.tool_call_id, []).append((position, message))
+                self._by_call.setdefault(message.tool_call_id, deque()).append((position, message))
             elif isinstance(message, AssistantMessage):
                 for call in message.tool_calls:
-                    self._calls.setdefault(call.id, []).append(position)
+                    self._calls.setdefault(call.id, deque()).append(position)
 
     def of(self, call: ToolCall, position: int) -> ToolResultMessage:
-        """The first result behind the call and before the next call with the same id (some services reuse ids)."""
-        waiting = self._by_call.get(call.id, [])
-        following = next((p for p in self._calls[call.id] if p > position), None)
-        for entry in waiting:
-            if entry[0] > position and (following is None or entry[0] < following):
-                waiting.remove(entry)
-                return entry[1]
+        """The first result behind the call and before the next call with the same id (some services reuse ids).
+
+        Calls are asked for in their order, so what lies behind is done with.
+        """
+        waiting, calls = self._by_call.get(call.id, _NOTHING), self._calls[call.id]
+        while calls and calls[0] <= position:
+            calls.popleft()
+        while waiting and waiting[0][0] < position:
+            waiting.popleft()
+        if waiting and (not calls or waiting[0][0] < calls[0]):
+            return waiting.popleft()[1]
         self.complete = False
         return unknown_outcome(call)
 
@@ -154,7 +181,12 @@ def _presentable(reply: AssistantMessage) -> AssistantMessage | None:
     return reply if len(kept) == len(reply.content) else msgspec.structs.replace(reply, content=kept)
 
 
-def _is_sendable(block: Block, *, broken: bool = False) -> bool:
+def _is_said(block: Block) -> bool:
+    """Whether a user's block has something to say."""
+    return isinstance(block, ImageContent) or (isinstance(block, TextContent) and bool(block.text.strip()))
+
+
+def _is_sendable(block: Block, *, broken: bool) -> bool:
     if isinstance(block, ThinkingContent):
         return not broken or bool(block.signature or block.redacted)
     return not isinstance(block, TextContent) or bool(block.text.strip())

@@ -6,11 +6,13 @@ It is set once and from any thread. A tool looks at `aborted` between two steps,
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_log = logging.getLogger("holdfast")
 
 _abandoned: set[asyncio.Task[Any]] = set()  # work that ignored its cancellation: kept alive, no longer waited for
 
@@ -43,7 +45,10 @@ class Signal:
             self._reason = reason
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - the others want to know too
+                _log.exception("a callback of an abort signal failed")
 
     def on_abort(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call back once when the signal is set (at once if it is); returns a function that takes this back."""
@@ -96,7 +101,9 @@ async def until_aborted(work: Coroutine[Any, Any, T], signal: Signal, grace: flo
         task.add_done_callback(_bury)
         raise Aborted
     if task.cancelled():
-        raise Aborted
+        if signal.aborted:
+            raise Aborted
+        raise RuntimeError("it was cancelled from inside")
     return task.result()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import msgspec
 from msgspec import Struct, field
 
 from holdfast.errors import InputError
-from holdfast.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps
+from holdfast.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, checked_dumps, dumps
 from holdfast.providers.base import ToolSpec
 from holdfast.signals import Signal
 
@@ -30,8 +31,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ITEM = re.compile(r"(?::param\s+)?(?:\w+\s+)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)")
-_SECTION = re.compile(r"(Args|Arguments|Parameters):?\s*")
 
 
 class ToolContext(Struct):
@@ -81,14 +80,16 @@ class Tool(Generic[P, R]):
         """Run the call; a failure of any kind is a result."""
         try:
             arguments = self._convert(call)
-        except msgspec.ValidationError as error:
-            return _failure(call, f"Invalid arguments: {error}. Expected: {dumps(self.spec.parameters)}")
+        except Exception as error:  # noqa: BLE001 - a parameter's own class may raise anything
+            return failure(call, f"Invalid arguments: {_told(error)}. Expected: {dumps(self.spec.parameters)}")
         if self._context_parameter:
             arguments[self._context_parameter] = context
         try:
             return _message(call, await self._run(arguments))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model sees it
-            return _failure(call, f"{type(error).__name__}: {error}")
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and context.signal.aborted:
+                raise
+            return failure(call, f"{type(error).__name__}: {_told(error)}")
 
     def _convert(self, call: ToolCall) -> dict[str, Any]:
         if call.malformed is not None:
@@ -156,16 +157,27 @@ async def in_thread(function: Callable[[], R]) -> R:
 
 def unknown_tool(call: ToolCall, names: Sequence[str]) -> ToolResultMessage:
     known = f"The tools are: {', '.join(names)}." if names else "There are no tools."
-    return _failure(call, f"There is no tool {call.name!r}. {known}")
+    return failure(call, f"There is no tool {call.name!r}. {known}")
 
 
-def aborted(call: ToolCall, *, started: bool) -> ToolResultMessage:
-    what = "it may or may not have taken effect" if started else "it was not started"
-    return _failure(call, f"The run was aborted during this call: {what}.")
+def aborted(call: ToolCall) -> ToolResultMessage:
+    return failure(call, "The run was aborted during this call: it may or may not have taken effect.")
 
 
-def _failure(call: ToolCall, text: str) -> ToolResultMessage:
+def not_started(call: ToolCall, reason: str) -> ToolResultMessage:
+    return failure(call, f"This call was not started, because {reason}.")
+
+
+def failure(call: ToolCall, text: str) -> ToolResultMessage:
+    """A result that tells the model what went wrong."""
     return ToolResultMessage(call.id, call.name, text, is_error=True)
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - somebody's __str__
+        return "(it cannot be shown)"
 
 
 def _message(call: ToolCall, value: Any) -> ToolResultMessage:
@@ -184,20 +196,29 @@ def _content(value: Any) -> str | Sequence[Block]:
         return [value]
     if isinstance(value, list) and value and all(isinstance(item, TextContent | ImageContent) for item in value):
         return value
-    return msgspec.json.encode(readable(value)).decode()
+    return json.dumps(readable(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def readable(value: Any) -> Any:
     """Any Python value as JSON that a person can read. Nothing is too strange: the last resort is its repr."""
     try:
-        return msgspec.to_builtins(value, enc_hook=_describe, str_keys=True)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)
+        plain = msgspec.to_builtins(value, enc_hook=_describe, str_keys=True)
+        checked_dumps(plain)
+    except Exception:  # noqa: BLE001 - cycles, bottomless nesting, classes that fail when they are looked at
+        return _repr(value)
+    return plain
 
 
 def _describe(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)  # pydantic
-    return dump(mode="json") if callable(dump) and not isinstance(value, type) else repr(value)
+    return dump(mode="json") if callable(dump) and not isinstance(value, type) else _repr(value)
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - somebody's __repr__, or a number that is too long to be shown
+        return object.__repr__(value)
 
 
 # --- from a signature to a schema -------------------------------------------------------------------------------------
@@ -228,7 +249,7 @@ def _arguments_of(
         else:
             optional.append((name, _described(hint, described.get(name)), _default(parameter.default)))
     try:
-        struct = msgspec.defstruct("Arguments", required + optional, kw_only=True, forbid_unknown_fields=True)
+        struct = msgspec.defstruct(f"{tool_name}__arguments", required + optional, kw_only=True, forbid_unknown_fields=True)
     except TypeError as error:
         raise InputError(f"tool {tool_name!r}: {error}") from error
     return context_parameter, struct
@@ -252,34 +273,23 @@ def _described(hint: Any, description: str | None) -> Any:
 
 def _schema(arguments: type[Struct], tool_name: str) -> dict[str, Any]:
     try:
-        _, components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+        (root,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     except TypeError as error:
         raise InputError(
             f"tool {tool_name!r}: its parameters cannot be described to a model ({error}); use str, int, float, bool, "
             "list, dict, Literal, Enum, dataclasses, TypedDicts or msgspec Structs"
         ) from error
-    schema = components.pop("Arguments")
+    schema = components.pop(root["$ref"].rsplit("/", 1)[1])
     schema.pop("title", None)
     return {**schema, "$defs": components} if components else schema
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and what an `Args:` section or `:param x:` lines say of each parameter."""
-    summary: list[str] = []
-    described: dict[str, str] = {}
-    inside, current = False, ""
-    for line in text.splitlines():
-        stripped = line.strip()
-        if _SECTION.fullmatch(stripped) or (set(stripped) == {"-"} and inside):
-            inside = True
-        elif (match := _ITEM.fullmatch(stripped)) and (inside or stripped.startswith(":param")):
-            current = match[1]
-            described[current] = match[2].strip()
-        elif inside and stripped and line.startswith(" ") and current:
-            described[current] += " " + stripped
-        elif stripped.startswith((":return", ":rtype", ":raise", "Returns:", "Raises:", "Example")):
-            inside, current = False, ""
-            break
-        elif not inside:
-            summary.append(line)
-    return "\n".join(summary).strip(), described
+    """What a docstring says of the tool, and of each parameter: Google, NumPy and Sphinx styles."""
+    if ":" not in text and "---" not in text:
+        return text.strip(), {}
+    import docstring_parser  # noqa: PLC0415 - only who has something to parse pays for it
+
+    parsed = docstring_parser.parse(text)
+    described = {item.arg_name.lstrip("*"): " ".join((item.description or "").split()) for item in parsed.params}
+    return (parsed.description or "").strip(), {name: said for name, said in described.items() if said}
