@@ -249,7 +249,9 @@ def _arguments_of(
         else:
             optional.append((name, _described(hint, described.get(name)), _default(parameter.default)))
     try:
-        struct = msgspec.defstruct(f"{tool_name}__arguments", required + optional, kw_only=True, forbid_unknown_fields=True)
+        struct = msgspec.defstruct(
+            f"{tool_name}__arguments", required + optional, kw_only=True, forbid_unknown_fields=True
+        )
     except TypeError as error:
         raise InputError(f"tool {tool_name!r}: {error}") from error
     return context_parameter, struct
