@@ -30,16 +30,16 @@ Row = tuple[Any, ...]
 class Tx(Protocol):
     """One transaction. SQL has `:name` parameters; values are always bound, never pasted."""
 
-    def one(self, sql: str, /, **params: object) -> Row | None:
+    def one(self, sql: str, /, **params: Any) -> Row | None:
         """The first row, if there is one."""
 
-    def all(self, sql: str, /, **params: object) -> list[Row]:
+    def all(self, sql: str, /, **params: Any) -> list[Row]:
         """All rows."""
 
-    def run(self, sql: str, /, **params: object) -> None:
+    def run(self, sql: str, /, **params: Any) -> None:
         """A statement that answers nothing."""
 
-    def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
+    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
         """The same statement for each set of parameters."""
 
     def now(self) -> str:

@@ -62,17 +62,17 @@ class SQLiteTx:
         self._execute(statement)
         self._now = None
 
-    def one(self, sql: str, /, **params: object) -> Row | None:
+    def one(self, sql: str, /, **params: Any) -> Row | None:
         rows = self._execute(sql, params).fetchall()
         return rows[0] if rows else None
 
-    def all(self, sql: str, /, **params: object) -> list[Row]:
+    def all(self, sql: str, /, **params: Any) -> list[Row]:
         return self._execute(sql, params).fetchall()
 
-    def run(self, sql: str, /, **params: object) -> None:
+    def run(self, sql: str, /, **params: Any) -> None:
         self._execute(sql, params)
 
-    def many(self, sql: str, rows: Sequence[dict[str, object]], /) -> None:
+    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
         for row in rows:
             self._execute(sql, row)
 
