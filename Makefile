@@ -47,7 +47,7 @@ requirements: ## pin the newest versions in requirements/dev.txt anew
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
 	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
 	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-	  --extra anthropic --extra local --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	  --all-extras --output-file requirements/dev.txt pyproject.toml requirements/dev.in
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
