@@ -62,6 +62,7 @@ class Server:
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self.requests: list[Received] = []
         self.hung_up = threading.Event()  # a client left in the middle of a reply
+        self.left = threading.Event()  # a client closed its connection, after a reply or in the middle of it
         self._steps = list(steps)
         self._lock = threading.Lock()
         self._complaints: list[str] = []
@@ -296,6 +297,10 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.server.owner.hung_up.set()
             self.close_connection = True
+
+    def finish(self) -> None:
+        super().finish()
+        self.server.owner.left.set()
 
     def _play(self, reply: Reply) -> None:
         self.send_response(reply.status)

@@ -22,6 +22,7 @@ from holdfast.messages import (
     ThinkingContent,
     ToolCall,
     ToolResultMessage,
+    UnknownBlock,
     UserMessage,
 )
 
@@ -120,13 +121,21 @@ def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequen
 
 def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
     """The calls of the last reply that have no result, by their index in it."""
-    behind: set[str] = set()
+    behind: list[str] = []
     for message in reversed(messages):
         if isinstance(message, ToolResultMessage):
-            behind.add(message.tool_call_id)
+            behind.append(message.tool_call_id)
         elif isinstance(message, AssistantMessage):
-            return {i: call for i, call in enumerate(message.tool_calls) if call.id not in behind}
+            return {i: call for i, call in enumerate(message.tool_calls) if not _taken(call.id, behind)}
     return {}
+
+
+def _taken(call_id: str, results: list[str]) -> bool:
+    """Whether there is a result for the call, which is then used up: one reply may use an id twice."""
+    if call_id not in results:
+        return False
+    results.remove(call_id)
+    return True
 
 
 def unknown_outcome(call: ToolCall) -> ToolResultMessage:
@@ -189,4 +198,6 @@ def _is_said(block: Block) -> bool:
 def _is_sendable(block: Block, *, broken: bool) -> bool:
     if isinstance(block, ThinkingContent):
         return not broken or bool(block.signature or block.redacted)
+    if isinstance(block, UnknownBlock):
+        return False
     return not isinstance(block, TextContent) or bool(block.text.strip())

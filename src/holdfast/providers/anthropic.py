@@ -5,22 +5,18 @@
   ids have its alphabet, and nothing is sent that it refuses (empty text, unsigned or foreign thinking, NaN, lone
   surrogates).
 - Every failure is a typed `ProviderError` that never shows the key. The run retries, so the SDK does not.
-- The connection lives no longer than its stream: closing or cancelling the iterator closes it.
+- Connections are kept for the next call, within one event loop. Closing or cancelling a stream closes its connection.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import importlib.util
-import math
 import os
 import re
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -31,7 +27,6 @@ from holdfast.errors import (
     InputError,
     InvalidRequest,
     MissingExtra,
-    NetworkFailed,
     Overloaded,
     ProviderError,
     RateLimited,
@@ -63,7 +58,9 @@ from holdfast.messages import (
     UserMessage,
     dumps,
 )
+from holdfast.providers import wire
 from holdfast.providers.base import Model, Request
+from holdfast.providers.wire import CallIds
 from holdfast.reply import parse_tool_call
 from holdfast.signals import Signal
 
@@ -72,13 +69,14 @@ if TYPE_CHECKING:
 
     Client: TypeAlias = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
 
-T = TypeVar("T")
-
 _NAME = "anthropic"
 _KEY_HINT = "set ANTHROPIC_API_KEY or pass AnthropicProvider(api_key=...)"
 _MAX_TOKENS = 32_000  # the service wants a number; each current model accepts this one
 _BUDGETS = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_000, "max": 24_000}
 _STOPS = {"tool_use": "tool_use", "max_tokens": "length", "model_context_window_exceeded": "length"}
+_as, _clean = wire.checked, wire.clean
+_LONGEST_ID = 64
+_LONGEST_NAME = 128
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
@@ -88,56 +86,34 @@ class AnthropicProvider:
     name = _NAME
 
     def __init__(self, api_key: str | None = None, base_url: str | None = None, client: Client | None = None) -> None:
-        # A snippet's api_key=... is taken at its word: the key stands somewhere else, in the environment.
-        self._api_key = None if isinstance(api_key, EllipsisType) else api_key
-        self._base_url = base_url
+        self._api_key = wire.given(api_key)
         self._client = client
-        self._connecting = threading.Lock()
+        self._new_client = partial(_new_client, self._api_key, base_url)
+        self._clients = wire.Clients(self._new_client)
+        self._checked = client is not None
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
-        if self._client is None:
+        if not self._checked:
             self._check()
         return self._stream(request.model, _body(request))
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; a client of your own stays open."""
+        await self._clients.aclose()
 
     def _check(self) -> None:
         if importlib.util.find_spec("anthropic") is None:
             raise MissingExtra("AnthropicProvider", "anthropic")
         environment = os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("ANTHROPIC_AUTH_TOKEN")
         if not (environment if self._api_key is None else self._api_key):
-            self._connect()  # the SDK knows more ways in, a profile for one; without any, this raises
-
-    def _connect(self) -> Client:
-        with self._connecting:  # many streams may begin at once, each on a thread
-            self._client = self._client or self._new_client()
-            return self._client
-
-    def _new_client(self) -> AsyncAnthropic:
-        import anthropic  # noqa: PLC0415
-        import httpx2  # noqa: PLC0415
-
-        # An idle connection would belong to one event loop and outlive it; a provider may serve several, one by one.
-        limits = httpx2.Limits(max_keepalive_connections=0)
-        try:
-            client = anthropic.AsyncAnthropic(
-                api_key=self._api_key,
-                base_url=self._base_url,
-                max_retries=0,
-                http_client=anthropic.DefaultAsyncHttpxClient(limits=limits),
-            )
-        except anthropic.AnthropicError as error:
-            raise AuthenticationFailed(f"the SDK found no usable credentials: {error}; {_KEY_HINT}") from error
-        client.api_key, client.auth_token = _sendable(client.api_key), _sendable(client.auth_token)
-        if not (client.api_key or client.auth_token or client.credentials):
-            raise AuthenticationFailed(f"there is no API key for Anthropic; {_KEY_HINT}")
-        return client
+            self._new_client()  # the SDK knows more ways in, a profile for one; without any, this raises
+        self._checked = True
 
     async def _stream(self, model: Model, body: dict[str, Any]) -> AsyncIterator[StreamEvent]:
-        client = self._client
-        if client is None:
-            client = await asyncio.to_thread(self._connect)
+        client = self._client or await self._clients.get()
         import anthropic  # noqa: PLC0415
-        import httpx2  # noqa: PLC0415
 
+        failures: tuple[type[Exception], ...] = (anthropic.AnthropicError, *wire.transport_errors())
         try:
             async with (
                 await client.messages.create(**body, stream=True) as raw,
@@ -145,8 +121,27 @@ class AnthropicProvider:
             ):
                 async for event in events:
                     yield event
-        except (anthropic.AnthropicError, httpx2.HTTPError) as error:
+        except failures as error:
             raise _failure(error, client, model) from error
+
+
+def _new_client(api_key: str | None, base_url: str | None) -> AsyncAnthropic:
+    import anthropic  # noqa: PLC0415
+
+    try:
+        client = anthropic.AsyncAnthropic(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(limits=wire.limits()),
+        )
+    except anthropic.AnthropicError as error:
+        raise AuthenticationFailed(f"the SDK found no usable credentials: {error}; {_KEY_HINT}") from error
+    client.api_key = wire.sendable(client.api_key, _KEY_HINT)
+    client.auth_token = wire.sendable(client.auth_token, _KEY_HINT)
+    if not (client.api_key or client.auth_token or client.credentials):
+        raise AuthenticationFailed(f"there is no API key for Anthropic; {_KEY_HINT}")
+    return client
 
 
 # --- the request ------------------------------------------------------------------------------------------------------
@@ -198,8 +193,9 @@ def _generation(model_id: str) -> tuple[int, int]:
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
+    ids = CallIds(_LONGEST_ID)
     for message in messages:
-        role, blocks = _turn(message)
+        role, blocks = _turn(message, ids)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         elif blocks:
@@ -209,14 +205,14 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def _turn(message: Message) -> tuple[str, list[dict[str, Any]]]:
+def _turn(message: Message, ids: CallIds) -> tuple[str, list[dict[str, Any]]]:
     match message:
         case UserMessage():
             return "user", _visible(message.content)
         case ToolResultMessage():
-            return "user", _result(message)
+            return "user", _result(message, ids)
         case AssistantMessage():
-            return "assistant", _spoken(message)
+            return "assistant", _spoken(message, ids)
         case _:
             return "note", []
 
@@ -232,27 +228,28 @@ def _visible(content: Sequence[Block]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _result(message: ToolResultMessage) -> list[dict[str, Any]]:
+def _result(message: ToolResultMessage, ids: CallIds) -> list[dict[str, Any]]:
     inside, beside = _visible(message.content), []
     if message.is_error:  # an error may hold nothing but text, so its images go next to it
         beside = [block for block in inside if block["type"] == "image"]
         inside = [block for block in inside if block["type"] == "text"]
     result = {
         "type": "tool_result",
-        "tool_use_id": _call_id(message.tool_call_id),
+        "tool_use_id": ids.of_result(message.tool_call_id),
         "content": inside or [{"type": "text", "text": "(no output)"}],
     }
     return [{**result, "is_error": True} if message.is_error else result, *beside]
 
 
-def _spoken(message: AssistantMessage) -> list[dict[str, Any]]:
+def _spoken(message: AssistantMessage, ids: CallIds) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, TextContent) and block.text.strip():
             blocks.append({"type": "text", "text": block.text})
         elif isinstance(block, ToolCall):
+            name = wire.tool_name(block.name, _LONGEST_NAME)
             blocks.append(
-                {"type": "tool_use", "id": _call_id(block.id), "name": block.name, "input": block.arguments},
+                {"type": "tool_use", "id": ids.of_call(block.id), "name": name, "input": block.arguments},
             )
         elif isinstance(block, ThinkingContent) and message.provider in (None, _NAME):
             blocks += _thought(block)
@@ -270,24 +267,7 @@ def _thought(block: ThinkingContent) -> list[dict[str, Any]]:
 
 
 def _call_id(call_id: str) -> str:
-    """The id itself, or for one that another service made a digest in the alphabet that this one takes."""
-    if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call_id):
-        return call_id
-    return "call_" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _clean(value: Any, room: int = 200) -> Any:
-    """The value as strict JSON in UTF-8 can carry it: lone surrogates replaced, NaN and infinity null, no bottomless
-    nesting (arguments that a model once wrote must not break each later request)."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict | list | tuple) and room == 0:
-        return "[nested too deep]"
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item, room - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item, room - 1) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return wire.call_id(call_id, _LONGEST_ID)
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------
@@ -300,13 +280,11 @@ async def _read(raw: AsyncIterator[Any], model: Model, host: str) -> AsyncGenera
             for event in reading.take(item):
                 yield event
             if reading.done:
+                await wire.drain(raw)
                 return
     except (ValueError, TypeError, AttributeError, LookupError) as error:  # the SDK hands out what it got, unchecked
-        raise NetworkFailed(
-            f"{host} sent something that is not its protocol (model {model.id!r}): {error}; try again, and check "
-            "base_url and proxies if it persists"
-        ) from error
-    raise NetworkFailed(f"{host} ended its stream before the reply of {model.id!r} was complete; try again")
+        raise wire.garbled(host, model.id, error) from error
+    raise wire.cut_short(host, model.id)
 
 
 class _Reading:
@@ -397,12 +375,6 @@ class _Reading:
         return replace(usage, cost=self._model.cost(usage))
 
 
-def _as(kind: type[T], value: Any) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r:.80} where a {kind.__name__} belongs")
-    return value
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 _KINDS: dict[object, type[ProviderError]] = {
@@ -418,14 +390,6 @@ _WORDS: dict[str, type[ProviderError]] = {
     "exceed context limit": ContextTooLong,  # older models, when prompt and max_tokens together are too much
     "content filtering policy": ContentRefused,
 }
-_ADVICE: dict[type[ProviderError], tuple[str, str]] = {
-    AuthenticationFailed: ("refused the key", f"check the key and what it may do; {_KEY_HINT}"),
-    RateLimited: ("limits the requests of this key", "try again later"),
-    Overloaded: ("is overloaded or failed inside", "try again later"),
-    ContextTooLong: ("cannot take a request of this length", "send less: trim or summarise the context"),
-    ContentRefused: ("declined to answer", "ask differently"),
-    InvalidRequest: ("rejected the request", "change what it names"),
-}
 
 
 def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
@@ -437,26 +401,17 @@ def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
     if isinstance(error, anthropic.CredentialsError):
         return AuthenticationFailed(f"the SDK could not load its credentials: {error}; {_KEY_HINT}")
     if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException):
-        return NetworkFailed(
-            f"{_host(client)} did not answer in time (model {model.id!r}); try again, or wait longer with "
-            "client=AsyncAnthropic(timeout=...)"
-        )
+        return wire.too_slow(_host(client), model.id, "AsyncAnthropic")
     cause = error.__cause__ or error
-    what = _redacted(f"{type(cause).__name__}: {cause}", client)
-    return NetworkFailed(
-        f"the connection to {_host(client)} failed (model {model.id!r}, {what}); check the network and base_url, "
-        "then try again"
-    )
+    return wire.unreachable(_host(client), model.id, wire.redacted(f"{type(cause).__name__}: {cause}", client))
 
 
 def _rejection(error: APIStatusError, client: Client, model: Model) -> ProviderError:
-    kind, wait = _kind(error), _retry_after(error)
-    happened, advice = _ADVICE[kind]
     # An error inside a stream has the status of the stream, which began well.
     status = f"{error.status_code} " if error.status_code >= 400 else ""
-    said = _redacted(f"{status}{error.type or 'error'}: {error.api_message or error.message}", client)
-    waiting = "" if wait is None else f" (it asks to wait {wait:g} s)"
-    return kind(f"{_host(client)} {happened} for model {model.id!r}: {said}; {advice}{waiting}", retry_after=wait)
+    said = wire.redacted(f"{status}{error.type or 'error'}: {error.api_message or error.message}", client)
+    wait = wire.retry_after(error.response.headers)
+    return wire.refusal(_kind(error), _host(client), model.id, said, hint=_KEY_HINT, wait=wait)
 
 
 def _kind(error: APIStatusError) -> type[ProviderError]:
@@ -470,29 +425,5 @@ def _kind(error: APIStatusError) -> type[ProviderError]:
     return next((kind for phrase, kind in _WORDS.items() if phrase in words), InvalidRequest)
 
 
-def _retry_after(error: APIStatusError) -> float | None:
-    try:
-        seconds = float(error.response.headers.get("retry-after", ""))
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None
-
-
 def _host(client: Client) -> str:
     return client.base_url.netloc.decode()  # without what a URL may hold before its "@"
-
-
-def _redacted(text: str, client: Client) -> str:
-    """At most 500 characters of what a service said; some repeat the key."""
-    for name in ("api_key", "auth_token", "access_token", "aws_secret_key", "aws_session_token"):
-        if secret := getattr(client, name, None):
-            text = text.replace(str(secret), "[key]")
-    return text[:500]
-
-
-def _sendable(key: str | None) -> str | None:
-    """A key without the blanks that come with copying. Others would show up, key and all, in an HTTP error."""
-    key = (key or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise AuthenticationFailed(f"the API key holds a character that no key has; copy it again, then {_KEY_HINT}")
-    return key or None
