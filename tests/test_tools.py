@@ -35,7 +35,7 @@ def context(**fields: Any) -> ToolContext:
 
 
 def run(made: Made, /, **arguments: Any) -> ToolResultMessage:
-    return asyncio.run(made.execute(ToolCall("c1", made.name, arguments), context()))
+    return asyncio.run(made.execute(ToolCall("c1", made.name, arguments), context())).message
 
 
 def returning(value: Any) -> Made:
@@ -465,7 +465,7 @@ def test_a_value_outside_its_bounds_is_told() -> None:
 
 def test_arguments_that_are_no_json_object_are_shown_to_the_model() -> None:
     call = ToolCall("c1", "typed", {}, malformed='{"n": 3')
-    result = asyncio.run(typed.execute(call, context()))
+    result = asyncio.run(typed.execute(call, context())).message
     assert result.is_error
     assert "not a JSON object" in result.text
     assert '{"n": 3' in result.text
@@ -588,7 +588,7 @@ def test_a_plain_function_does_not_stop_the_event_loop() -> None:
 
         task = asyncio.create_task(look.execute(ToolCall("c", "look"), context()))
         asyncio.get_running_loop().call_soon(go.set)
-        return (await task).text
+        return (await task).message.text
 
     assert asyncio.run(main()) == "went"
 
@@ -599,7 +599,7 @@ def test_an_async_function_runs_on_the_event_loop() -> None:
         return threading.get_ident()
 
     async def main() -> None:
-        result = await look.execute(ToolCall("c", "look"), context())
+        result = (await look.execute(ToolCall("c", "look"), context())).message
         assert result.text == str(threading.get_ident())
 
     asyncio.run(main())
@@ -614,7 +614,7 @@ def test_a_plain_function_sees_the_context_variables_of_its_run() -> None:
 
     async def main() -> str:
         variable.set("found")
-        return (await look.execute(ToolCall("c", "look"), context())).text
+        return (await look.execute(ToolCall("c", "look"), context())).message.text
 
     assert asyncio.run(main()) == "found"
 
@@ -780,7 +780,7 @@ def test_a_tool_that_asks_for_its_context_gets_it_unseen_by_the_model() -> None:
 
     assert list(properties(look)) == ["city"]
     made = context(thread_id="trip", user_id="ann", extra={"a": 1})
-    result = asyncio.run(look.execute(ToolCall("c1", "look", {"city": "Kiel"}), made))
+    result = asyncio.run(look.execute(ToolCall("c1", "look", {"city": "Kiel"}), made)).message
     assert result.text == "Kiel c1 look trip ann {'a': 1} False"
 
 
