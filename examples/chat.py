@@ -13,8 +13,8 @@ from holdfast.providers.anthropic import AnthropicProvider
 
 
 def show(event: Event) -> None:
-    if event.type == "message_update" and event.stream_event.type == "text_delta":  # type: ignore[union-attr]
-        print(event.stream_event.delta, end="", flush=True)  # type: ignore[union-attr]
+    if event.type == "message_update" and event.stream_event.type == "text_delta":
+        print(event.stream_event.delta, end="", flush=True)
 
 
 async def main(thread_id: str) -> None:

@@ -21,33 +21,44 @@ TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
-    "loop": ({"loop", "inbox", "listeners", "middleware", "tools"}, {"record", "models", "values", "ground"}),
+    "loop": (
+        {"loop", "calling", "inbox", "listeners", "middleware", "output", "tools", "windows"},
+        {"record", "models", "values", "ground"},
+    ),
     "record": ({"journal", "recovery", "checkpointer"}, {"store", "values", "ground"}),
     "models": ({"providers", "reply"}, {"values", "ground"}),
     "store": ({"store"}, {"ground"}),
-    "values": ({"messages", "events"}, {"ground"}),
-    "ground": ({"errors", "signals", "clock"}, set()),
+    "values": ({"messages", "events", "results"}, {"ground"}),
+    "ground": ({"errors", "signals", "clock", "schemas", "telemetry"}, set()),
 }
 
 # Packages that only one file may import, so that everything else works without them.
 ONLY_IN = {
     "apsw": "store/sqlite.py",
     "anthropic": "providers/anthropic.py",
+    "mcp": "tools/mcp.py",
+    "openai": "providers/openai.py",
+    "opentelemetry": "telemetry.py",
     "xllamacpp": "providers/local.py",
 }
 
 PUBLIC = [
     "Agent",
     "AssistantMessage",
+    "Deny",
+    "HookContext",
     "ImageContent",
     "Limits",
     "Middleware",
     "Model",
     "Prices",
+    "Redact",
     "RunResult",
     "SlidingWindow",
+    "Summarize",
     "TextContent",
     "ThinkingContent",
+    "TokenBudget",
     "ToolCall",
     "ToolContext",
     "ToolResult",

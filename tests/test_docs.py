@@ -56,9 +56,9 @@ def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: P
 def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_another_thread(tmp_path: Path) -> None:
     code = snippets("python")[0][1]
     with Server([Anthropic.answer(text) for text in ("a", "b", "c", "d", "e", "f")]) as server:
-        assert run("-c", code, "trip", folder=tmp_path, server=server) == "ab"
-        assert run("-c", code, "trip", folder=tmp_path, server=server) == "cd"
-        assert run("-c", code, "other", folder=tmp_path, server=server) == "ef"
+        assert run("-c", code, "trip", folder=tmp_path, server=server) == "ab\n"
+        assert run("-c", code, "trip", folder=tmp_path, server=server) == "cd\n"
+        assert run("-c", code, "other", folder=tmp_path, server=server) == "ef\n"
         lengths = [len(request.body["messages"]) for request in server.requests]
     assert lengths == [1, 3, 5, 7, 1, 3]
 
@@ -97,16 +97,34 @@ def test_example_chat_goes_on_in_a_second_process(tmp_path: Path) -> None:
     assert sent == ["I am Ann.\n", "Hello, Ann.", "Who am I?\n"]
 
 
-def test_example_tools_answers_from_both_calls(tmp_path: Path) -> None:
+def test_example_weather_answers_from_both_calls(tmp_path: Path) -> None:
     calls = [
         ToolCall("toolu_1", "temperature", {"city": "Oslo"}),
-        ToolCall("toolu_2", "temperature", {"city": "Lisbon"}),
+        ToolCall("toolu_2", "forecast", {"city": "Lisbon", "period": {"days": 2, "unit": "F"}}),
     ]
     with Server([Anthropic.answer(*calls), Anthropic.answer("Lisbon is warmer.")]) as server:
-        output = run(str(ROOT / "examples" / "tools.py"), folder=tmp_path, server=server)
+        output = run(str(ROOT / "examples" / "weather.py"), folder=tmp_path, server=server)
         results = server.requests[1].body["messages"][-1]["content"]
-    assert output == "[temperature: 4 C]\n[temperature: 19 C]\nLisbon is warmer.\n"
-    assert [result["content"][0]["text"] for result in results] == ["4 C", "19 C"]
+    *told, reply = output.splitlines()
+    assert sorted(told) == ["[forecast: 66 F, 64 F]", "[temperature: 4 C]"]
+    assert reply == "Lisbon is warmer."
+    assert [result["content"][0]["text"] for result in results] == ["4 C", "66 F, 64 F"]
+
+
+def test_example_fallback_is_answered_by_the_next_model(tmp_path: Path) -> None:
+    busy = Anthropic.error(529, "overloaded_error", "Overloaded", retry_after="0")
+    with Server([busy, busy, Anthropic.answer("Hello.", model="claude-haiku-4-5")]) as server:
+        output = run(str(ROOT / "examples" / "fallback.py"), folder=tmp_path, server=server)
+        models = [request.body["model"] for request in server.requests]
+    assert models == ["claude-sonnet-5-5", "claude-sonnet-5-5", "claude-haiku-4-5"]
+    assert output == "Hello.\nanswered by claude-haiku-4-5 (anthropic)\n"
+
+
+def test_example_fallback_is_answered_by_the_embedded_model_when_the_service_is_down(tmp_path: Path) -> None:
+    busy = Anthropic.error(529, "overloaded_error", "Overloaded", retry_after="0")
+    with Server([busy] * 4) as server:
+        output = run(str(ROOT / "examples" / "fallback.py"), folder=tmp_path, server=server)
+    assert output.endswith("answered by smollm2-135m-instruct (local)\n")
 
 
 def test_example_sliding_window_keeps_all_and_shows_the_last(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_events_cannot_be_changed() -> None:
     ]
     for event in made:
         with pytest.raises(AttributeError):
-            event.type = "other"  # type: ignore[misc]
+            event.type = "other"  # type: ignore[misc,assignment]
         with pytest.raises(AttributeError):
             setattr(event, event.__struct_fields__[0], None)
 

@@ -11,25 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from holdfast import clock, recovery
+from holdfast import clock, recovery, telemetry
+from holdfast.calling import Patience, Route
 from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
 from holdfast.errors import AgentBusy, InputError, NothingToContinue, ThreadMoved
 from holdfast.inbox import Inbox
 from holdfast.journal import Journal, MemoryJournal, ThreadJournal
 from holdfast.listeners import Listener, Listeners
-from holdfast.loop import Limits, Run, RunResult, Setup, stamped
+from holdfast.loop import Limits, Run, Setup, stamped
 from holdfast.messages import AssistantMessage, Block, Message, TextContent, ToolResultMessage, Usage, UserMessage
 from holdfast.middleware import Chain
+from holdfast.output import Output
 from holdfast.providers.base import Model, Provider
+from holdfast.results import RunResult
 from holdfast.tools import Tool
 
 Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
 
 _ATTEMPTS = 10  # to write the first message of a run, while others write to the thread too
+_log = logging.getLogger("holdfast.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("holdfast_runs", default=frozenset())
 
 
@@ -69,16 +74,21 @@ class Agent:
     """A model, its tools and its thread.
 
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
+    `model` may be a list: when one fails and nothing of its reply was shown, the next is asked. Models of several
+    services need a list of providers; a model goes to the one that its `provider` names.
+
     `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
     dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
-    provider or a tool that does not stop; `listener_timeout` how long a finished run waits for async listeners.
+    provider or a tool that does not stop; `idle_timeout` how long a stream may be silent; `listener_timeout` how long a
+    finished run waits for async listeners. Of a tool result longer than `max_result_chars` the model sees the beginning
+    and the end; the database keeps it whole.
     """
 
     def __init__(
         self,
         *,
-        provider: Provider,
-        model: Model,
+        provider: Provider | Sequence[Provider],
+        model: Model | Sequence[Model],
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         checkpointer: SQLiteCheckpointer | None = None,
@@ -90,31 +100,31 @@ class Agent:
         follow_up_mode: str = "one-at-a-time",
         limits: Limits | None = None,
         max_retries: int = 2,
+        idle_timeout: float | None = 300.0,
+        max_result_chars: int | None = 50_000,
         abort_grace: float = 1.0,
         listener_timeout: float = 5.0,
     ) -> None:
         if tool_mode not in ("parallel", "sequential"):
             raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
-        if not isinstance(model, Model):
-            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {model!r}")
-        if not callable(getattr(provider, "stream", None)):
-            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {provider!r}")
+        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+            raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
+        if idle_timeout is not None and not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
+            raise InputError(f"idle_timeout must be a number of seconds above 0, or None; got {idle_timeout!r}")
         self._setup = Setup(
-            provider,
-            model,
+            _routes(provider, model),
             system_prompt,
             _by_name(tools),
             tool_mode == "sequential",
             Chain(middleware),
             limits or Limits(),
-            max_retries,
-            abort_grace,
+            Patience(max_retries, idle_timeout, abort_grace),
             thread_id,
             user_id,
         )
         self._journal = _journal(checkpointer, thread_id)
         self._inbox = Inbox(steering_mode, follow_up_mode)
-        self._history = recovery.ValidHistory()
+        self._history = recovery.ValidHistory(max_result_chars)
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
         self._task: asyncio.Task[RunResult] | None = None
@@ -124,13 +134,15 @@ class Agent:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def prompt(self, message: Prompt) -> RunResult:
+    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult:
         """Say something and run until the agent has nothing left to do.
 
-        A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`.
+        A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`. With `output=` (a
+        msgspec Struct, pydantic model, dataclass, ...) the final reply is read as that type: `result.output`.
         """
         prompts = [stamped(prompt) for prompt in as_prompts(message)]
-        return await self._start(self._journal.load, lambda: self._begin_with(prompts))
+        wanted = None if output is None else Output(output)
+        return await self._start(self._journal.load, lambda: self._begin_with(prompts), wanted)
 
     async def resume(self) -> RunResult:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort or a failure."""
@@ -166,11 +178,14 @@ class Agent:
             await asyncio.wait({self._task})
 
     async def _start(
-        self, prepare: Callable[[], Awaitable[None]], begin: Callable[[], Awaitable[Sequence[Message]]]
+        self,
+        prepare: Callable[[], Awaitable[None]],
+        begin: Callable[[], Awaitable[Sequence[Message]]],
+        output: Output[Any] | None = None,
     ) -> RunResult:
         self._check_idle()
         publish = self._listeners.publish
-        self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id())
+        self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id(), output)
         self._task = task = asyncio.create_task(self._drive(run, prepare, begin))
         task.add_done_callback(self._become_idle)
         try:
@@ -190,6 +205,12 @@ class Agent:
                 "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
             )
 
+    def _check_provider(self) -> None:
+        """A missing key or package is said before anything is stored; with several models, another one may serve."""
+        check = getattr(self._setup.routes[0].provider, "check", None)
+        if check is not None and len(self._setup.routes) == 1:
+            check()
+
     def _become_idle(self, _: object) -> None:
         self._run = self._task = None
 
@@ -201,17 +222,32 @@ class Agent:
     ) -> RunResult:
         _inside.set(_inside.get() | {run})
         self._error = None
+        provider, model = self._setup.routes[0]
+        _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
         try:
-            await prepare()
-            encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
-            result = await run.go(begin)
+            with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
+                self._check_provider()
+                await prepare()
+                encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
+                result = await run.go(begin)
+                span.ran(result)
             self._error = result.error
+            self._report(run, result.stop_reason)
             return result
         except BaseException as error:
             self._error = error
+            self._report(run, "aborted")
             raise
         finally:
             await self._listeners.drain(self._listener_timeout)
+
+    def _report(self, run: Run, stop_reason: str) -> None:
+        thread_id, error = self._setup.thread_id, self._error
+        if error is None or isinstance(error, asyncio.CancelledError):
+            _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
+        else:  # its text may quote what was said
+            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, type(error).__name__)
+            _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
     # --- how a run begins ---------------------------------------------------------------------------------------------
 
@@ -280,6 +316,31 @@ def _single(message: object, method: str) -> UserMessage:
     return message
 
 
+def _routes(provider: object, model: object) -> list[Route]:
+    """Which provider serves which model, in the order in which they are asked."""
+    providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
+    models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    for item in providers or [provider]:
+        if not callable(getattr(item, "stream", None)):
+            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
+    if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):
+        raise InputError(f"two providers share one of the names {names}, so that a model could only mean the first")
+    for item in models or [model]:
+        if not isinstance(item, Model):
+            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {item!r}")
+    return [Route(_serving(providers, item), item) for item in models]
+
+
+def _serving(providers: list[Provider], model: Model) -> Provider:
+    if len(providers) == 1:
+        return providers[0]
+    for provider in providers:
+        if provider.name == model.provider:
+            return provider
+    names = ", ".join(repr(provider.name) for provider in providers)
+    raise InputError(f"model {model.id!r} names the provider {model.provider!r}, but there are only {names}")
+
+
 def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
     named: dict[str, Tool[Any, Any]] = {}
     if not isinstance(tools, Iterable):
@@ -289,7 +350,10 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
             raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")
         tool = item if isinstance(item, Tool) else Tool(item)
         if tool.name in named:
-            raise InputError(f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...)")
+            raise InputError(
+                f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...), or "
+                "mcp_tools(prefix=...)"
+            )
         named[tool.name] = tool
     return named
 
@@ -301,6 +365,10 @@ def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None) -> 
         raise InputError(
             f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
             "or leave both out to work in memory"
+        )
+    if not hasattr(type(checkpointer), "store"):
+        raise InputError(
+            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")

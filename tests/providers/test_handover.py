@@ -33,7 +33,8 @@ from holdfast.messages import Block, Message, Note, UnknownBlock
 from holdfast.providers import anthropic, openai
 from holdfast.providers.anthropic import AnthropicProvider
 from holdfast.providers.base import Provider, Request
-from holdfast.providers.openai import OpenAIProvider, Service
+from holdfast.providers.openai import OpenAIProvider
+from holdfast.providers.openai_models import Service
 from holdfast.recovery import valid_history
 from tests.wire import Anthropic, OpenAI, Reply, Server
 

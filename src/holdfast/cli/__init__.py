@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from holdfast import __version__
 from holdfast.cli import chat, show, terminal, threads
 from holdfast.errors import HoldfastError
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast", description="Agents and conversations that survive a restart.")
+    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in (chat, threads, show):
         command.add_to(commands)

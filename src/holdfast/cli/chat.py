@@ -23,15 +23,20 @@ from holdfast.errors import InputError
 from holdfast.events import Event, MessageUpdate, TextDelta
 from holdfast.providers.base import Provider
 
+_DESCRIPTION = (
+    "Talk to a model in the terminal. The conversation is kept; run it again to go on. "
+    "Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves."
+)
 _SYSTEM = "You are a helpful assistant. Answer briefly."
 _CLAUDE = "claude-sonnet-5-5"
+_GPT = "gpt-5.5"
 _LOCAL_CONTEXT = 2048  # tokens: a long thread's first reply takes ten seconds with this, and half a minute with 4096
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser("chat", help="talk to a model, in a thread that is kept", description=__doc__)
+    parser = commands.add_parser("chat", help="talk to a model, in a thread that is kept", description=_DESCRIPTION)
     parser.add_argument("thread", metavar="THREAD", nargs="?", default="main", help="the thread's id (default: main)")
-    parser.add_argument("--provider", choices=["local", "anthropic"], default="local", help="who answers")
+    parser.add_argument("--provider", choices=["local", "anthropic", "openai"], default="local", help="who answers")
     parser.add_argument("--model", metavar="ID", help="the model's id; for the local provider, a GGUF file")
     parser.add_argument("--system", metavar="TEXT", default=_SYSTEM, help="the system prompt")
     database.add_option(parser)
@@ -40,6 +45,8 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     provider, model = _speaker(args.provider, args.model)
+    if (check := getattr(provider, "check", None)) is not None:
+        check()
     checkpointer = SQLiteCheckpointer(database.path_of(args))
     agent = Agent(
         provider=provider, model=model, system_prompt=args.system, checkpointer=checkpointer, thread_id=args.thread
@@ -55,8 +62,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _speaker(provider: str, model: str | None) -> tuple[Provider, Model]:
+    if provider == "openai":
+        from holdfast.providers.openai import OpenAIProvider  # noqa: PLC0415 - only whoever asks for it needs it
+
+        return OpenAIProvider(), Model(id=model or _GPT, provider="openai")
     if provider == "anthropic":
-        from holdfast.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - only whoever asks for it needs it
+        from holdfast.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - likewise
 
         return AnthropicProvider(), Model(id=model or _CLAUDE, provider="anthropic")
     from holdfast.providers.local import SMOLLM2, LocalProvider  # noqa: PLC0415 - likewise
@@ -67,14 +78,15 @@ def _speaker(provider: str, model: str | None) -> tuple[Provider, Model]:
 
 def _greet(args: argparse.Namespace, messages: int) -> None:
     past = f"{messages} message{'s' * (messages != 1)} so far" if messages else "new"
-    terminal.write(f"Thread {terminal.line(args.thread)}: {past}.\n")
+    say = terminal.write if terminal.is_interactive() else terminal.remark
+    say(f"Thread {terminal.line(args.thread)}: {past}.\n")
     if args.provider == "local":
-        terminal.write(
+        say(
             "A small embedded model is speaking: it needs no key and no network, and its answers are weak.\n"
             f"For a real one: ANTHROPIC_API_KEY=... {_command()} chat --provider anthropic\n"
         )
     if terminal.is_interactive():
-        terminal.write("Ctrl-C stops a reply, Ctrl-D leaves.\n")
+        terminal.write("Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves.\n")
 
 
 def _command() -> str:

@@ -49,6 +49,11 @@ def write(text: str) -> None:
     print(clean(text), end="", flush=True)
 
 
+def remark(text: str) -> None:
+    """The same, beside the output: whoever takes our output elsewhere gets only what was asked for."""
+    print(clean(text), end="", file=sys.stderr, flush=True)
+
+
 def read_line() -> str | None:
     """The next line of input, after a prompt if a person types it; None at the end."""
     if not is_interactive():

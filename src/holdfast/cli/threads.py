@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([info._asdict() for info in listed], indent=2))
     elif listed:
         _print_table(listed)
+        if len(listed) == args.limit:
+            terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
     else:
         print("There are no threads yet; 'holdfast chat' starts one.")
     return 0
@@ -44,7 +46,6 @@ def _print_table(listed: list[ThreadInfo]) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 up, got {text!r}")
+    return int(text)

@@ -84,6 +84,7 @@ class AnthropicProvider:
     """Asks Claude. `client` is your own client of the SDK (Bedrock, Vertex, a proxy) and keeps its own settings."""
 
     name = _NAME
+    structured_output = True
 
     def __init__(self, api_key: str | None = None, base_url: str | None = None, client: Client | None = None) -> None:
         self._api_key = wire.given(api_key)
@@ -93,15 +94,17 @@ class AnthropicProvider:
         self._checked = client is not None
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
-        if not self._checked:
-            self._check()
+        self.check()
         return self._stream(request.model, _body(request))
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; a client of your own stays open."""
         await self._clients.aclose()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what is missing, the package or the key, before anything is asked."""
+        if self._checked:
+            return
         if importlib.util.find_spec("anthropic") is None:
             raise MissingExtra("AnthropicProvider", "anthropic")
         environment = os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("ANTHROPIC_AUTH_TOKEN")
@@ -150,6 +153,11 @@ def _new_client(api_key: str | None, base_url: str | None) -> AsyncAnthropic:
 def _body(request: Request) -> dict[str, Any]:
     model = request.model
     body = {"model": model.id, "messages": _turns(request.messages), **_effort(model)}
+    if request.output is not None:
+        body["output_config"] = {
+            **body.get("output_config", {}),
+            "format": {"type": "json_schema", "schema": request.output},
+        }
     if request.system_prompt.strip():
         body["system"] = request.system_prompt
     if request.tools:

@@ -29,7 +29,11 @@ class Prices(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """Which model to ask and how. What is None is left to the service."""
+    """Which model to ask and how. What is None is left to the service.
+
+    `provider` names the provider that serves it, which matters when an agent has several. `reasoning` is how hard the
+    model shall think: "low", "medium" or "high", or a number of tokens. `context_window` is in tokens.
+    """
 
     id: str
     provider: str = ""
@@ -61,16 +65,22 @@ class ToolSpec(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """One question to a model: a valid history, and what it may use."""
+    """One question to a model: a valid history, what it may use, and the JSON schema of its answer, if it has one."""
 
     model: Model
     messages: Sequence[Message]
     system_prompt: str = ""
     tools: Sequence[ToolSpec] = ()
+    output: dict[str, Any] | None = None
 
 
 class Provider(Protocol):
-    """Anything that can answer a request as a stream of events."""
+    """Anything that can answer a request as a stream of events.
+
+    One that has a mechanism for structured output says so with an attribute `structured_output = True`, and obeys
+    `request.output`, a JSON schema. One that can tell beforehand what it lacks (a package, a key) has a method
+    `check()`, which raises it; a run calls that before it stores anything.
+    """
 
     @property
     def name(self) -> str: ...

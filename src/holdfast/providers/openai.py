@@ -18,11 +18,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -33,7 +32,6 @@ from holdfast.errors import (
     AuthenticationFailed,
     ContentRefused,
     ContextTooLong,
-    InputError,
     InvalidRequest,
     MissingExtra,
     Overloaded,
@@ -68,6 +66,7 @@ from holdfast.messages import (
 )
 from holdfast.providers import wire
 from holdfast.providers.base import Model, Request
+from holdfast.providers.openai_models import O_SERIES, Service, effort, generation
 from holdfast.reply import parse_tool_call
 from holdfast.signals import Signal
 
@@ -80,17 +79,11 @@ _LONGEST_NAME = 64
 _THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what a model thinks; OpenAI itself tells nothing
 
 
-class Service(NamedTuple):
-    """Who is asked: the host, and whether it is OpenAI itself (or Azure's copy of it)."""
-
-    host: str
-    own: bool
-
-
 class OpenAIProvider:
     """Asks OpenAI or a compatible server. `client` is your own client of the SDK (Azure, a proxy) as it is."""
 
     name = "openai"
+    structured_output = True
 
     def __init__(
         self, api_key: str | None = None, base_url: str | None = None, client: AsyncOpenAI | None = None
@@ -101,14 +94,21 @@ class OpenAIProvider:
         self._clients = wire.Clients(partial(_new_client, self._api_key, base_url))
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
-        if self._client is not None:
-            service = _service_of(self._client)
-        elif importlib.util.find_spec("openai") is None:
-            raise MissingExtra("OpenAIProvider", "openai")
-        else:
-            service = _service_at(_address(self._base_url))
-            _key(self._api_key, service)
+        service = self._service()
         return self._stream(request.model, service, _body(request, service))
+
+    def check(self) -> None:
+        """Raise what is missing, the package or the key, before anything is asked."""
+        self._service()
+
+    def _service(self) -> Service:
+        if self._client is not None:
+            return _service_of(self._client)
+        if importlib.util.find_spec("openai") is None:
+            raise MissingExtra("OpenAIProvider", "openai")
+        service = _service_at(_address(self._base_url))
+        _key(self._api_key, service)
+        return service
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; a client of your own stays open."""
@@ -173,18 +173,22 @@ def _service_at(address: str) -> Service:
 
 
 def _body(request: Request, service: Service) -> dict[str, Any]:
-    model, reasons = request.model, _generation(request.model.id) >= _O_SERIES
+    model, reasons = request.model, generation(request.model.id) >= O_SERIES
     body = {
         "model": model.id,
         "messages": _turns(request.messages, service, model),
         "stream_options": {"include_usage": True},
-        **_effort(model, service, with_tools=bool(request.tools)),
+        **effort(model, service, with_tools=bool(request.tools)),
     }
     if request.system_prompt.strip():
         role = "developer" if reasons and service.own else "system"
         body["messages"].insert(0, {"role": role, "content": request.system_prompt})
     if request.tools:
         body["tools"] = [{"type": "function", "function": asdict(tool)} for tool in request.tools]
+    if request.output is not None:
+        # Not strict: that mode knows only a part of JSON schema, and the reply is checked in any case.
+        schema = {"name": "reply", "schema": request.output, "strict": False}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if model.max_tokens is not None:
         body["max_completion_tokens" if service.own or reasons else "max_tokens"] = model.max_tokens
     if model.temperature is not None and not reasons:  # models that reason take no other than their own
@@ -294,67 +298,6 @@ def _thoughts(message: AssistantMessage, service: Service) -> dict[str, str]:
         if signature and told:
             thoughts[field] = "\n".join(told)
     return thoughts
-
-
-# --- reasoning --------------------------------------------------------------------------------------------------------
-
-_LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_BUDGETS = {0: "none", 2_048: "low", 8_192: "medium", 16_384: "high"}  # up to so many tokens, so much effort
-_O_SERIES = (4, 99)  # o1 to o4: after gpt-4, before gpt-5, and the first that reason
-_SINCE: dict[tuple[int, int], tuple[str, ...]] = {
-    _O_SERIES: ("low", "medium", "high"),
-    (5, 0): ("minimal", "low", "medium", "high"),
-    (5, 1): ("none", "low", "medium", "high"),
-    (5, 2): ("none", "low", "medium", "high", "xhigh"),
-    (5, 6): ("none", "low", "medium", "high", "xhigh", "max"),
-}
-
-
-def _generation(model_id: str) -> tuple[int, int]:
-    """(5, 4) for gpt-5.4-mini. What is not by OpenAI, or has no number, is (0, 0)."""
-    found = re.search(r"(?:^|[/:])(?:gpt-(\d)(?:\.(\d+))?(?!\d)|o\d(?![\w.]))", model_id)
-    if found is None:
-        return (0, 0)
-    return (int(found[1]), int(found[2] or 0)) if found[1] else _O_SERIES
-
-
-def _effort(model: Model, service: Service, *, with_tools: bool) -> dict[str, Any]:
-    level = _level(model.reasoning)
-    if service.own:
-        return _own_effort(level, model.id, with_tools=with_tools)
-    if level is None:
-        return {}
-    if service.host.endswith("deepseek.com"):
-        on = {"thinking": {"type": "enabled"}, "reasoning_effort": _nearest(level, _LEVELS[2:])}
-        return on if level != "none" else {"thinking": {"type": "disabled"}}
-    if service.host.endswith("aliyuncs.com"):  # Qwen
-        budget = {"thinking_budget": model.reasoning} if level != "none" and isinstance(model.reasoning, int) else {}
-        return {"enable_thinking": level != "none", **budget}
-    return {"reasoning_effort": level}
-
-
-def _level(reasoning: str | int | None) -> str | None:
-    if isinstance(reasoning, int):
-        return next((level for budget, level in _BUDGETS.items() if reasoning <= budget), "high")
-    if reasoning is None or reasoning in _LEVELS:
-        return reasoning
-    raise InputError(f"reasoning={reasoning!r} is unknown; use one of {', '.join(_LEVELS)}, or a number of tokens")
-
-
-def _own_effort(level: str | None, model_id: str, *, with_tools: bool) -> dict[str, Any]:
-    generation = _generation(model_id)
-    if generation < _O_SERIES or "-chat" in model_id:
-        return {}
-    if with_tools and generation >= (5, 6):
-        return {"reasoning_effort": "none"}  # else refused, even if nothing is said about reasoning
-    if level is None or (with_tools and generation >= (5, 2)):  # refused next to tools, "none" included
-        return {}
-    return {"reasoning_effort": _nearest(level, _SINCE[max(since for since in _SINCE if since <= generation)])}
-
-
-def _nearest(level: str, known: Sequence[str]) -> str:
-    at = _LEVELS.index(level)
-    return min(known, key=lambda other: (abs(_LEVELS.index(other) - at), -_LEVELS.index(other)))
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

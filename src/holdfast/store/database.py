@@ -16,10 +16,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from holdfast import telemetry
 from holdfast.errors import HoldfastError
 
 P = ParamSpec("P")
@@ -56,7 +57,7 @@ class Settling(asyncio.Future[T]):
 class Job(Generic[T]):
     """A query on its way through a store, and whoever waits for its outcome."""
 
-    __slots__ = ("_args", "_future", "_kwargs", "_loop", "_query", "error", "result")
+    __slots__ = ("_args", "_future", "_kwargs", "_loop", "_query", "error", "group", "result")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Job(Generic[T]):
         self._future: Settling[T] | Future[T] = Settling(loop=loop) if loop else Future()
         self.result: T | None = None
         self.error: BaseException | None = None
+        self.group = 1  # how many jobs were settled with it
 
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""
@@ -85,10 +87,11 @@ class Job(Generic[T]):
             self._future.set_result(self.result)  # type: ignore[arg-type]
 
     @staticmethod
-    def deliver(jobs: Iterable[Job[Any]]) -> None:
+    def deliver(jobs: Sequence[Job[Any]]) -> None:
         """Tell everyone who waits. An event loop is woken once, however many of its jobs are done."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
         for job in jobs:
+            job.group = len(jobs)
             if job._loop is None:
                 job.settle()
             else:
@@ -134,6 +137,8 @@ def in_thread(call: Callable[[], T]) -> Settling[T]:
 class Store(abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
+    system: str  # the database's name, as OpenTelemetry writes it
+
     def __init__(self) -> None:
         self._own_threads: set[threading.Thread] = set()
 
@@ -142,6 +147,8 @@ class Store(abc.ABC):
         self._refuse_inside_a_query()
         job = Job(query, args, kwargs, asyncio.get_running_loop())
         self._submit(job, writes=True)
+        if telemetry.is_enabled():
+            self._trace(job)
         return job._future  # type: ignore[return-value]
 
     def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -153,11 +160,16 @@ class Store(abc.ABC):
 
     def write_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `write`, for code without an event loop: blocks until it is committed."""
-        return self._blocking(query, args, kwargs, writes=True)
+        job = Job(query, args, kwargs, None)
+        with telemetry.commit(query, self.system) as span:
+            try:
+                return self._blocking(job, writes=True)
+            finally:
+                span.committed(job.group)
 
     def read_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `read`, for code without an event loop."""
-        return self._blocking(query, args, kwargs, writes=False)
+        return self._blocking(Job(query, args, kwargs, None), writes=False)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -166,11 +178,19 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def _submit(self, job: Job[Any], *, writes: bool) -> None: ...
 
-    def _blocking(self, query: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], *, writes: bool) -> T:
+    def _blocking(self, job: Job[T], *, writes: bool) -> T:
         self._refuse_inside_a_query()
-        job = Job(query, args, kwargs, None)
         self._submit(job, writes=writes)
         return job._future.result()
+
+    def _trace(self, job: Job[Any]) -> None:
+        span = telemetry.commit(job._query, self.system)
+
+        def end(_: object) -> None:  # on the caller's loop, before the caller goes on
+            span.committed(job.group, job.error)
+            span.end()
+
+        job._future.add_done_callback(end)
 
     def _refuse_inside_a_query(self) -> None:
         if threading.current_thread() in self._own_threads:

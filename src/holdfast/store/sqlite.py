@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import queue
 import sys
@@ -48,7 +49,10 @@ _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
 _READERS = 4
+_SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
+DURABILITIES = tuple(_SYNCHRONOUS)
+_log = logging.getLogger("holdfast.store")
 
 
 class SQLiteTx:
@@ -116,6 +120,8 @@ class _Pauses:
 
 class SQLiteStore(Store):
     """One database file. Get it from `open_store`, which shares it within the process."""
+
+    system = "sqlite"
 
     def __init__(self, path: str, durability: str, busy_seconds: float) -> None:
         super().__init__()
@@ -213,6 +219,7 @@ class SQLiteStore(Store):
         self._own_threads.add(threading.current_thread())
         while (job := self._queue.get()) is not None:
             group: list[Job[Any]] = []
+            began = time.monotonic()
             try:
                 with self._pauses:
                     self._commit_group(job, group)
@@ -221,6 +228,10 @@ class SQLiteStore(Store):
                     member.error = member.error or self._translate(error)
                 with contextlib.suppress(apsw.Error):
                     self._roll_back()
+                why = type(self._translate(error)).__name__
+                _log.warning("%d write(s) to %r failed: %s", len(group), self.path, why)
+            if (took := time.monotonic() - began) > _SLOW_SECONDS:
+                _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
             Job.deliver(group)
 
     def _commit_group(self, job: Job[Any] | None, group: list[Job[Any]]) -> None:
@@ -506,6 +517,7 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
         try:
             _apply(connection, known)
             connection.execute("COMMIT")
+            _log.info("%r was brought from schema %d to %d", path, version, known[-1].number)
         except BaseException:
             with contextlib.suppress(apsw.Error):
                 connection.execute("ROLLBACK")
