@@ -26,7 +26,7 @@ def main() -> None:
 
         def raw_time() -> float:
             started = time.perf_counter()
-            rows = raw.execute("SELECT body FROM messages WHERE thread = 't' ORDER BY seq").fetchall()
+            rows = raw.execute("SELECT body FROM messages WHERE branch = 1 ORDER BY seq").fetchall()
             values = [json.loads(str(body)) for (body,) in rows]
             taken = time.perf_counter() - started
             assert len(values) == COUNT

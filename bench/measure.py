@@ -1,5 +1,7 @@
 """What the benches share: a scratch directory, the raw database to compare with, and medians of alternating rounds.
 
+Raw is plain apsw on one thread, without an event loop: the same rows into the same tables, with the same durability.
+
 Figures are ratios within one run. The machine is noisy, so what is compared alternates, and medians are compared.
 """
 
@@ -13,6 +15,7 @@ from pathlib import Path
 import apsw
 
 from holdfast.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
+from holdfast.store.sqlite import open_store, release
 
 TEXT = "x" * 330  # a message of about 400 bytes
 
@@ -45,39 +48,56 @@ def conversation(count: int) -> list[Message]:
 
 
 def raw_database(path: Path) -> apsw.Connection:
-    """The least that stores the same: threads with a head, and messages in order, with the same durability."""
+    """The same tables with the same durability, for plain apsw on this thread."""
+    release(open_store(path))
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", "FULL")
-    connection.execute(
-        "CREATE TABLE threads (id TEXT PRIMARY KEY, head INTEGER, updated_at TEXT);"
-        "CREATE TABLE messages (key INTEGER PRIMARY KEY, thread TEXT, seq INTEGER, role TEXT, body TEXT,"
-        " created_at TEXT, UNIQUE (thread, seq))"
-    )
     return connection
 
 
 def raw_append(connection: apsw.Connection, thread: str, role: str, body: str, now: str) -> None:
-    """One message, one durable commit."""
-    connection.execute("BEGIN IMMEDIATE")
-    head = connection.execute(
-        "INSERT INTO threads VALUES (?, 1, ?) ON CONFLICT (id) DO UPDATE SET head = head + 1, updated_at = ?"
-        " RETURNING head",
+    """One message, one durable commit: the statements that the store uses, written down by hand."""
+    execute = connection.execute
+    execute("BEGIN IMMEDIATE")
+    found = execute(_MOVE, {"now": now, "id": thread}).fetchall()
+    if not found:
+        _raw_thread(connection, thread, now)
+        found = execute(_MOVE, {"now": now, "id": thread}).fetchall()
+    branch, head = found[0]
+    execute(_INSERT, {"branch": branch, "seq": head, "role": role, "body": body, "now": now})
+    execute("COMMIT")
+
+
+_MOVE = (
+    "UPDATE threads SET head = head + 1, version = version + 1, message_count = message_count + 1, updated_at = :now"
+    " WHERE namespace = '' AND id = :id RETURNING branch, head"
+)
+_INSERT = (
+    "INSERT INTO messages (branch, seq, id, role, body, created_at)"
+    " VALUES (:branch, :seq, '0123456789abcdef', :role, :body, :now)"
+)
+
+
+def _raw_thread(connection: apsw.Connection, thread: str, now: str) -> None:
+    key = connection.execute(
+        "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
+        " VALUES ('', ?, 0, 0, 0, 0, '{}', ?, ?) RETURNING key",
         (thread, now, now),
     ).fetchall()[0][0]
-    connection.execute(
-        "INSERT INTO messages (thread, seq, role, body, created_at) VALUES (?, ?, ?, ?, ?)",
-        (thread, head, role, body, now),
-    )
-    connection.execute("COMMIT")
+    branch = connection.execute("INSERT INTO branches (thread) VALUES (?) RETURNING key", (key,)).fetchall()[0][0]
+    connection.execute("INSERT INTO segments VALUES (?, ?, 0, 4611686018427387904)", (branch, branch))
+    connection.execute("UPDATE threads SET branch = ? WHERE key = ?", (branch, key))
 
 
 def raw_append_many(connection: apsw.Connection, thread: str, rows: Sequence[tuple[str, str]]) -> None:
     """Many messages, one commit."""
     connection.execute("BEGIN IMMEDIATE")
+    _raw_thread(connection, thread, "2026")
+    branch = connection.execute("SELECT branch FROM threads WHERE id = ?", (thread,)).fetchall()[0][0]
     connection.executemany(
-        "INSERT INTO messages (thread, seq, role, body) VALUES (?, ?, ?, ?)",
-        ((thread, seq, role, body) for seq, (role, body) in enumerate(rows, 1)),
+        "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (?, ?, 'x', ?, ?, '2026')",
+        ((branch, seq, role, body) for seq, (role, body) in enumerate(rows, 1)),
     )
     connection.execute("COMMIT")
 

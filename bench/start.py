@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -38,7 +39,9 @@ def main() -> None:
 
 
 def run(path: str) -> list[float]:
-    done = subprocess.run([sys.executable, "-c", CODE.format(path=path)], check=True, capture_output=True, text=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", CODE.format(path=path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return [float(part) for part in done.stdout.split()]
 
 

@@ -57,7 +57,7 @@ class AgentState:
     @property
     def is_streaming(self) -> bool:
         """Whether a run is going on."""
-        return self._agent._task is not None
+        return self._agent._run is not None
 
     @property
     def error(self) -> BaseException | None:
@@ -105,12 +105,8 @@ class Agent:
         abort_grace: float = 1.0,
         listener_timeout: float = 5.0,
     ) -> None:
-        if tool_mode not in ("parallel", "sequential"):
-            raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
-        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
-            raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
-        if idle_timeout is not None and not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
-            raise InputError(f"idle_timeout must be a number of seconds above 0, or None; got {idle_timeout!r}")
+        _check_options(tool_mode, system_prompt, limits)
+        _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout)
         self._setup = Setup(
             _routes(provider, model),
             system_prompt,
@@ -127,7 +123,7 @@ class Agent:
         self._history = recovery.ValidHistory(max_result_chars)
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
-        self._task: asyncio.Task[RunResult] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._run: Run | None = None
         self._error: BaseException | None = None
         self.state = AgentState(self)
@@ -151,7 +147,9 @@ class Agent:
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
         self._check_idle()
-        await self._journal.load()
+        self._task = task = asyncio.create_task(self._journal.load())
+        task.add_done_callback(self._become_idle)
+        await asyncio.shield(task)
 
     def abort(self) -> None:
         """End the run that is going on, if any. What was already said is kept. May be called from any thread."""
@@ -186,10 +184,12 @@ class Agent:
         self._check_idle()
         publish = self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id(), output)
-        self._task = task = asyncio.create_task(self._drive(run, prepare, begin))
-        task.add_done_callback(self._become_idle)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = task = asyncio.create_task(self._drive(run, prepare, begin, ended))
+        task.add_done_callback(lambda task: self._become_idle(task, ended))
         try:
-            return await asyncio.shield(task)
+            await ended
+            return task.result()
         except asyncio.CancelledError:
             run.signal.abort("cancelled")
             while not task.done():  # soon: an aborted run does not wait for anybody
@@ -198,12 +198,17 @@ class Agent:
             if not task.cancelled():
                 task.exception()
             raise
+        finally:
+            if task.done():  # also where tasks start eagerly, and end before they had a callback
+                self._become_idle(task, ended)
 
     def _check_idle(self) -> None:
-        if self._task is not None:
+        if self._run is not None:
             raise AgentBusy(
                 "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
             )
+        if self._task is not None:
+            raise AgentBusy("the agent is loading its thread; await that first, or await wait_for_idle()")
 
     def _check_provider(self) -> None:
         """A missing key or package is said before anything is stored; with several models, another one may serve."""
@@ -211,16 +216,20 @@ class Agent:
         if check is not None and len(self._setup.routes) == 1:
             check()
 
-    def _become_idle(self, _: object) -> None:
-        self._run = self._task = None
+    def _become_idle(self, task: asyncio.Task[Any], ended: asyncio.Future[None] | None = None) -> None:
+        if self._task is task:  # and not the next one already
+            self._run = self._task = None
+        if ended is not None and not ended.done():
+            ended.set_result(None)
 
     async def _drive(
         self,
         run: Run,
         prepare: Callable[[], Awaitable[None]],
         begin: Callable[[], Awaitable[Sequence[Message]]],
+        ended: asyncio.Future[None],
     ) -> RunResult:
-        _inside.set(_inside.get() | {run})
+        _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
         self._error = None
         provider, model = self._setup.routes[0]
         _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
@@ -228,6 +237,8 @@ class Agent:
             with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
                 self._check_provider()
                 await prepare()
+                if self._history.is_far_behind(self.state.messages):  # a long thread, for the first time
+                    await asyncio.to_thread(self._history.of, self.state.messages)
                 encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
                 result = await run.go(begin)
                 span.ran(result)
@@ -239,7 +250,11 @@ class Agent:
             self._report(run, "aborted")
             raise
         finally:
-            await self._listeners.drain(self._listener_timeout)
+            try:
+                await self._listeners.drain(self._listener_timeout)
+            finally:
+                if not ended.done():  # from inside: a task's callbacks would come a round of the event loop later
+                    ended.set_result(None)
 
     def _report(self, run: Run, stop_reason: str) -> None:
         thread_id, error = self._setup.thread_id, self._error
@@ -253,10 +268,11 @@ class Agent:
 
     async def _begin_with(self, prompts: list[UserMessage]) -> list[Message]:
         """Settle what an earlier run left open, and record the prompts behind whatever the thread holds by now."""
+        recovered: list[Message] = []
         for _ in range(_ATTEMPTS):
             await self._journal.load()
             try:
-                recovered = await self._recover()
+                recovered += await self._recover()
                 await self._journal.append(prompts)
             except ThreadMoved:
                 continue  # somebody else wrote since we looked: read it first
@@ -287,9 +303,12 @@ class Agent:
     async def _recover(self) -> list[ToolResultMessage]:
         open_calls = recovery.open_calls(self.state.messages)
         if not open_calls:
+            self._journal.unsaved.clear()
             return []
-        known = self._journal.unsaved
-        results = {i: known.get(call.id) or stamped(recovery.unknown_outcome(call)) for i, call in open_calls.items()}
+        known, reply = self._journal.unsaved, recovery.last_reply_id(self.state.messages)
+        results = {
+            i: known.get((reply, i)) or stamped(recovery.unknown_outcome(call)) for i, call in open_calls.items()
+        }
         await self._journal.recover(results)
         return list(results.values())
 
@@ -299,8 +318,9 @@ def as_prompts(message: Prompt) -> list[UserMessage]:
     if isinstance(message, str | UserMessage):
         return [_single(message, "prompt")]
     items: list[Any] = list(message) if isinstance(message, Sequence) else [message]
-    if items and all(isinstance(item, Block) for item in items):
-        return [_single(UserMessage(items), "prompt")]
+    if any(isinstance(item, Block) for item in items) and all(isinstance(item, Block | str) for item in items):
+        blocks = [TextContent(item) if isinstance(item, str) else item for item in items]
+        return [_single(UserMessage(blocks), "prompt")]
     if not items:
         raise InputError("prompt() got an empty list; say something")
     return [_single(item, "prompt") for item in items]
@@ -373,3 +393,22 @@ def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None) -> 
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
     return ThreadJournal(checkpointer, thread_id)
+
+
+def _check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
+    if tool_mode not in ("parallel", "sequential"):
+        raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
+    if not isinstance(system_prompt, str):
+        raise InputError(f"system_prompt must be a string, got {system_prompt!r:.80}")
+    if not isinstance(limits, Limits | None):
+        raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
+
+
+def _check_patience(max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object) -> None:
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
+    if idle_timeout is not None and not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
+        raise InputError(f"idle_timeout must be a number of seconds above 0, or None; got {idle_timeout!r}")
+    for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -83,7 +83,12 @@ class ModelCall:
         if self._signal.aborted and not reply.is_whole:
             self.error = None
             return reply.broken("aborted")
-        return reply.message() if self.error is None else reply.broken("error", as_failure(self.error))
+        if self.error is not None:
+            return reply.broken("error", as_failure(self.error))
+        message = reply.message()
+        if message.stop_reason == "error":  # a provider that says so instead of raising
+            self.error = ProviderError(f"the reply of {reply.provider!r} ended with an error that it did not explain")
+        return message
 
     async def _ask(self, route: Route, span: telemetry.Span) -> Reply:
         """Ask one model until it answers, or will not; sets `error`."""

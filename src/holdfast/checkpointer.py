@@ -119,6 +119,8 @@ class SQLiteCheckpointer:
             if known is None:
                 raise InputError(f"there is no thread {before!r} to list the ones before")
             before = known
+        elif not isinstance(before, ThreadInfo | None):
+            raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
         return await self.store.read(threads.recent, limit=limit, before=before)
 
 
@@ -153,8 +155,9 @@ def stored(message: Appendable) -> Stored:
         raise InputError(
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
-    message_id = None if type(message) is Note else message.id  # type: ignore[union-attr]
-    return Stored(_storable(message_id or clock.new_id()), _storable(message.role), encode(message))
+    if isinstance(message, Note):
+        return Stored(clock.new_id(), _storable(message.role), encode(message))
+    return Stored(_storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
 
 
 def _listed(messages: object) -> list[Any]:
@@ -181,6 +184,8 @@ def checked_id(thread_id: str) -> str:
 
 def encode_extra(extra: dict[str, Any]) -> str:
     """The extra as JSON text; what JSON cannot hold is named by its key."""
+    if extra == {}:  # most threads have none, and each run asks three times
+        return "{}"
     if not isinstance(extra, dict):
         raise InputError(f"extra must be a dict, got {type(extra).__name__}: {extra!r:.80}")
     try:

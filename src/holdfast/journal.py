@@ -7,12 +7,14 @@ before the next run.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast.checkpointer import SQLiteCheckpointer, Thread, checked_id, encode_extra, load, stored
 from holdfast.errors import ThreadMoved
 from holdfast.messages import AssistantMessage, Message, ToolResultMessage
+from holdfast.recovery import last_reply_id
 from holdfast.store import threads
 from holdfast.store.threads import Position
 
@@ -22,7 +24,7 @@ class Journal(Protocol):
 
     messages: list[Message]
     extra: dict[str, Any]
-    unsaved: dict[str, ToolResultMessage]  # results whose write failed, by their call's id
+    unsaved: dict[tuple[str | None, int], ToolResultMessage]  # results whose write failed, by reply id and index
 
     async def load(self, *, again: bool = False) -> None:
         """Load the history, if it is not known or no longer true; `again` does so in any case."""
@@ -49,7 +51,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
-        self.unsaved: dict[str, ToolResultMessage] = {}
+        self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
 
     async def load(self, *, again: bool = False) -> None:
         pass
@@ -76,7 +78,8 @@ class ThreadJournal:
     def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
-        self.unsaved: dict[str, ToolResultMessage] = {}
+        self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
+        self._reply_id: str | None = None  # whose calls are being settled
         self._checkpointer = checkpointer
         self._thread_id = checked_id(thread_id)
         self._saved_extra = "{}"
@@ -99,6 +102,7 @@ class ThreadJournal:
         self._saved_extra = encode_extra(thread.extra)
         self._position = thread.position
         self._first_place = _place_behind_last_reply(thread)
+        self._reply_id = last_reply_id(thread.messages)
         self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
 
     async def append(self, messages: Sequence[Message], *, reserve: int = 0) -> None:
@@ -116,6 +120,7 @@ class ThreadJournal:
                 self._position = write.result()
                 self._first_place = self._position.head - reserve + 1
                 self.messages.extend(messages)
+                self._reply_id = getattr(messages[-1], "id", None) if messages else self._reply_id
 
     async def settle(self, index: int, result: ToolResultMessage) -> None:
         settled = False
@@ -128,15 +133,17 @@ class ThreadJournal:
                 if write.done() and write.exception() is None:
                     self._advance(write.result())
                     settled = True
+        except asyncio.CancelledError:
+            self._position = None  # it may be stored, and is not in the list
+            raise
         finally:
             if not settled:  # the tool ran all the same: what it answered is not forgotten while we live
-                self.unsaved[result.tool_call_id] = result
+                self.unsaved[self._reply_id, index] = result
                 self._position = None
-        if self._position is None:
-            raise ThreadMoved(f"thread {self._thread_id!r} was written by somebody else during this run")
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
+        self._current()  # the results are stored; if somebody else wrote meanwhile, the run ends here
 
     async def recover(self, results: dict[int, ToolResultMessage]) -> None:
         rows = {self._first_place + index: stored(result) for index, result in results.items()}
@@ -165,7 +172,10 @@ class ThreadJournal:
 
     def _current(self) -> Position:
         if self._position is None:
-            raise ThreadMoved(f"thread {self._thread_id!r} could not be written before; prompt or resume to load it")
+            raise ThreadMoved(
+                f"thread {self._thread_id!r} was written by somebody else during this run; what was committed is kept: "
+                "prompt or resume again to go on from what the thread holds now"
+            )
         return self._position
 
     def _advance(self, position: Position) -> None:

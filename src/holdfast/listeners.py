@@ -2,7 +2,7 @@
 
 A plain function is called inline and in order; what it raises is reported, not raised into the run. A coroutine
 function has a queue and a task of its own, so that it cannot stall the run: when it falls too far behind, it misses
-`message_update`s, and nothing else.
+`message_update`s and `tool_execution_update`s; only one that has stopped listening altogether misses more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from holdfast.errors import InputError
-from holdfast.events import Event, MessageUpdate
+from holdfast.events import Event, MessageUpdate, ToolExecutionUpdate
 from holdfast.signals import Signal
 
 Listener: TypeAlias = Callable[..., Any]
 _log = logging.getLogger("holdfast")
-_QUEUE = 1_000
+_QUEUE = 1_000  # behind this, a listener misses deltas and progress
+_FULL = 100_000  # and behind this everything: it has stopped listening
 
 
 class Listeners:
@@ -36,10 +37,15 @@ class Listeners:
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
             queued = _Queued(listener, wants_signal)
             self._queued.append(queued)
-            return lambda: self._queued.remove(queued) if queued in self._queued else None
+            return lambda: self._forget(queued)
         call = _guarded(listener, wants_signal)
         self._plain.append(call)
         return lambda: self._plain.remove(call) if call in self._plain else None
+
+    def _forget(self, queued: _Queued) -> None:
+        if queued in self._queued:
+            self._queued.remove(queued)
+        queued.clear()
 
     def publish(self, event: Event, signal: Signal) -> None:
         for call in tuple(self._plain):
@@ -65,12 +71,15 @@ class _Queued:
         self.task: asyncio.Task[None] | None = None
 
     def put(self, event: Event, signal: Signal) -> None:
-        if len(self._events) >= _QUEUE and isinstance(event, MessageUpdate):
+        if len(self._events) >= (_QUEUE if isinstance(event, MessageUpdate | ToolExecutionUpdate) else _FULL):
             self._missed += 1
             return
         self._events.append((event, signal))
-        if self.task is None:
+        if self.task is None or self.task.done():
             self.task = asyncio.get_running_loop().create_task(self._work())
+
+    def clear(self) -> None:
+        self._events.clear()
 
     async def _work(self) -> None:
         try:
@@ -94,10 +103,10 @@ class _Queued:
 def _guarded(listener: Listener, wants_signal: bool) -> Callable[[Event, Signal], None]:
     def call(event: Event, signal: Signal) -> None:
         try:
-            if wants_signal:
-                listener(event, signal)
-            else:
-                listener(event)
+            result = listener(event, signal) if wants_signal else listener(event)
+            if inspect.iscoroutine(result):
+                result.close()
+                _log.error("listener %r returned a coroutine, which nobody awaits; subscribe an async def", listener)
         except Exception:  # noqa: BLE001 - reported, not raised into the run
             _report(listener, event)
 

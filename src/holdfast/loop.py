@@ -7,6 +7,7 @@ same: record first, publish after. Every start that is published gets its end, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
@@ -48,7 +49,7 @@ from holdfast.output import Output
 from holdfast.providers.base import Request
 from holdfast.recovery import ValidHistory
 from holdfast.results import RunResult
-from holdfast.signals import Aborted, Signal, until_aborted, wait_all
+from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted, wait_all
 from holdfast.tools import Outcome, Tool, ToolContext
 
 M = TypeVar("M", bound=ModelMessage)
@@ -118,6 +119,7 @@ class Run:
     ) -> None:
         self.id = run_id
         self.signal = Signal()
+        self.is_over = False
         self._setup = setup
         self._journal = journal
         self._inbox = inbox
@@ -143,26 +145,34 @@ class Run:
         seconds = self._setup.limits.seconds
         timer = asyncio.get_running_loop().call_later(seconds, self.signal.abort, "time_limit") if seconds else None
         try:
-            try:
-                await self._turn_by_turn(begin)
-            except HookFailed:
-                await self._journal.save_extra()  # what other hooks wrote there counts
-                raise
-            result = self._result()
+            result = await self._to_the_end(begin)
             failure = as_failure(result.error) if result.error else None
-            try:
-                await self._setup.middleware.run_end(result, self.signal, self._context())
-            finally:
-                await self._journal.save_extra()
         except BaseException as error:
             failure = as_failure(error)
             self._stop_reason = "aborted" if isinstance(error, asyncio.CancelledError) else "error"
+            if isinstance(error, Exception):  # what tools and hooks wrote to extra counts, if it can be stored at all
+                with contextlib.suppress(Exception):
+                    await self._journal.save_extra()
             raise
         finally:
+            self.is_over = True
             if timer is not None:
                 timer.cancel()
             self._close_what_is_open()
             self._publish(AgentEnd(self.id, self._messages, self._stop_reason, self._usage, failure))
+        return result
+
+    async def _to_the_end(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> RunResult:
+        await self._turn_by_turn(begin)
+        await self._journal.save_extra()
+        while self._stop_reason == "stop" and self._inbox.waiting(stopping=True):  # said while that was being saved
+            await self._turn_by_turn(None)
+            await self._journal.save_extra()
+        result = self._result()
+        try:
+            await self._setup.middleware.run_end(result, self.signal, self._context())
+        finally:
+            await self._journal.save_extra()
         return result
 
     def _result(self) -> RunResult:
@@ -172,8 +182,10 @@ class Run:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def _turn_by_turn(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> None:
+    async def _turn_by_turn(self, begin: Callable[[], Awaitable[Sequence[Message]]] | None) -> None:
         try:
+            if begin is None:
+                await self._listen_to_inbox(stopping=True)
             reply, outcomes = await self._turn(begin)
             while await self._goes_on(reply, outcomes):
                 await self._listen_to_inbox(stopping=not reply.tool_calls)
@@ -188,6 +200,8 @@ class Run:
         self._start_turn()
         with telemetry.turn(self._turns) as span:
             if begin is not None:
+                if self.signal.aborted:  # while the thread was loaded: nothing was said yet
+                    raise Aborted
                 self._tell(await begin())
             reply = await self._ask()
             span.ended_with(reply)
@@ -246,7 +260,9 @@ class Run:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
     async def _unless_aborted(self, hook: Coroutine[Any, Any, T]) -> T:
-        """A hook may hang; an abort does not wait for it."""
+        """A hook may hang; an abort does not wait for it. Without hooks there is nothing to wait for."""
+        if self._setup.middleware.is_empty:
+            return await hook
         return await until_aborted(hook, self.signal, self._setup.patience.grace)
 
     async def _listen_to_inbox(self, *, stopping: bool) -> None:
@@ -258,8 +274,16 @@ class Run:
         with self._inbox.taken(stopping=stopping) as taken:
             waiting = [stamped(message) for message in taken]
             if waiting:
-                await self._journal.append(waiting)
+                await self._append_taken(waiting)
         self._tell(waiting)
+
+    async def _append_taken(self, messages: list[UserMessage]) -> None:
+        try:
+            await self._journal.append(messages)
+        except asyncio.CancelledError:
+            if self._journal.messages[-1:] != messages[-1:]:
+                raise
+            turn_into_abort(self.signal)  # they are stored, and must not go back into the inbox
 
     def _start_turn(self) -> None:
         self._turns += 1
@@ -344,7 +368,10 @@ class Run:
         tasks = [asyncio.create_task(self._run_tool(call)) for call in calls]
         if tasks:
             await wait_all(set(tasks), self.signal)
-        outcomes = [task.result() for task in tasks]  # the first error is the run's
+        errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
+        if errors:
+            raise errors[0]
+        outcomes = [task.result() for task in tasks]
         self._settled(outcomes)
         return outcomes
 

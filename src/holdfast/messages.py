@@ -39,6 +39,10 @@ class TextContent(_Value, frozen=True, tag_field="type", tag="text"):
     type: ClassVar[Literal["text"]] = "text"
     text: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InputError(f"TextContent needs a string, got {type(self.text).__name__}: {self.text!r:.80}")
+
 
 class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
     """An image: base64 data and its media type."""

@@ -141,6 +141,11 @@ class Chain:
                 if getattr(getattr(item, name), "__func__", None) is not getattr(Middleware, name):
                     self._hooks[name].append(_Hook(item, name))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is not a single hook."""
+        return not any(self._hooks.values())
+
     async def messages(self, messages: list[Message], signal: Signal, context: HookContext) -> list[Message]:
         """What a model shall see of the history: the same list if nobody wants to change it."""
         choosing, converting = self._hooks["transform_context"], self._hooks["convert_to_llm"]

@@ -6,6 +6,7 @@ crash, an abort, a fork or a window may leave one like that, so every request pa
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -30,6 +31,7 @@ UNKNOWN_OUTCOME = (
     "The outcome of this call is unknown: it was interrupted, and may or may not have taken effect. "
     "Check before you try it again."
 )
+_MANY = 1_000
 _OMITTED = "(The beginning of this conversation is left out.)"
 _GO_ON = "(Go on.)"
 
@@ -61,8 +63,9 @@ class ValidHistory:
         self._valid: list[ModelMessage] = []
 
     def of(self, messages: Sequence[Message]) -> list[ModelMessage]:
-        if messages is not self._source or not self._is_as_it_was(messages):
-            self._source, self._settled, self._last, self._valid = messages, 0, None, []
+        if not self._is_as_it_was(messages):
+            self._settled, self._last, self._valid = 0, None, []
+        self._source = messages
         self._settle(messages)
         rest: list[ModelMessage] = [message for message in messages[self._settled :] if not isinstance(message, Note)]
         valid = self._valid + self._made_valid(rest)[0]
@@ -73,8 +76,15 @@ class ValidHistory:
         return valid
 
     def _is_as_it_was(self, messages: Sequence[Message]) -> bool:
+        """Whether these are the messages that were settled, one by one: a hook may have made a list of its own."""
         known = self._settled
-        return known == 0 or (len(messages) >= known and messages[known - 1] is self._last)
+        if messages is self._source:
+            return known == 0 or (len(messages) >= known and messages[known - 1] is self._last)
+        return known <= len(messages) and all(map(operator.is_, self._source[:known], messages))
+
+    def is_far_behind(self, messages: Sequence[Message]) -> bool:
+        """Whether making them valid takes so long that it should not be done on an event loop."""
+        return len(messages) - self._settled > _MANY
 
     def _settle(self, messages: Sequence[Message]) -> None:
         for boundary in range(len(messages) - 1, self._settled, -1):
@@ -148,6 +158,10 @@ def _taken(call_id: str, results: list[str]) -> bool:
     return True
 
 
+def last_reply_id(messages: Sequence[Message]) -> str | None:
+    return next((message.id for message in reversed(messages) if isinstance(message, AssistantMessage)), None)
+
+
 def unknown_outcome(call: ToolCall) -> ToolResultMessage:
     """The result of a call that may or may not have run."""
     return ToolResultMessage(call.id, call.name, UNKNOWN_OUTCOME, is_error=True)
@@ -155,8 +169,17 @@ def unknown_outcome(call: ToolCall) -> ToolResultMessage:
 
 def can_continue(messages: Sequence[Message]) -> bool:
     """Whether a model has something to answer: the history ends with a user, a result, or a reply that broke off."""
-    history = valid_history(messages)
-    return bool(history) and not isinstance(history[-1], AssistantMessage)
+    for message in reversed(messages):  # no need to look at all of a long thread
+        if isinstance(message, UserMessage):
+            if any(_is_said(block) for block in message.content):
+                return True
+        elif (
+            isinstance(message, AssistantMessage)
+            and (reply := _presentable(message))
+            and (reply.tool_calls or not reply.failed)
+        ):
+            return bool(reply.tool_calls)
+    return False
 
 
 _NOTHING: deque[tuple[int, ToolResultMessage]] = deque()

@@ -85,9 +85,8 @@ async def until_aborted(work: Coroutine[Any, Any, T], signal: Signal, grace: flo
         work.close()
         raise Aborted
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
     woken = asyncio.Event()
-    task.add_done_callback(lambda _: woken.set())
+    task = loop.create_task(_waking(work, woken))
     forget = signal.on_abort(lambda: loop.call_soon_threadsafe(woken.set))
     try:
         await _wait(woken, signal)
@@ -107,23 +106,32 @@ async def until_aborted(work: Coroutine[Any, Any, T], signal: Signal, grace: flo
     return task.result()
 
 
+async def _waking(work: Coroutine[Any, Any, T], woken: asyncio.Event) -> T:
+    """Do the work and say so at once: a task's callbacks would come a round of the event loop later."""
+    try:
+        return await work
+    finally:
+        woken.set()
+
+
 async def wait_all(tasks: set[asyncio.Task[T]], signal: Signal) -> None:
     """Wait until all are done; a cancellation of the caller sets the signal and the wait goes on."""
     while any(not task.done() for task in tasks):
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            _turn_into_abort(signal)
+            turn_into_abort(signal)
 
 
 async def _wait(woken: asyncio.Event, signal: Signal) -> None:
     try:
         await woken.wait()
     except asyncio.CancelledError:
-        _turn_into_abort(signal)
+        turn_into_abort(signal)
 
 
-def _turn_into_abort(signal: Signal) -> None:
+def turn_into_abort(signal: Signal) -> None:
+    """A cancellation arrived at a point where the run must go on to its end: it becomes an abort."""
     current = asyncio.current_task()
     if current is not None:
         current.uncancel()

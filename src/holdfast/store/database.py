@@ -18,6 +18,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextvars import Context
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from holdfast import telemetry
@@ -48,10 +49,33 @@ class Tx(Protocol):
 
 
 class Settling(asyncio.Future[T]):
-    """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before."""
+    """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before.
+
+    The task that waits is resumed by whoever settles it, and not a round of the event loop later.
+    """
+
+    _waiter: tuple[Callable[[Any], object], Context] | None = None
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
         return False
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        if self._waiter is None and context is not None and not self.done():
+            self._waiter = (fn, context)  # what a task passes that awaits us
+        else:
+            super().add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        if self._waiter is not None and self._waiter[0] == fn:
+            self._waiter = None
+            return 1
+        return super().remove_done_callback(fn)
+
+    def resume_waiter(self) -> None:
+        """On the loop's thread, after the outcome was set."""
+        if self._waiter is not None:
+            (fn, context), self._waiter = self._waiter, None
+            context.run(fn, self)
 
 
 class Job(Generic[T]):
@@ -115,6 +139,8 @@ def _carried(error: BaseException) -> BaseException:
 def _settle_all(jobs: list[Job[Any]]) -> None:
     for job in jobs:
         job.settle()
+        if type(job._future) is Settling:
+            job._future.resume_waiter()
 
 
 def in_thread(call: Callable[[], T]) -> Settling[T]:
@@ -140,7 +166,7 @@ class Store(abc.ABC):
     system: str  # the database's name, as OpenTelemetry writes it
 
     def __init__(self) -> None:
-        self._own_threads: set[threading.Thread] = set()
+        self._own_threads: set[int] = set()  # until they end: the number of a thread is used again
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run the query in a write transaction; the future is done when it is committed."""
@@ -193,5 +219,5 @@ class Store(abc.ABC):
         job._future.add_done_callback(end)
 
     def _refuse_inside_a_query(self) -> None:
-        if threading.current_thread() in self._own_threads:
+        if threading.get_ident() in self._own_threads:
             raise HoldfastError("a query called the store; use the transaction that the query was given")

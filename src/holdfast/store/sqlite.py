@@ -154,10 +154,12 @@ class SQLiteStore(Store):
 
     def after_fork(self) -> None:
         """In the parent: go on."""
-        if self.path != MEMORY:
-            self._use_writer(_connect(self.path, self.durability, self._busy_seconds))
-            self._generation += 1
-        self._pauses.go_on()
+        try:
+            if self.path != MEMORY:
+                self._use_writer(_connect(self.path, self.durability, self._busy_seconds, create=False))
+                self._generation += 1
+        finally:
+            self._pauses.go_on()
 
     def abandon(self) -> None:
         """In the child: there are no threads here, and the file is the parent's."""
@@ -173,6 +175,7 @@ class SQLiteStore(Store):
         self._thread.join()
         if self._readers is not None:
             self._readers.shutdown()
+        self._own_threads.clear()
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -209,14 +212,14 @@ class SQLiteStore(Store):
             connection = _connect(self.path, self.durability, self._busy_seconds)
             connection.pragma("query_only", True)
             self._connections.append(connection)
-            self._own_threads.add(threading.current_thread())
+            self._own_threads.add(threading.get_ident())
             known = self._local.known = (self._generation, SQLiteTx(connection))
         return known[1]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        self._own_threads.add(threading.current_thread())
+        self._own_threads.add(threading.get_ident())
         while (job := self._queue.get()) is not None:
             group: list[Job[Any]] = []
             began = time.monotonic()
@@ -236,9 +239,9 @@ class SQLiteStore(Store):
 
     def _commit_group(self, job: Job[Any] | None, group: list[Job[Any]]) -> None:
         """Run the job and all that waits behind it in one transaction."""
-        deadline = time.monotonic() + _GROUP_SECONDS
         group.append(job)  # type: ignore[arg-type]
         self._begin(group)
+        deadline = time.monotonic() + _GROUP_SECONDS
         whole = True
         while job is not None and whole:
             whole = self._attempt(job)
@@ -378,6 +381,12 @@ def translate(error: BaseException, path: str, waited: float) -> BaseException:
     return ours
 
 
+def _disk_error(path: str, error: BaseException) -> HoldfastError:
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the index of the WAL
+        return StoreFull(f"no room left to write {path!r}; free some disk space and try again")
+    return StoreError(f"the disk failed under {path!r} ({error}); check it, then try again")
+
+
 _TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException], HoldfastError]]] = [
     (
         apsw.BusyError,
@@ -416,7 +425,7 @@ _TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException]
     ),
     (
         apsw.IOError,
-        lambda path, _, error: StoreError(f"the disk failed under {path!r} ({error}); check it, then try again"),
+        lambda path, _, error: _disk_error(path, error),
     ),
 ]
 
@@ -451,8 +460,9 @@ def _identity(path: str) -> tuple[int, int]:
     return (stat.st_dev, stat.st_ino)
 
 
-def _connect(path: str, durability: str, busy_seconds: float) -> apsw.Connection:
-    connection = apsw.Connection(path)
+def _connect(path: str, durability: str, busy_seconds: float, *, create: bool = True) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    connection = apsw.Connection(path, flags=flags)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
         # A file that turns out to be somebody else's is closed as it was found, its WAL included.
@@ -557,9 +567,14 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    for store in [*_stores.values(), *_in_memory]:
-        store.after_fork()
-    _registry.release()
+    try:
+        for store in [*_stores.values(), *_in_memory]:
+            try:
+                store.after_fork()
+            except Exception:  # noqa: BLE001 - the other files have nothing to do with it
+                _log.exception("%r could not be opened again after a fork; close it and open it anew", store.path)
+    finally:
+        _registry.release()
 
 
 atexit.register(_close_all)
