@@ -1,7 +1,8 @@
 """SQLite behind the seam: one writer thread with group commit, and readers beside it.
 
-- One thread owns the write connection. It takes all the writes that wait into one transaction, a savepoint each, so a
-  failure does not sink its neighbours, and commits once. That is what makes `synchronous=FULL` cheap.
+- One thread owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
+  what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
+  failure does not sink its neighbours.
 - Readers are connections of their own on the WAL; a database in memory is read through the writer.
 - One store for each real file in a process, counted by its users: a second connection of another kind in the same
   process could drop the first one's locks.
@@ -237,18 +238,11 @@ class SQLiteStore(Store):
                 _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
             Job.deliver(group)
 
-    def _commit_group(self, job: Job[Any] | None, group: list[Job[Any]]) -> None:
+    def _commit_group(self, job: Job[Any], group: list[Job[Any]]) -> None:
         """Run the job and all that waits behind it in one transaction."""
-        group.append(job)  # type: ignore[arg-type]
+        group.append(job)
         self._begin(group)
-        deadline = time.monotonic() + _GROUP_SECONDS
-        whole = True
-        while job is not None and whole:
-            whole = self._attempt(job)
-            full = len(group) >= _GROUP_WRITES or time.monotonic() >= deadline
-            job = self._next() if whole and not full else None
-            if job is not None:
-                group.append(job)
+        whole = self._run_in_a_row(job, group) or self._run_carefully(group)
         try:
             if whole:
                 self._execute("COMMIT")
@@ -260,6 +254,29 @@ class SQLiteStore(Store):
         for member in group:
             if member.error is None:
                 self._alone(member)
+
+    def _run_in_a_row(self, job: Job[Any] | None, group: list[Job[Any]]) -> bool:
+        """Run what waits, hoping for the best: savepoints are worth their price only when something fails."""
+        deadline = time.monotonic() + _GROUP_SECONDS
+        while job is not None:
+            try:
+                job.run(self._tx)
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._translate(error)
+                return False
+            if not self._writer.in_transaction:  # it ended the transaction: from here on nothing would be undone
+                return False
+            full = len(group) >= _GROUP_WRITES or time.monotonic() >= deadline
+            job = None if full else self._next()
+            if job is not None:
+                group.append(job)
+        return True
+
+    def _run_carefully(self, group: list[Job[Any]]) -> bool:
+        """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
+        self._roll_back()
+        self._tx.begin("BEGIN IMMEDIATE")
+        return all(self._attempt(member) for member in group if member.error is None)
 
     def _next(self) -> Job[Any] | None:
         try:
