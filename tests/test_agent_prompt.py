@@ -46,10 +46,10 @@ def look(at: str = "") -> str:
         (("a", UserMessage("b")), [UserMessage("a"), UserMessage("b")]),
         (TextContent("a"), [UserMessage("a")]),
         (
-            [TextContent("what is this?"), ImageContent("b64", "image/jpeg")],
-            [UserMessage([TextContent("what is this?"), ImageContent("b64", "image/jpeg")])],
+            [TextContent("what is this?"), ImageContent("/9j/4A==", "image/jpeg")],
+            [UserMessage([TextContent("what is this?"), ImageContent("/9j/4A==", "image/jpeg")])],
         ),
-        ([ImageContent("b64")], [UserMessage([ImageContent("b64")])]),
+        ([ImageContent("iVBORw0KGgo=")], [UserMessage([ImageContent("iVBORw0KGgo=")])]),
         ("\0 and \ud800", [UserMessage("\0 and \ud800")]),
     ],
 )
@@ -430,3 +430,23 @@ def test_a_step_of_the_script_may_look_at_the_request() -> None:
         return f"you said {request.messages[-1].text!r}"
 
     assert within(make([answer]).prompt("hi")).text == "you said 'hi'"
+
+
+@pytest.mark.parametrize("data", ["", "!", "aGVsbG8=", "iVBORw0KGgo=~"])
+def test_an_image_that_is_none_is_refused_before_anything_is_stored(data: str) -> None:
+    agent = make([])
+    with pytest.raises(InputError, match="image that is none"):
+        within(agent.prompt([TextContent("what is this?"), ImageContent(data)]))
+    assert agent.state.messages == []
+
+
+def test_a_tool_that_returns_an_image_that_is_none_gets_an_error_result() -> None:
+    @tool
+    def look() -> ImageContent:
+        return ImageContent("aGVsbG8=")
+
+    result = within(make([[ToolCall("c1", "look")], "ok"], tools=[look]).prompt("go"))
+    answer = result.messages[2]
+    assert isinstance(answer, ToolResultMessage)
+    assert answer.is_error
+    assert "image that is none" in answer.text

@@ -72,7 +72,7 @@ def test_another_agent_remembers_everything_as_it_was(tmp_path: Path) -> None:
                 checkpointer=cp,
                 thread_id="t",
             )
-            await first.prompt([TextContent("see"), ImageContent("b64")])
+            await first.prompt([TextContent("see"), ImageContent("iVBORw0KGgo=")])
             second = make(["ok"], checkpointer=cp, thread_id="t")
             assert second.state.messages == []
             await second.load()

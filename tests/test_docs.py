@@ -142,6 +142,11 @@ def test_each_example_has_a_test() -> None:
     assert [path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' not in tested] == []
 
 
+def test_no_page_holds_a_placeholder() -> None:
+    for page in PAGES:
+        assert not re.search(r"^[A-Z_]{5,}$|TODO|FIXME", page.read_text("utf-8"), re.MULTILINE), page.name
+
+
 def test_links_of_the_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):

@@ -588,7 +588,7 @@ def test_an_images_bytes_and_what_no_exporter_can_send_stay_out(talkative: Trace
     @tool
     async def draw() -> list[Any]:
         """Draw."""
-        return [TextContent("here"), ImageContent("aGVsbG8=")]
+        return [TextContent("here"), ImageContent("iVBORw0KGgo=")]
 
     prompt([ToolCall("1", "draw", {}), ToolCall("2", "\ud800", {"x": "\udfff"})], "done", tools=[draw])
     sent = json.loads(attributes(talkative.named("chat m1")[1])["gen_ai.input.messages"])

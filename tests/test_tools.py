@@ -757,7 +757,7 @@ def test_a_tool_can_say_that_it_failed() -> None:
 
 
 def test_blocks_reach_the_model_as_blocks() -> None:
-    image = ImageContent("b64", "image/jpeg")
+    image = ImageContent("/9j/4A==", "image/jpeg")
     assert run(returning(image)).content == [image]
     assert run(returning([TextContent("look"), image])).content == [TextContent("look"), image]
     assert run(returning(ToolResult([image]))).content == [image]

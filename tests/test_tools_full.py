@@ -740,7 +740,7 @@ def test_a_value_of_any_type_can_be_returned_and_is_no_failure(name: str, tmp_pa
     assert stored.text
 
 
-PICTURE = ImageContent("aGk=", "image/png")
+PICTURE = ImageContent("iVBORw0KGgo=", "image/png")
 
 
 @pytest.mark.parametrize(

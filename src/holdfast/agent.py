@@ -24,7 +24,17 @@ from holdfast.inbox import Inbox
 from holdfast.journal import Journal, MemoryJournal, ThreadJournal
 from holdfast.listeners import Listener, Listeners
 from holdfast.loop import Limits, Run, Setup, stamped
-from holdfast.messages import AssistantMessage, Block, Message, TextContent, ToolResultMessage, Usage, UserMessage
+from holdfast.messages import (
+    AssistantMessage,
+    Block,
+    ImageContent,
+    Message,
+    TextContent,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+    image_type,
+)
 from holdfast.middleware import Chain
 from holdfast.output import Output
 from holdfast.providers.base import Model, Provider
@@ -331,6 +341,12 @@ def _single(message: object, method: str) -> UserMessage:
         message = UserMessage(message)
     if not isinstance(message, UserMessage):
         raise InputError(f"{method}() takes text or a UserMessage, got {type(message).__name__}: {message!r:.80}")
+    for block in message.content:
+        if isinstance(block, ImageContent) and image_type(block) is None:
+            raise InputError(
+                f"{method}() got an image that is none ({block.data[:20]!r}...): pass the base64 of a PNG, JPEG, GIF "
+                "or WebP file"
+            )
     if not any(not isinstance(block, TextContent) or block.text.strip() for block in message.content):
         raise InputError(f"{method}() got an empty message ({message.text!r}); say something")
     return message

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import binascii
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -21,6 +23,8 @@ from holdfast.errors import InputError, StoreCorrupt
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
 # looks for it and splices the content back to where it came from.
 _ASIDE: Final = "~unknown"
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 # Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
 MAX_DEPTH = 400
@@ -50,6 +54,22 @@ class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
     type: ClassVar[Literal["image"]] = "image"
     data: str
     mime_type: str = "image/png"
+
+
+_IMAGES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
+
+
+def image_type(image: ImageContent) -> str | None:
+    """The media type that the data has, whatever it is called; None if it is no image that a service would take."""
+    try:
+        start = binascii.a2b_base64(image.data[:64])  # enough to tell, and the rest is checked as letters only
+    except (ValueError, TypeError):
+        return None
+    if not _BASE64.fullmatch(image.data):
+        return None
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for mark, kind in _IMAGES if start.startswith(mark)), None)
 
 
 class ThinkingContent(_Value, frozen=True, tag_field="type", tag="thinking"):

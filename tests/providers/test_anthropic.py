@@ -86,7 +86,7 @@ async def collect(provider: AnthropicProvider, request: Request) -> list[StreamE
 def sent(*messages: Message, model: Model = OLD, **request: Any) -> dict[str, Any]:
     """The body that a request puts on the wire."""
     with Server([Anthropic.answer("ok")]) as server:
-        ask(AnthropicProvider(KEY, server.url), *messages, model=model, **request)
+        ask(AnthropicProvider(KEY, server.url, cache=False), *messages, model=model, **request)
         return server.body
 
 
@@ -96,7 +96,7 @@ def sent_messages(*messages: Message) -> Any:
 
 def streamed(reply: WireReply, model: Model = OLD) -> list[StreamEvent]:
     with Server([reply]) as server:
-        return ask(AnthropicProvider(KEY, server.url), model=model)
+        return ask(AnthropicProvider(KEY, server.url, cache=False), model=model)
 
 
 def failure(reply: WireReply) -> ProviderError:
@@ -163,8 +163,8 @@ def test_a_blank_system_prompt_is_left_out() -> None:
 
 
 def test_images_are_sent_as_base64() -> None:
-    message = UserMessage([TextContent("what is this?"), ImageContent("AAAA", "image/jpeg")])
-    assert sent_messages(message) == [user("what is this?", image("AAAA", "image/jpeg"))]
+    message = UserMessage([TextContent("what is this?"), ImageContent("/9j/4A==", "image/jpeg")])
+    assert sent_messages(message) == [user("what is this?", image("/9j/4A==", "image/jpeg"))]
 
 
 def test_a_tool_call_and_its_result_are_a_pair() -> None:
@@ -195,9 +195,9 @@ def test_results_of_one_turn_share_one_user_message_and_come_before_its_text() -
 
 
 def test_an_image_inside_a_tool_result_stays_inside() -> None:
-    answer = ToolResultMessage("a", "look", [TextContent("see"), ImageContent("AAAA")])
+    answer = ToolResultMessage("a", "look", [TextContent("see"), ImageContent("iVBORw0KGgo=")])
     assert sent_messages(AssistantMessage([ToolCall("a", "look")]), answer)[1] == user(
-        result("a", "see", image("AAAA")),
+        result("a", "see", image("iVBORw0KGgo=")),
     )
 
 
@@ -209,9 +209,9 @@ def test_a_failed_tool_is_marked_as_an_error() -> None:
 
 
 def test_images_of_a_failed_tool_go_next_to_it_because_an_error_may_hold_only_text() -> None:
-    answer = ToolResultMessage("a", "look", [ImageContent("AAAA"), TextContent("no light")], is_error=True)
+    answer = ToolResultMessage("a", "look", [ImageContent("iVBORw0KGgo="), TextContent("no light")], is_error=True)
     assert sent_messages(AssistantMessage([ToolCall("a", "look")]), answer)[1] == user(
-        result("a", "no light", is_error=True), image("AAAA")
+        result("a", "no light", is_error=True), image("iVBORw0KGgo=")
     )
 
 
@@ -482,7 +482,7 @@ def test_a_later_usage_report_replaces_the_earlier_one() -> None:
 def test_a_reply_goes_back_exactly_as_it_came() -> None:
     content = ThinkingContent("hm so", signature="s1"), "I look.", ToolCall("toolu_1", "look", {"at": "sky"})
     with Server([Anthropic.answer(*content), Anthropic.answer("ok")]) as server:
-        provider = AnthropicProvider(KEY, server.url)
+        provider = AnthropicProvider(KEY, server.url, cache=False)
         reply = Reply("claude-haiku-4-5", provider.name)
         for event in ask(provider):
             reply.add(event)
@@ -578,7 +578,7 @@ def test_what_arrived_before_a_failure_has_been_passed_on() -> None:
             events.append(event)  # noqa: PERF401 - the list must hold what came before the failure
 
     with Server([Anthropic.answer("Hello world").cut(after=4)]) as server, pytest.raises(NetworkFailed):
-        asyncio.run(read(AnthropicProvider(KEY, server.url)))
+        asyncio.run(read(AnthropicProvider(KEY, server.url, cache=False)))
     assert events == [StreamStart("claude-test", Usage(10, 1)), TextStart(0), TextDelta(0, "Hello ")]
 
 
@@ -644,7 +644,7 @@ def test_a_service_that_cannot_be_reached_is_a_network_failure_that_names_it() -
 def test_a_stream_that_stalls_beyond_the_time_limit_is_a_network_failure(frames: int) -> None:
     async def read(url: str) -> None:
         async with anthropic.AsyncAnthropic(api_key=KEY, base_url=url, timeout=0.2, max_retries=0) as client:
-            await collect(AnthropicProvider(client=client), Request(OLD, [UserMessage("hi")]))
+            await collect(AnthropicProvider(client=client, cache=False), Request(OLD, [UserMessage("hi")]))
 
     with (
         Server([Anthropic.answer("Hello").stall(after=frames)]) as server,
@@ -658,7 +658,7 @@ def test_a_stream_that_stalls_beyond_the_time_limit_is_a_network_failure(frames:
 
 def test_closing_the_iterator_closes_the_connection() -> None:
     async def read(server: Server) -> bool:
-        stream = AnthropicProvider(KEY, server.url).stream(Request(OLD, [UserMessage("hi")]), Signal())
+        stream = AnthropicProvider(KEY, server.url, cache=False).stream(Request(OLD, [UserMessage("hi")]), Signal())
         async with aclosing(stream):  # type: ignore[type-var]
             assert await anext(stream) == StreamStart("claude-test", Usage(10, 1))
         return await asyncio.to_thread(server.hung_up.wait, 30)
@@ -679,7 +679,7 @@ def test_cancelling_the_reader_closes_the_connection(frames: int) -> None:
 
         server.script(stall)
         task = asyncio.create_task(
-            collect(AnthropicProvider(KEY, server.url), Request(OLD, [UserMessage("hi")])),
+            collect(AnthropicProvider(KEY, server.url, cache=False), Request(OLD, [UserMessage("hi")])),
         )
         await asked
         task.cancel()
@@ -693,7 +693,7 @@ def test_cancelling_the_reader_closes_the_connection(frames: int) -> None:
 
 def test_one_provider_serves_one_event_loop_after_another() -> None:
     with Server([Anthropic.answer("one"), Anthropic.answer("two")]) as server:
-        provider = AnthropicProvider(KEY, server.url)
+        provider = AnthropicProvider(KEY, server.url, cache=False)
         assert TextDelta(0, "one") in ask(provider)
         assert TextDelta(0, "two") in ask(provider)
 
@@ -705,7 +705,7 @@ def test_one_provider_serves_many_streams_at_once() -> None:
             assert events[-1] == StreamDone("stop", Usage(10, 5))
 
     with Server([Anthropic.answer("ok")] * 20) as server:
-        asyncio.run(read(AnthropicProvider(KEY, server.url)))
+        asyncio.run(read(AnthropicProvider(KEY, server.url, cache=False)))
 
 
 # --- keys, clients and the package ------------------------------------------------------------------------------------
@@ -765,7 +765,7 @@ def test_a_client_of_ones_own_is_used_as_it_is() -> None:
     async def read(url: str) -> None:
         headers = {"x-team": "kelp"}
         async with anthropic.AsyncAnthropic(api_key="own", base_url=url, default_headers=headers) as client:
-            await collect(AnthropicProvider(client=client), Request(OLD, [UserMessage("hi")]))
+            await collect(AnthropicProvider(client=client, cache=False), Request(OLD, [UserMessage("hi")]))
 
     with Server([Anthropic.answer("ok")]) as server:
         asyncio.run(read(server.url))
@@ -804,3 +804,39 @@ except MissingExtra as error:
 """
     message = "AnthropicProvider needs an optional dependency; install it with: pip install 'holdfast[anthropic]'"
     assert run_python(code) == message
+
+
+# --- the cache, structured output, images -----------------------------------------------------------------------------
+
+
+def test_tools_system_prompt_and_conversation_are_marked_for_the_cache() -> None:
+    marked = {"type": "ephemeral"}
+    history: list[Message] = [UserMessage("one"), AssistantMessage("two"), UserMessage("three")]
+    request = Request(OLD, history, "Be brief.", [ToolSpec("look", "Looks.", {"type": "object"})])
+    with Server([Anthropic.answer("ok")]) as server:
+        asyncio.run(collect(AnthropicProvider(KEY, server.url), request))
+    assert server.body["system"] == [{"type": "text", "text": "Be brief.", "cache_control": marked}]
+    assert server.body["tools"][-1]["cache_control"] == marked
+    assert [["cache_control" in block for block in turn["content"]] for turn in server.body["messages"]] == [
+        [False],
+        [False],
+        [True],
+    ]
+
+
+def test_the_schema_of_the_reply_goes_out_as_the_output_format() -> None:
+    schema = {"type": "object", "properties": {"total": {"type": "number"}}}
+    with Server([Anthropic.answer("{}")]) as server:
+        asyncio.run(collect(AnthropicProvider(KEY, server.url), Request(OLD, [UserMessage("sum")], output=schema)))
+    assert server.body["output_config"] == {"format": {"type": "json_schema", "schema": schema}}
+
+
+def test_an_image_goes_out_as_what_it_is_and_not_as_what_it_is_called() -> None:
+    message = UserMessage([TextContent("what is this?"), ImageContent("iVBORw0KGgo=", "image/jpeg")])
+    assert sent_messages(message) == [user("what is this?", image("iVBORw0KGgo=", "image/png"))]
+
+
+def test_an_image_that_is_none_does_not_poison_the_thread() -> None:
+    message = UserMessage([TextContent("what is this?"), ImageContent("!", "image/jpeg"), ImageContent("aGVsbG8=")])
+    none = {"type": "text", "text": "[an image that cannot be shown]"}
+    assert sent_messages(message) == [user("what is this?", none, none)]

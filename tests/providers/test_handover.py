@@ -112,9 +112,25 @@ def check_openai_reply(message: dict[str, Any]) -> list[str]:
 # --- what Anthropic takes ---------------------------------------------------------------------------------------------
 
 
+def without_marks(value: Any, marks: list[None]) -> Any:
+    """The same without the marks for the cache, which may stand on any block but one of thinking."""
+    if isinstance(value, list):
+        return [without_marks(item, marks) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "cache_control" in value:
+        assert value["cache_control"] == {"type": "ephemeral"}
+        assert "thinking" not in value["type"] if "type" in value else True
+        marks.append(None)
+    return {key: without_marks(item, marks) for key, item in value.items() if key != "cache_control"}
+
+
 def check_anthropic(body: dict[str, Any]) -> None:
     """The rules of the Messages API for a conversation."""
     as_strict_json(body)
+    marks: list[None] = []
+    body = without_marks(body, marks)
+    assert len(marks) <= 4
     waiting: list[str] = []
     used: set[str] = set()
     assert body["messages"]

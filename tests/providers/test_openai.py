@@ -201,8 +201,8 @@ def test_a_blank_system_prompt_is_left_out() -> None:
 
 
 def test_images_are_sent_as_data_urls() -> None:
-    message = UserMessage([TextContent("what is this?"), ImageContent("AAAA", "image/jpeg")])
-    assert sent_messages(message) == [user("what is this?", image("AAAA", "image/jpeg"))]
+    message = UserMessage([TextContent("what is this?"), ImageContent("/9j/4A==", "image/jpeg")])
+    assert sent_messages(message) == [user("what is this?", image("/9j/4A==", "image/jpeg"))]
 
 
 def test_a_tool_call_and_its_result_are_a_pair() -> None:
@@ -243,15 +243,21 @@ def test_results_of_one_turn_follow_their_calls_and_come_before_what_a_user_says
 def test_images_of_tool_results_follow_in_a_user_message_because_a_tool_answers_with_text() -> None:
     assert sent_messages(
         AssistantMessage([ToolCall("a", "look"), ToolCall("b", "listen"), ToolCall("c", "look")]),
-        ToolResultMessage("a", "look", [TextContent("see"), ImageContent("AAAA")]),
+        ToolResultMessage("a", "look", [TextContent("see"), ImageContent("iVBORw0KGgo=")]),
         ToolResultMessage("b", "listen", "nothing"),
-        ToolResultMessage("c", "look", [ImageContent("BBBB")]),
+        ToolResultMessage("c", "look", [ImageContent("R0lGODlh")]),
         UserMessage("and?"),
     )[1:] == [
         result("a", "see"),
         result("b", "nothing"),
         result("c", "(the images follow)"),
-        user("The images that look returned:", image("AAAA"), "The images that look returned:", image("BBBB"), "and?"),
+        user(
+            "The images that look returned:",
+            image("iVBORw0KGgo="),
+            "The images that look returned:",
+            image("R0lGODlh", "image/gif"),
+            "and?",
+        ),
     ]
 
 
@@ -1176,3 +1182,16 @@ except MissingExtra as error:
 """
     message = "OpenAIProvider needs an optional dependency; install it with: pip install 'holdfast[openai]'"
     assert run_python(code) == message
+
+
+def test_the_schema_of_the_reply_goes_out_as_the_response_format() -> None:
+    schema = {"type": "object", "properties": {"total": {"type": "number"}}}
+    assert sent(UserMessage("sum"), output=schema)["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "reply", "schema": schema, "strict": False},
+    }
+
+
+def test_an_image_that_is_none_does_not_poison_the_thread() -> None:
+    message = UserMessage([TextContent("what is this?"), ImageContent("!", "image/jpeg")])
+    assert sent_messages(message) == [user("what is this?\n\n[an image that cannot be shown]")]

@@ -57,6 +57,7 @@ from holdfast.messages import (
     Usage,
     UserMessage,
     dumps,
+    image_type,
 )
 from holdfast.providers import wire
 from holdfast.providers.base import Model, Request
@@ -75,18 +76,30 @@ _MAX_TOKENS = 32_000  # the service wants a number; each current model accepts t
 _BUDGETS = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_000, "max": 24_000}
 _STOPS = {"tool_use": "tool_use", "max_tokens": "length", "model_context_window_exceeded": "length"}
 _as, _clean = wire.checked, wire.clean
+_CACHED = {"type": "ephemeral"}
 _LONGEST_ID = 64
 _LONGEST_NAME = 128
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class AnthropicProvider:
-    """Asks Claude. `client` is your own client of the SDK (Bedrock, Vertex, a proxy) and keeps its own settings."""
+    """Asks Claude. `client` is your own client of the SDK (Bedrock, Vertex, a proxy) and keeps its own settings.
+
+    With `cache` (the default) requests carry marks for the service's prompt cache.
+    """
 
     name = _NAME
     structured_output = True
 
-    def __init__(self, api_key: str | None = None, base_url: str | None = None, client: Client | None = None) -> None:
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        client: Client | None = None,
+        *,
+        cache: bool = True,
+    ) -> None:
+        self._cache = cache
         self._api_key = wire.given(api_key)
         self._client = client
         self._new_client = partial(_new_client, self._api_key, base_url)
@@ -95,7 +108,8 @@ class AnthropicProvider:
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         self.check()
-        return self._stream(request.model, _body(request))
+        body = _body(request)
+        return self._stream(request.model, _marked(body) if self._cache else body)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; a client of your own stays open."""
@@ -172,6 +186,22 @@ def _body(request: Request) -> dict[str, Any]:
     return cleaned
 
 
+def _marked(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with marks up to which the service shall cache: the tools, the system prompt, and the conversation.
+
+    An agent sends the same beginning again and again; read from the cache it costs a tenth.
+    """
+    if tools := body.get("tools"):
+        tools[-1]["cache_control"] = _CACHED
+    if system := body.get("system"):
+        body["system"] = [{"type": "text", "text": system, "cache_control": _CACHED}]
+    for turn in reversed(body["messages"]):
+        if turn["role"] == "user":
+            turn["content"][-1]["cache_control"] = _CACHED
+            break
+    return body
+
+
 def _effort(model: Model) -> dict[str, Any]:
     """How long to think and to write: one matter, since thinking is paid from `max_tokens`."""
     limit, reasoning = model.max_tokens or _MAX_TOKENS, model.reasoning
@@ -231,9 +261,15 @@ def _visible(content: Sequence[Block]) -> list[dict[str, Any]]:
         if isinstance(block, TextContent) and block.text.strip():
             blocks.append({"type": "text", "text": block.text})
         elif isinstance(block, ImageContent):
-            source = {"type": "base64", "media_type": block.mime_type, "data": block.data}
-            blocks.append({"type": "image", "source": source})
+            blocks.append(_image(block))
     return blocks
+
+
+def _image(block: ImageContent) -> dict[str, Any]:
+    kind = image_type(block)
+    if kind is None:  # refused once, it would be refused with every later request
+        return {"type": "text", "text": wire.NO_IMAGE}
+    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": block.data}}
 
 
 def _result(message: ToolResultMessage, ids: CallIds) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ from holdfast.messages import (
     Usage,
     UserMessage,
     dumps,
+    image_type,
 )
 from holdfast.providers import wire
 from holdfast.providers.base import Model, Request
@@ -252,8 +253,15 @@ def _visible(content: Sequence[Block]) -> list[dict[str, Any]]:
         if isinstance(block, TextContent) and block.text.strip():
             parts.append({"type": "text", "text": block.text})
         elif isinstance(block, ImageContent):
-            parts.append({"type": "image_url", "image_url": {"url": f"data:{block.mime_type};base64,{block.data}"}})
+            parts.append(_image(block))
     return parts
+
+
+def _image(block: ImageContent) -> dict[str, Any]:
+    kind = image_type(block)
+    if kind is None:  # refused once, it would be refused with every later request
+        return {"type": "text", "text": wire.NO_IMAGE}
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{block.data}"}}
 
 
 def _plain(turn: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,9 @@ T = TypeVar("T")
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+NO_IMAGE = "[an image that cannot be shown]"  # what stands for data that is none
+
+
 def clean(value: Any, room: int = 200) -> Any:
     """The value as strict JSON in UTF-8 can carry it: lone surrogates replaced, NaN and infinity null, no bottomless
     nesting (arguments that a model once wrote must not break each later request)."""

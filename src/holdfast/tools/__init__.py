@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, field
 
 from holdfast.errors import InputError
-from holdfast.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps
+from holdfast.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps, image_type
 from holdfast.providers.base import ToolSpec
 from holdfast.schemas import convert
 from holdfast.signals import Signal
@@ -204,6 +204,9 @@ def outcome(call: ToolCall, value: Any) -> Outcome:
     message = ToolResultMessage(
         call.id, call.name, _content(result.content), readable(result.details), bool(result.is_error)
     )
+    if any(isinstance(block, ImageContent) and image_type(block) is None for block in message.content):
+        said = "The tool returned an image that is none; it has to be the base64 of a PNG, JPEG, GIF or WebP file."
+        return Outcome(failure(call, f"{said} Its text was: {message.text}" if message.text else said))
     return Outcome(message, bool(result.end_run))
 
 
