@@ -51,7 +51,10 @@ class MissingExtra(HoldfastError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency; install it with: pip install 'holdfast[{extra}]'")
+        super().__init__(
+            f"{feature} needs an optional dependency; install it with: pip install 'holdfast[{extra}]' "
+            f"(in a checkout: pip install '.[{extra}]')"
+        )
 
 
 class ModelNotInstalled(MissingExtra):
