@@ -156,6 +156,7 @@ class Agent:
 
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
+        await self._loaded()
         self._check_idle()
         self._task = task = asyncio.create_task(self._journal.load())
         task.add_done_callback(self._become_idle)
@@ -191,6 +192,7 @@ class Agent:
         begin: Callable[[], Awaitable[Sequence[Message]]],
         output: Output[Any] | None = None,
     ) -> RunResult:
+        await self._loaded()
         self._check_idle()
         publish = self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id(), output)
@@ -211,6 +213,11 @@ class Agent:
         finally:
             if task.done():  # also where tasks start eagerly, and end before they had a callback
                 self._become_idle(task, ended)
+
+    async def _loaded(self) -> None:
+        """Let a `load()` that is under way finish first."""
+        if self._run is None and self._task is not None:
+            await asyncio.wait({self._task})
 
     def _check_idle(self) -> None:
         if self._run is not None:

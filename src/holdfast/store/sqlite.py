@@ -210,7 +210,7 @@ class SQLiteStore(Store):
     def _reader(self) -> SQLiteTx:
         known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
         if known is None or known[0] != self._generation:
-            connection = _connect(self.path, self.durability, self._busy_seconds)
+            connection = _connect(self.path, self.durability, self._busy_seconds, create=False)
             connection.pragma("query_only", True)
             self._connections.append(connection)
             self._own_threads.add(threading.get_ident())
