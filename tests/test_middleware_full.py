@@ -830,3 +830,49 @@ def test_the_hooks_of_a_middleware_are_called_with_what_their_base_declares() ->
             return await super().after_tool_call(call, result, signal=signal)
 
     assert run(make([[ToolCall("c", "look")], "ok"], tools=[look], middleware=[Loud()]).prompt("hi")).text == "ok"
+
+
+# --- aborts between a reply and its hooks -----------------------------------------------------------------------------
+
+
+class Shout:
+    async def after_model_response(self, message: AssistantMessage, *, signal: Any = None) -> AssistantMessage:
+        return msgspec.structs.replace(message, content=[TextContent(message.text.upper())])
+
+
+class Stuck:
+    async def after_model_response(self, message: AssistantMessage, *, signal: Any = None) -> AssistantMessage:
+        await asyncio.Event().wait()
+        return message
+
+
+def abort_when_done(agent: Agent) -> None:
+    def listen(event: Event) -> None:
+        if event.type == "message_update" and event.stream_event.type == "done":
+            agent.abort()
+
+    agent.subscribe(listen)
+
+
+def test_a_whole_reply_is_kept_although_the_abort_came_before_its_hooks() -> None:
+    agent = make(ScriptedProvider(["all said"]), middleware=[Shout()])
+    abort_when_done(agent)
+    result = run(agent.prompt("go"))
+    assert (result.text, result.stop_reason) == ("ALL SAID", "aborted")
+    assert [message.text for message in agent.state.messages] == ["go", "ALL SAID"]
+
+
+def test_a_reply_whose_hook_hangs_in_an_aborted_run_is_withheld_and_the_thread_can_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+            options = {"checkpointer": cp, "thread_id": "t", "abort_grace": 0.05}
+            agent = make(ScriptedProvider(["a secret"]), middleware=[Stuck()], **options)
+            abort_when_done(agent)
+            result = await agent.prompt("go")
+            assert (result.text, result.stop_reason) == ("", "aborted")
+            thread = await cp.load("t")
+            assert thread is not None
+            assert [message.text for message in thread.messages] == ["go", ""]
+            assert (await make(ScriptedProvider(["once more"]), **options).resume()).text == "once more"
+
+    run(main())

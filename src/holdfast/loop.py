@@ -165,7 +165,12 @@ class Run:
     async def _to_the_end(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> RunResult:
         await self._turn_by_turn(begin)
         await self._journal.save_extra()
-        while self._stop_reason == "stop" and self._inbox.waiting(stopping=True):  # said while that was being saved
+        limits = self._setup.limits
+        while (  # something was said while that was being saved
+            self._stop_reason == "stop"
+            and self._inbox.waiting(stopping=True)
+            and not limits.reached(self._turns, self._usage)
+        ):
             await self._turn_by_turn(None)
             await self._journal.save_extra()
         result = self._result()
@@ -265,6 +270,16 @@ class Run:
             return await hook
         return await until_aborted(hook, self.signal, self._setup.patience.grace)
 
+    async def _checked(self, hooks: Coroutine[Any, Any, T], withheld: T) -> T:
+        """What hooks make of something that is already there. They get a moment also in an aborted run, because it
+        cannot be kept without them; if they need longer, it is withheld."""
+        try:
+            if self.signal.aborted and not self._setup.middleware.is_empty:
+                return await asyncio.wait_for(hooks, self._setup.patience.grace)
+            return await self._unless_aborted(hooks)
+        except (Aborted, TimeoutError):
+            return withheld
+
     async def _listen_to_inbox(self, *, stopping: bool) -> None:
         if self._repair is not None:
             told, self._repair = [stamped(self._repair)], None
@@ -309,8 +324,9 @@ class Run:
         self._open_reply = message
         self._error = call.error
         if not message.failed:
-            changed = setup.middleware.reply(message, self.signal, self._context())
-            message = msgspec.structs.replace(await self._unless_aborted(changed), id=began.id)
+            hooks = setup.middleware.reply(message, self.signal, self._context())
+            withheld = msgspec.structs.replace(message, content=[], stop_reason="aborted")
+            message = msgspec.structs.replace(await self._checked(hooks, withheld), id=began.id)
         await self._journal.append([message], reserve=len(message.tool_calls))
         self._open_reply = None
         self._usage += message.usage
@@ -433,7 +449,9 @@ class Run:
                 span.failed("blocked")
                 return Outcome(tools.failure(call, f"This call was blocked: {allowed.reason}")), None
             outcome = await self._execute(call, asked.key, span)
-            return outcome._replace(message=await self._processed(call, outcome.message, context)), None
+            withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+            hooks = chain.result(call, outcome.message, self.signal, context)
+            return outcome._replace(message=await self._checked(hooks, withheld)), None
         except Aborted:  # in the hook before
             if not started:
                 self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
@@ -446,16 +464,6 @@ class Run:
                 self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
             what = "it may have taken effect, but its result is withheld" if started else "it was not run"
             return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
-
-    async def _processed(self, call: ToolCall, result: ToolResultMessage, context: HookContext) -> ToolResultMessage:
-        """The result after the hooks, which get a moment also in an aborted run: it cannot be kept without them."""
-        hooks = self._setup.middleware.result(call, result, self.signal, context)
-        try:
-            if self.signal.aborted:
-                return await asyncio.wait_for(hooks, self._setup.patience.grace)
-            return await self._unless_aborted(hooks)
-        except (Aborted, TimeoutError):
-            return tools.failure(call, "The tool ended, but the run was aborted before its result could be checked.")
 
     async def _execute(self, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
         tool = self._setup.tools.get(call.name)
