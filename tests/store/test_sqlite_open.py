@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from holdfast.errors import InputError, StoreError, StoreUnusable
-from holdfast.store import sqlite, threads
+from holdfast.store import sqlite, sqlite_file, threads
 from holdfast.store.sqlite import SQLiteStore
 from holdfast.store.threads import Stored
 from tests.store import child
@@ -296,12 +296,12 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["3.51.2", "3.50.7", "3.44.6", "3.9.0", "3.7", "2.99.99"])
 def test_a_sqlite_that_can_corrupt_a_database_is_refused_by_name(version: str) -> None:
     with pytest.raises(StoreUnusable, match=rf"SQLite {re.escape(version)} .*3\.51\.3.*pip install"):
-        sqlite.check_library(version)
+        sqlite_file.check_library(version)
 
 
 @pytest.mark.parametrize("version", ["3.51.3", "3.51.10", "3.52.0", "3.100.0", "4.0.0", apsw.sqlite_lib_version()])
 def test_a_newer_sqlite_is_fine(version: str) -> None:
-    sqlite.check_library(version)
+    sqlite_file.check_library(version)
 
 
 # --- permissions ------------------------------------------------------------------------------------------------------

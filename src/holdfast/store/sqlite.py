@@ -16,43 +16,25 @@ import contextlib
 import logging
 import os
 import queue
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import apsw
 
 from holdfast import clock
-from holdfast.errors import (
-    HoldfastError,
-    InputError,
-    StoreBusy,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreNotOpen,
-    StoreReadOnly,
-    StoreUnusable,
-)
+from holdfast.errors import InputError, StoreNotOpen
 from holdfast.store.database import Job, Row, Store
-from holdfast.store.schema import Migration, migrations
-
-MEMORY = ":memory:"
-APPLICATION_ID = 0x484F4C44  # "HOLD"
-OLDEST_SQLITE = (3, 51, 3)  # before it, two connections that write and checkpoint can corrupt a WAL database
+from holdfast.store.sqlite_file import MEMORY, SYNCHRONOUS, check_library, checked_path, connect, identity, translate
 
 _GROUP_WRITES = 256  # a group ends here, because the lock between processes is not fair
 _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
-_CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
 _READERS = 4
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
-_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
-DURABILITIES = tuple(_SYNCHRONOUS)
+DURABILITIES = tuple(SYNCHRONOUS)
 _log = logging.getLogger("holdfast.store")
 
 
@@ -130,7 +112,7 @@ class SQLiteStore(Store):
         self.durability = durability
         self.users = 0
         self._busy_seconds = busy_seconds
-        self._use_writer(_connect(path, durability, busy_seconds))
+        self._use_writer(connect(path, durability, busy_seconds))
         self._pauses = _Pauses()
         self._generation = 0  # grows when the connections are made anew
         self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
@@ -157,7 +139,7 @@ class SQLiteStore(Store):
         """In the parent: go on."""
         try:
             if self.path != MEMORY:
-                self._use_writer(_connect(self.path, self.durability, self._busy_seconds, create=False))
+                self._use_writer(connect(self.path, self.durability, self._busy_seconds, create=False))
                 self._generation += 1
         finally:
             self._pauses.go_on()
@@ -210,7 +192,7 @@ class SQLiteStore(Store):
     def _reader(self) -> SQLiteTx:
         known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
         if known is None or known[0] != self._generation:
-            connection = _connect(self.path, self.durability, self._busy_seconds, create=False)
+            connection = connect(self.path, self.durability, self._busy_seconds, create=False)
             connection.pragma("query_only", True)
             self._connections.append(connection)
             self._own_threads.add(threading.get_ident())
@@ -339,12 +321,12 @@ def open_store(
     path: str | os.PathLike[str], *, durability: str = "full", busy_seconds: float = _BUSY_SECONDS
 ) -> SQLiteStore:
     """The store on this file, made and migrated if need be. Give it back with `release`."""
-    if durability not in _SYNCHRONOUS:
-        raise InputError(f"durability must be one of {sorted(_SYNCHRONOUS)}, got {durability!r}")
+    if durability not in SYNCHRONOUS:
+        raise InputError(f"durability must be one of {sorted(SYNCHRONOUS)}, got {durability!r}")
     check_library(apsw.sqlite_lib_version())
-    name = _checked_path(path)
+    name = checked_path(path)
     with _registry:
-        store = _stores.get(_identity(name)) if name != MEMORY else None
+        store = _stores.get(identity(name)) if name != MEMORY else None
         if store is None:
             try:
                 store = SQLiteStore(name, durability, busy_seconds)
@@ -353,7 +335,7 @@ def open_store(
             if name == MEMORY:
                 _in_memory.add(store)
             else:
-                _stores[_identity(name)] = store
+                _stores[identity(name)] = store
         elif store.durability != durability:
             raise InputError(
                 f"{name!r} is already open in this process with durability={store.durability!r}; "
@@ -374,190 +356,6 @@ def release(store: SQLiteStore) -> None:
             del _stores[key]
         # Inside the lock: whoever opens the same file next must not meet a store that is half closed.
         store.close()
-
-
-def check_library(version: str) -> None:
-    """Refuse a SQLite that can corrupt a database."""
-    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SQLITE:
-        wanted = ".".join(map(str, OLDEST_SQLITE))
-        raise StoreUnusable(
-            f"SQLite {version} can corrupt a database that two connections write; holdfast needs {wanted} or newer: "
-            "pip install --upgrade apsw"
-        )
-
-
-def translate(error: BaseException, path: str, waited: float) -> BaseException:
-    """A database error as one of ours: recognised by its code, with the next step."""
-    for kind, make in _TRANSLATIONS:
-        if isinstance(error, kind):
-            ours = make(path, waited, error)
-            ours.__cause__ = error
-            return ours
-    ours = StoreError(f"SQLite could not work on {path!r}: {error}")
-    ours.__cause__ = error
-    return ours
-
-
-def _disk_error(path: str, error: BaseException) -> HoldfastError:
-    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the index of the WAL
-        return StoreFull(f"no room left to write {path!r}; free some disk space and try again")
-    return StoreError(f"the disk failed under {path!r} ({error}); check it, then try again")
-
-
-_TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException], HoldfastError]]] = [
-    (
-        apsw.BusyError,
-        lambda path, waited, _: StoreBusy(
-            f"another process held the write lock on {path!r} for more than {waited:g} s; "
-            "end its transaction, or try again"
-        ),
-    ),
-    (
-        apsw.FullError,
-        lambda path, _, __: StoreFull(f"no room left to write {path!r}; free some disk space and try again"),
-    ),
-    (
-        apsw.ReadOnlyError,
-        lambda path, _, __: StoreReadOnly(
-            f"{path!r} cannot be written; give this process the right to write the file and its directory"
-        ),
-    ),
-    (
-        apsw.NotADBError,
-        lambda path, _, __: StoreUnusable(f"{path!r} is not a SQLite database; choose another path"),
-    ),
-    (
-        apsw.CantOpenError,
-        lambda path, _, error: StoreUnusable(
-            f"{path!r} cannot be opened ({error}); check that the path is right and may be read and written"
-        ),
-    ),
-    (
-        apsw.CorruptError,
-        lambda path, _, error: StoreCorrupt(f"{path!r} is damaged ({error}); restore a backup"),
-    ),
-    (
-        apsw.TooBigError,
-        lambda path, _, __: InputError(f"a value is too long for {path!r}: SQLite holds up to 1,000,000,000 bytes"),
-    ),
-    (
-        apsw.IOError,
-        lambda path, _, error: _disk_error(path, error),
-    ),
-]
-
-
-def _checked_path(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path)
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r}")
-    if name == MEMORY:
-        return name
-    try:
-        file = Path(os.fsdecode(name.encode())).expanduser().absolute()
-        is_directory = file.is_dir()
-    except UnicodeEncodeError as error:
-        raise InputError(f"a database path cannot contain lone surrogates, got {name!r}") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
-        raise StoreUnusable(f"{name!r} cannot be opened ({error}); check that it may be read and written") from error
-    if is_directory:
-        raise StoreUnusable(f"{name!r} is a directory; name a file in it, for example {str(file / 'chat.db')!r}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreUnusable(f"the directory of {name!r} cannot be made ({error}); choose another path") from error
-    return os.path.realpath(file)
-
-
-def _identity(path: str) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return (-1, -1)  # nobody can have it open
-    return (stat.st_dev, stat.st_ino)
-
-
-def _connect(path: str, durability: str, busy_seconds: float, *, create: bool = True) -> apsw.Connection:
-    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(path, flags=flags)
-    try:
-        connection.set_busy_timeout(int(busy_seconds * 1000))
-        # A file that turns out to be somebody else's is closed as it was found, its WAL included.
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        _check_owner(connection, path)
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
-        if path != MEMORY:
-            _enter_wal(connection, path, busy_seconds)
-        connection.pragma("synchronous", _SYNCHRONOUS[durability])
-        connection.pragma("foreign_keys", True)
-        connection.pragma("temp_store", "MEMORY")  # savepoints keep their pages here
-        connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
-        if sys.platform == "darwin":
-            connection.pragma("fullfsync", True)  # fsync alone does not reach the disk there
-        _migrate(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_owner(connection: apsw.Connection, path: str) -> None:
-    """Refuse a file that is not ours before anything is written to it."""
-    with connection:  # one look: another process may be making the tables just now
-        owner = connection.pragma("application_id")
-        version = connection.pragma("user_version")
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
-    if owner == APPLICATION_ID:
-        return
-    if owner or tables or version:
-        raise StoreUnusable(
-            f"{path!r} is another program's database (application id {owner}, tables {', '.join(tables) or 'none'}); "
-            "choose another path"
-        )
-
-
-def _enter_wal(connection: apsw.Connection, path: str, busy_seconds: float) -> None:
-    """Many processes may open a new file at once, and SQLite does not wait for this lock by itself."""
-    deadline = time.monotonic() + busy_seconds
-    while True:
-        try:
-            mode = connection.pragma("journal_mode", "wal")
-            break
-        except apsw.BusyError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
-    if mode != "wal":
-        raise StoreUnusable(f"{path!r} is on a file system without shared memory (WAL is refused); use a local disk")
-
-
-def _migrate(connection: apsw.Connection, path: str) -> None:
-    known = migrations("sqlite", key="INTEGER PRIMARY KEY")
-    version = connection.pragma("user_version")
-    if version > known[-1].number:
-        raise StoreUnusable(
-            f"{path!r} was written by a newer holdfast (schema {version}, this one knows {known[-1].number}); "
-            "upgrade holdfast to open it"
-        )
-    if version < known[-1].number:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            _apply(connection, known)
-            connection.execute("COMMIT")
-            _log.info("%r was brought from schema %d to %d", path, version, known[-1].number)
-        except BaseException:
-            with contextlib.suppress(apsw.Error):
-                connection.execute("ROLLBACK")
-            raise
-
-
-def _apply(connection: apsw.Connection, known: list[Migration]) -> None:
-    version = connection.pragma("user_version")  # again, under the lock: another process may have been faster
-    for migration in known:
-        if migration.number > version:
-            connection.execute(migration.sql)
-            connection.pragma("user_version", migration.number)
-    connection.pragma("application_id", APPLICATION_ID)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
