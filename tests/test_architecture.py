@@ -22,14 +22,14 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
     "loop": (
-        {"loop", "calling", "inbox", "listeners", "middleware", "output", "tools", "windows"},
+        {"loop", "calling", "calls", "listeners", "middleware", "output", "setup", "tools", "windows"},
         {"record", "models", "values", "ground"},
     ),
-    "record": ({"journal", "recovery", "checkpointer"}, {"store", "values", "ground"}),
+    "record": ({"journal", "recovery", "checkpointer", "inbox", "leasing"}, {"store", "values", "ground"}),
     "models": ({"providers", "reply"}, {"values", "ground"}),
     "store": ({"store"}, {"ground"}),
-    "values": ({"messages", "events", "results"}, {"ground"}),
-    "ground": ({"errors", "signals", "clock", "schemas", "telemetry"}, set()),
+    "values": ({"messages", "events", "results", "decisions", "prompts"}, {"ground"}),
+    "ground": ({"errors", "signals", "clock", "owners", "schemas", "telemetry"}, set()),
 }
 
 # Packages that only these files may import, so that everything else works without them.
@@ -44,13 +44,17 @@ ONLY_IN = {
 
 PUBLIC = [
     "Agent",
+    "Ask",
     "AssistantMessage",
     "Deny",
+    "Done",
     "HookContext",
     "ImageContent",
     "Limits",
     "Middleware",
     "Model",
+    "NotDone",
+    "Pending",
     "Prices",
     "Redact",
     "RunResult",
@@ -63,6 +67,7 @@ PUBLIC = [
     "ToolContext",
     "ToolResult",
     "ToolResultMessage",
+    "Unknown",
     "Usage",
     "UserMessage",
     "tool",

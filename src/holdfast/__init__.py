@@ -1,7 +1,7 @@
 """holdfast: a durable agent runtime and conversation store."""
 
 from holdfast.agent import Agent
-from holdfast.loop import Limits
+from holdfast.decisions import Ask, Deny, Pending
 from holdfast.messages import (
     AssistantMessage,
     ImageContent,
@@ -12,23 +12,28 @@ from holdfast.messages import (
     Usage,
     UserMessage,
 )
-from holdfast.middleware import Deny, HookContext, Middleware
+from holdfast.middleware import HookContext, Middleware
 from holdfast.providers.base import Model, Prices
-from holdfast.results import RunResult
-from holdfast.tools import ToolContext, ToolResult, tool
+from holdfast.results import RunResult, ToolResult
+from holdfast.setup import Limits
+from holdfast.tools import Done, NotDone, ToolContext, Unknown, tool
 from holdfast.windows import Redact, SlidingWindow, Summarize, TokenBudget
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Agent",
+    "Ask",
     "AssistantMessage",
     "Deny",
+    "Done",
     "HookContext",
     "ImageContent",
     "Limits",
     "Middleware",
     "Model",
+    "NotDone",
+    "Pending",
     "Prices",
     "Redact",
     "RunResult",
@@ -41,6 +46,7 @@ __all__ = [
     "ToolContext",
     "ToolResult",
     "ToolResultMessage",
+    "Unknown",
     "Usage",
     "UserMessage",
     "tool",

@@ -14,36 +14,27 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any
 
-from holdfast import clock, recovery, telemetry
+from holdfast import clock, inbox, recovery, telemetry
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
-from holdfast.errors import AgentBusy, InputError, NothingToContinue, ThreadMoved
-from holdfast.inbox import Inbox
-from holdfast.journal import Journal, MemoryJournal, ThreadJournal
+from holdfast.decisions import Answer, Pending, encode_answer
+from holdfast.errors import AgentBusy, InputError, NothingToContinue
+from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
+from holdfast.journal import Journal, MemoryJournal, ThreadJournal, pending
+from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
-from holdfast.loop import Limits, Run, Setup, stamped
-from holdfast.messages import (
-    AssistantMessage,
-    Block,
-    ImageContent,
-    Message,
-    TextContent,
-    ToolResultMessage,
-    Usage,
-    UserMessage,
-    image_type,
-)
+from holdfast.loop import Run, answer_needed
+from holdfast.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from holdfast.middleware import Chain
 from holdfast.output import Output
+from holdfast.prompts import Prompt, as_prompts, single
 from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
+from holdfast.setup import Limits, Setup
 from holdfast.tools import Tool
 
-Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
-
-_ATTEMPTS = 10  # to write the first message of a run, while others write to the thread too
 _log = logging.getLogger("holdfast.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("holdfast_runs", default=frozenset())
 
@@ -92,6 +83,9 @@ class Agent:
     provider or a tool that does not stop; `idle_timeout` how long a stream may be silent; `listener_timeout` how long a
     finished run waits for async listeners. Of a tool result longer than `max_result_chars` the model sees the beginning
     and the end; the database keeps it whole.
+
+    `wait` is how many seconds a run waits for a thread that somebody else drives, before it raises `ThreadBusy`.
+    `save_partial` is how often what has arrived of a reply is saved, in seconds; None saves only whole replies.
     """
 
     def __init__(
@@ -114,9 +108,11 @@ class Agent:
         max_result_chars: int | None = 50_000,
         abort_grace: float = 1.0,
         listener_timeout: float = 5.0,
+        wait: float = 0,
+        save_partial: float | None = 1.0,
     ) -> None:
         _check_options(tool_mode, system_prompt, limits)
-        _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout)
+        _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
             _routes(provider, model),
             system_prompt,
@@ -124,12 +120,13 @@ class Agent:
             tool_mode == "sequential",
             Chain(middleware),
             limits or Limits(),
-            Patience(max_retries, idle_timeout, abort_grace),
+            Patience(max_retries, idle_timeout, abort_grace, save_partial),
             thread_id,
             user_id,
         )
-        self._journal = _journal(checkpointer, thread_id)
-        self._inbox = Inbox(steering_mode, follow_up_mode)
+        self._journal = _journal(
+            checkpointer, thread_id, inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
+        )
         self._history = recovery.ValidHistory(max_result_chars)
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
@@ -148,11 +145,11 @@ class Agent:
         """
         prompts = [stamped(prompt) for prompt in as_prompts(message)]
         wanted = None if output is None else Output(output)
-        return await self._start(self._journal.load, lambda: self._begin_with(prompts), wanted)
+        return await self._start(self._check_promptable, prompts, wanted)
 
     async def resume(self) -> RunResult:
-        """Go on where the thread stopped, also in a fresh process: after a crash, an abort or a failure."""
-        return await self._start(self._check_resumable, self._begin_again)
+        """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
+        return await self._start(self._check_resumable, None)
 
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
@@ -167,13 +164,39 @@ class Agent:
         if self._run is not None:
             self._run.signal.abort()
 
-    def steer(self, message: str | UserMessage) -> None:
-        """Say something into the run: the model sees it before its next turn."""
-        self._inbox.steer(_single(message, "steer"))
+    def steer(self, message: str | UserMessage) -> Receipt:
+        """Say something into the run: the model sees it before its next turn. May be called from any thread.
 
-    def follow_up(self, message: str | UserMessage) -> None:
-        """Say something when the run would stop."""
-        self._inbox.follow_up(_single(message, "follow_up"))
+        The message is on its way to the disk when this returns; await what it returns to know that it is there.
+        """
+        return self._journal.send(STEER, stamped(single(message, "steer")))
+
+    def follow_up(self, message: str | UserMessage) -> Receipt:
+        """As `steer`, for the moment when the run would stop."""
+        return self._journal.send(FOLLOW_UP, stamped(single(message, "follow_up")))
+
+    async def inbox(self) -> list[Waiting]:
+        """What was said and not heard yet, in order, whoever said it."""
+        return await self._journal.waiting()
+
+    async def withdraw(self, message: str | Receipt | Waiting) -> bool:
+        """Take back what was not heard yet; False if it is too late."""
+        message_id = message if isinstance(message, str) else getattr(message, "id", None)
+        if not isinstance(message_id, str):
+            raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
+        return await self._journal.withdraw(message_id)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The tool calls that wait for a person, as of the last run, `load()` or `answer()`."""
+        return pending(self._setup.thread_id, self._journal.entries)
+
+    async def answer(self, call_id: str, answer: Answer) -> None:
+        """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+
+        It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
+        """
+        await self._journal.answer(call_id, encode_answer(answer))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
@@ -189,15 +212,15 @@ class Agent:
     async def _start(
         self,
         prepare: Callable[[], Awaitable[None]],
-        begin: Callable[[], Awaitable[Sequence[Message]]],
+        prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
     ) -> RunResult:
         await self._loaded()
         self._check_idle()
         publish = self._listeners.publish
-        self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id(), output)
+        self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = task = asyncio.create_task(self._drive(run, prepare, begin, ended))
+        self._task = task = asyncio.create_task(self._drive(run, prepare, prompts, ended))
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         try:
             await ended
@@ -243,7 +266,7 @@ class Agent:
         self,
         run: Run,
         prepare: Callable[[], Awaitable[None]],
-        begin: Callable[[], Awaitable[Sequence[Message]]],
+        prompts: list[UserMessage] | None,
         ended: asyncio.Future[None],
     ) -> RunResult:
         _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
@@ -257,7 +280,7 @@ class Agent:
                 if self._history.is_far_behind(self.state.messages):  # a long thread, for the first time
                     await asyncio.to_thread(self._history.of, self.state.messages)
                 encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
-                result = await run.go(begin)
+                result = await run.go(prompts)
                 span.ran(result)
             self._error = result.error
             self._report(run, result.stop_reason)
@@ -283,80 +306,29 @@ class Agent:
 
     # --- how a run begins ---------------------------------------------------------------------------------------------
 
-    async def _begin_with(self, prompts: list[UserMessage]) -> list[Message]:
-        """Settle what an earlier run left open, and record the prompts behind whatever the thread holds by now."""
-        recovered: list[Message] = []
-        for _ in range(_ATTEMPTS):
-            await self._journal.load()
-            try:
-                recovered += await self._recover()
-                await self._journal.append(prompts)
-            except ThreadMoved:
-                continue  # somebody else wrote since we looked: read it first
-            return [*recovered, *prompts]
-        raise ThreadMoved(
-            f"thread {self._setup.thread_id!r} is being written by others all the time; prompt again when they are done"
-        )
-
-    async def _begin_again(self) -> list[Message]:
-        recovered: list[Message] = list(await self._recover())
-        if recovered or recovery.can_continue(self.state.messages):
-            return recovered
-        with self._inbox.taken(stopping=True) as taken:
-            waiting = [stamped(message) for message in taken]
-            await self._journal.append(waiting)
-        return list(waiting)
+    async def _check_promptable(self) -> None:
+        await self._journal.load()
+        if self.pending:
+            await self._journal.refresh()  # somebody may have answered elsewhere
+        if self.pending:
+            raise answer_needed(self._setup.thread_id, self._journal)
 
     async def _check_resumable(self) -> None:
-        await self._journal.load(again=True)
-        messages = self.state.messages
-        if recovery.open_calls(messages) or recovery.can_continue(messages) or self._inbox.waiting(stopping=True):
+        journal = self._journal
+        await journal.load(again=True)
+        messages = journal.messages
+        if (
+            journal.is_interrupted
+            or journal.partial is not None
+            or recovery.open_calls(messages)
+            or recovery.can_continue(messages)
+            or journal.has_mail(stopping=True)
+        ):
             return
         if not messages:
             where = f"thread {self._setup.thread_id!r}" if self._setup.thread_id else "the agent"
             raise NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
         raise NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; prompt() it instead")
-
-    async def _recover(self) -> list[ToolResultMessage]:
-        open_calls = recovery.open_calls(self.state.messages)
-        if not open_calls:
-            self._journal.unsaved.clear()
-            return []
-        known, reply = self._journal.unsaved, recovery.last_reply_id(self.state.messages)
-        results = {
-            i: known.get((reply, i)) or stamped(recovery.unknown_outcome(call)) for i, call in open_calls.items()
-        }
-        await self._journal.recover(results)
-        return list(results.values())
-
-
-def as_prompts(message: Prompt) -> list[UserMessage]:
-    """What a caller meant to say, as user messages."""
-    if isinstance(message, str | UserMessage):
-        return [_single(message, "prompt")]
-    items: list[Any] = list(message) if isinstance(message, Sequence) else [message]
-    if any(isinstance(item, Block) for item in items) and all(isinstance(item, Block | str) for item in items):
-        blocks = [TextContent(item) if isinstance(item, str) else item for item in items]
-        return [_single(UserMessage(blocks), "prompt")]
-    if not items:
-        raise InputError("prompt() got an empty list; say something")
-    return [_single(item, "prompt") for item in items]
-
-
-def _single(message: object, method: str) -> UserMessage:
-    if isinstance(message, str):
-        message = UserMessage(message)
-    if not isinstance(message, UserMessage):
-        raise InputError(f"{method}() takes text or a UserMessage, got {type(message).__name__}: {message!r:.80}")
-    for block in message.content:
-        if isinstance(block, ImageContent) and image_type(block) is None:
-            raise InputError(
-                f"{method}() got an image that is none ({block.data[:20]!r}...): pass the base64 of a PNG, JPEG, GIF "
-                "or WebP file"
-            )
-    if not any(not isinstance(block, TextContent) or block.text.strip() for block in message.content):
-        raise InputError(f"{method}() got an empty message ({message.text!r}); say something")
-    return message
 
 
 def _routes(provider: object, model: object) -> list[Route]:
@@ -397,13 +369,18 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
                 f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...), or "
                 "mcp_tools(prefix=...)"
             )
+        if tool.recovery == "check" and not tool.has_check:
+            raise InputError(
+                f"tool {tool.name!r} has recovery='check' and nothing to check with; pass check=..., or decorate a "
+                f"function of a ToolContext with @{tool.name}.check"
+            )
         named[tool.name] = tool
     return named
 
 
-def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None) -> Journal:
+def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None, modes: Modes, wait: float) -> Journal:
     if checkpointer is None and thread_id is None:
-        return MemoryJournal()
+        return MemoryJournal(modes)
     if checkpointer is None:
         raise InputError(
             f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
@@ -415,7 +392,7 @@ def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None) -> 
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
-    return ThreadJournal(checkpointer, thread_id)
+    return ThreadJournal(checkpointer, thread_id, modes, wait)
 
 
 def _check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
@@ -427,11 +404,14 @@ def _check_options(tool_mode: object, system_prompt: object, limits: object) -> 
         raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
 
 
-def _check_patience(max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object) -> None:
+def _check_patience(
+    max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object, save_partial: object
+) -> None:
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
-    if idle_timeout is not None and not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
-        raise InputError(f"idle_timeout must be a number of seconds above 0, or None; got {idle_timeout!r}")
+    for name, seconds in (("idle_timeout", idle_timeout), ("save_partial", save_partial)):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise InputError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
     for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -41,6 +41,7 @@ class Patience(NamedTuple):
     retries: int
     idle: float | None
     grace: float
+    partial: float | None = None  # seconds between two saves of what has arrived
 
 
 class ModelCall:
@@ -53,7 +54,9 @@ class ModelCall:
         patience: Patience,
         signal: Signal,
         publish: Callable[[Event, Signal], None],
+        save: Callable[[AssistantMessage], None] | None = None,
     ) -> None:
+        self._save = save
         self.error: ProviderError | None = None
         self._routes = routes
         self._request = request
@@ -131,6 +134,7 @@ class ModelCall:
         attempt = Signal()
         forget = self._signal.on_abort(attempt.abort)
         watch = _Watch(self._patience.idle, attempt)
+        saver = _Saver(self._patience.partial, self._save, reply, watch)
         try:
             await until_aborted(self._receive(stream, reply, watch, attempt), attempt, self._patience.grace)
             if not self._signal.aborted:
@@ -146,6 +150,7 @@ class ModelCall:
         except Exception as error:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
             return as_provider_error(error, reply.provider)
         finally:
+            saver.stop()
             watch.stop()
             forget()
         return None
@@ -191,6 +196,31 @@ class _Watch:
             self._signal.abort(_STALLED)
         else:
             self._timer = self._loop.call_later(left, self._look)
+
+
+class _Saver:
+    """Saves what has arrived now and then. A timer, so that a delta costs nothing."""
+
+    def __init__(
+        self, seconds: float | None, save: Callable[[AssistantMessage], None] | None, reply: Reply, watch: _Watch
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds or 0.0
+        self._save = save
+        self._reply = reply
+        self._heard = watch.heard
+        self._saved_at = watch.heard[0]
+        self._timer = None if not seconds or save is None else self._loop.call_later(seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._save is not None and self._heard[0] != self._saved_at and not self._reply.is_empty:
+            self._saved_at = self._heard[0]
+            self._save(self._reply.so_far())
+        self._timer = self._loop.call_later(self._seconds, self._look)
 
 
 async def _failing(error: ProviderError) -> AsyncIterator[StreamEvent]:

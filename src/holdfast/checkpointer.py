@@ -12,18 +12,33 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, get_args
 
 from holdfast import clock
+from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen
-from holdfast.messages import Message, Note, checked_dumps, decode, encode, from_value
-from holdfast.store import sqlite, threads
+from holdfast.inbox import Receipt, Waiting
+from holdfast.leasing import checked_wait, is_gone, patiently
+from holdfast.messages import (
+    AssistantMessage,
+    Message,
+    Note,
+    UserMessage,
+    checked_dumps,
+    decode,
+    encode,
+    from_value,
+    stamped,
+)
+from holdfast.prompts import single
+from holdfast.store import inbox, leases, sqlite, threads, tool_calls
 from holdfast.store.database import Store, Tx, in_thread
+from holdfast.store.leases import Visit
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
-__all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo"]
+__all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo", "ToolCallRecord"]
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -32,24 +47,61 @@ _PAGE = 1_000  # messages a read: the event loop gets the interpreter between tw
 
 
 class Thread(NamedTuple):
-    """A thread as it was loaded. `seqs` are the messages' places in the log."""
+    """A thread as it was loaded.
+
+    `partial` is what has arrived of a reply that is not whole: its run goes on elsewhere, or was interrupted. The rest
+    is for the agent: the messages' places in the log, where the thread stands, and the run that has not ended.
+    """
 
     messages: list[Message]
     extra: dict[str, Any]
-    seqs: list[int]
-    position: Position
+    partial: AssistantMessage | None = None
+    seqs: Sequence[int] = ()
+    position: Position = Position(0, 0)
+    run_id: str | None = None
+    unledgered: int = 0
+    mail: int = 0
+
+
+class ToolCallRecord(NamedTuple):
+    """What the ledger says about a tool call.
+
+    `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown.
+    """
+
+    call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+    recovery: str
+    idempotency_key: str
+    run_id: str
+    status: str
+    attempts: int
+    asked_at: str | None
+    started_at: str | None
+    ended_at: str | None
 
 
 class SQLiteCheckpointer:
     """Keeps threads in one SQLite file.
 
     `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, and may lose
-    the last moments when the machine itself goes down.
+    the last moments when the machine itself goes down. `lease_seconds` is how long a thread stays reserved for a run
+    whose process has stopped without a word; a run that lives renews it.
     """
 
-    def __init__(self, db_path: str | os.PathLike[str] = "checkpoints.db", *, durability: str = "full") -> None:
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str] = "checkpoints.db",
+        *,
+        durability: str = "full",
+        lease_seconds: float = 30.0,
+    ) -> None:
         if durability not in sqlite.DURABILITIES:
             raise InputError(f"durability must be one of {', '.join(sqlite.DURABILITIES)}, got {durability!r}")
+        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, int | float) or not 0 < lease_seconds < 1e6:
+            raise InputError(f"lease_seconds must be a number of seconds above 0, got {lease_seconds!r}")
+        self.lease_seconds = float(lease_seconds)
         self._path = db_path
         self._durability = durability
         self._store: sqlite.SQLiteStore | None = None
@@ -100,15 +152,93 @@ class SQLiteCheckpointer:
         """The whole thread, or None when nothing was ever stored under this id."""
         return await load(self.store, checked_id(thread_id))
 
-    async def append(self, thread_id: str, messages: Appendable | Iterable[Appendable]) -> None:
-        """Add messages at the end, all or none; they are on disk when this returns."""
-        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else _listed(messages)
-        if rows := [stored(message) for message in given]:
-            await self.store.write(threads.append, checked_id(thread_id), rows)
+    async def append(self, thread_id: str, messages: Appendable | Iterable[Appendable], *, wait: float = 0) -> None:
+        """Add messages at the end, all or none; they are on disk when this returns.
 
-    async def save_extra(self, thread_id: str, extra: dict[str, Any]) -> None:
-        """Replace the thread's extra: a key that is not there any more is gone."""
-        await self.store.write(threads.save_extra, checked_id(thread_id), encode_extra(extra))
+        While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
+        """
+        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else _listed(messages)
+        rows = [stored(message) for message in given]
+        thread, store = checked_id(thread_id), self.store
+        if rows:
+            await patiently(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), checked_wait(wait))
+
+    async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
+        """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
+        thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
+        await patiently(lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait))
+
+    # --- runs, seen from outside --------------------------------------------------------------------------------------
+
+    async def unfinished(self) -> list[ThreadInfo]:
+        """Threads whose run was interrupted: a service resumes them when it starts.
+
+        A run that goes on somewhere is not listed, nor one that waits for a person's answer.
+        """
+        found = await self.store.read(threads.unfinished)
+        return [info for info, owner, _ in found if owner is None or is_gone(owner)]
+
+    def steer(self, thread_id: str, message: str | UserMessage) -> Receipt:
+        """Say something into the run that drives the thread, in whatever process: it hears it before its next turn.
+
+        Without a run, it waits for the next one. Await what this returns to know that it is on disk.
+        """
+        return self.send(thread_id, inbox.STEER, single(message, "steer"))
+
+    def follow_up(self, thread_id: str, message: str | UserMessage) -> Receipt:
+        """As `steer`, for the moment when the run would stop."""
+        return self.send(thread_id, inbox.FOLLOW_UP, single(message, "follow_up"))
+
+    def send(self, thread_id: str, kind: str, message: UserMessage) -> Receipt:
+        """Submit the message at once, behind all that was sent before."""
+        message = stamped(message)
+        return Receipt(message, self.store.submit(inbox.send, checked_id(thread_id), kind, stored(message)))
+
+    async def inbox(self, thread_id: str) -> list[Waiting]:
+        """What was said and not heard yet, in order."""
+        rows = await self.store.read(inbox.waiting, checked_id(thread_id))
+        return [Waiting(row.id, row.kind, decode(row.body), row.created_at) for row in rows]  # type: ignore[arg-type]
+
+    async def withdraw(self, thread_id: str, message: str | Receipt | Waiting) -> bool:
+        """Take back what was not heard yet; False if it is too late."""
+        message_id = message if isinstance(message, str) else getattr(message, "id", None)
+        if not isinstance(message_id, str):
+            raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
+        return await self.store.write(inbox.withdraw, checked_id(thread_id), storable(message_id))
+
+    async def abort(self, thread_id: str) -> bool:
+        """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
+        return await self.store.write(leases.abort, checked_id(thread_id))
+
+    async def pending(self, thread_id: str | None = None) -> list[Pending]:
+        """The tool calls that wait for a person, of one thread or of all."""
+        rows = await self.store.read(tool_calls.pending, None if thread_id is None else checked_id(thread_id))
+        return [Pending(*row[:3], json.loads(row.arguments), *row[4:]) for row in rows]
+
+    async def answer(self, thread_id: str, call_id: str, answer: Answer) -> None:
+        """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+
+        It is recorded; the thread's next run (`resume()`, `prompt()`) acts upon it, or the one that is going on.
+        """
+        await self.answer_encoded(thread_id, call_id, encode_answer(answer))
+
+    async def answer_encoded(self, thread_id: str, call_id: str, answer: str) -> None:
+        if not isinstance(call_id, str):
+            raise InputError(f"a call is named by its id, got {call_id!r:.80}; pending() lists what waits")
+        await self.store.write(tool_calls.answer, checked_id(thread_id), storable(call_id), answer)
+
+    async def tool_calls(self, thread_id: str) -> list[ToolCallRecord]:
+        """The ledger of the thread: every tool call that was begun or put before a person, oldest first."""
+        found: list[ToolCallRecord] = []
+        after = 0
+        while True:
+            rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=_PAGE)
+            found += [ToolCallRecord(row[1], row[2], json.loads(row[3]), *row[4:]) for row in rows]
+            if len(rows) < _PAGE:
+                return found
+            after = rows[-1][0]
+
+    # --- lists --------------------------------------------------------------------------------------------------------
 
     async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
         """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
@@ -139,7 +269,10 @@ async def load(store: Store, thread_id: str) -> Thread | None:
         if len(page) < _PAGE:
             break
         after = seqs[-1]
-    return Thread(messages, json.loads(row.extra), seqs, Position(row.head, row.version))
+    position = Position(row.head, row.version, row.branch)
+    partial = None if row.partial is None else decode(row.partial)
+    assert isinstance(partial, AssistantMessage | None)
+    return Thread(messages, json.loads(row.extra), partial, seqs, position, row.run, row.unledgered, row.mail)
 
 
 def _decoded_page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
@@ -156,8 +289,8 @@ def stored(message: Appendable) -> Stored:
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
     if isinstance(message, Note):
-        return Stored(clock.new_id(), _storable(message.role), encode(message))
-    return Stored(_storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
+        return Stored(clock.new_id(), storable(message.role), encode(message))
+    return Stored(storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
 
 
 def _listed(messages: object) -> list[Any]:
@@ -167,7 +300,7 @@ def _listed(messages: object) -> list[Any]:
     return [messages]
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Text that any database takes in a column; the body keeps the original."""
     if text.isascii() and "\0" not in text:
         return text

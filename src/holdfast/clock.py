@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime, timedelta
 
 _second = (-1, "")  # the last second that was formatted: each write asks for the time, and most share a second
 
@@ -17,6 +18,12 @@ def now() -> str:
         text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
         _second = (whole, text)
     return f"{text}.{nanos // 1000:06d}Z"
+
+
+def later(moment: str, seconds: float) -> str:
+    """A time as it is stored, so many seconds after another one."""
+    then = datetime.fromisoformat(moment) + timedelta(seconds=seconds)
+    return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def new_id() -> str:

@@ -10,7 +10,10 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── HookFailed                         mend the named middleware; the thread can go on
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
-    ├── ThreadMoved                        prompt again: somebody else wrote to the thread during the run
+    ├── ThreadBusy                         wait, or steer: somebody else drives the thread
+    ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
+    ├── ThreadMoved                        prompt again: the thread is not what it was
+    ├── AnswerNeeded                       answer first: a tool call waits for a person
     ├── StoreError                         the database could not do it
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
     │   ├── StoreBusy                      retry: another process holds the write lock for too long
@@ -80,8 +83,45 @@ class AgentBusy(HoldfastError, RuntimeError):
     """The agent is in the middle of a run."""
 
 
+class ThreadBusy(HoldfastError):
+    """Somebody else drives the thread."""
+
+    def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
+            "longer; steer() or follow_up() reach that run, or wait: Agent(..., wait=seconds), "
+            "append(..., wait=seconds)"
+        )
+        self.thread_id = thread_id
+        self.owner = owner
+        self.epoch = epoch
+        self.until = until
+
+
+class LeaseLost(HoldfastError):
+    """The run had the thread's lease, and has it no longer."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"this run has lost the lease on thread {thread_id!r}: its process stood still for too long, or could not "
+            "reach the database. Nothing of it was written since; what was committed before is kept: resume() goes on"
+        )
+        self.thread_id = thread_id
+
+
 class ThreadMoved(HoldfastError):
-    """Somebody else wrote to a thread while this run was driving it."""
+    """The thread is not what this writer believes it to be."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} was written or deleted by somebody else in the meantime; what was committed is "
+            "kept: prompt or resume again to go on from what the thread holds now"
+        )
+        self.thread_id = thread_id
+
+
+class AnswerNeeded(HoldfastError):
+    """A tool call of the thread waits for a person."""
 
 
 class StoreError(HoldfastError):

@@ -1,48 +1,83 @@
-"""Messages that wait for a run: steering ones for its next turn, follow-ups for the moment it would stop."""
+"""What is said to a run while it goes on: steering messages for its next turn, follow-ups for when it would stop."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import logging
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from holdfast.errors import InputError
 from holdfast.messages import UserMessage
+from holdfast.store.inbox import FOLLOW_UP, STEER
 
-MODES = ("one-at-a-time", "all")
+__all__ = ["FOLLOW_UP", "STEER", "Modes", "Receipt", "Waiting", "modes"]
+
+_MODES = {"one-at-a-time": 1, "all": 2**31}
+_log = logging.getLogger("holdfast")
 
 
-class Inbox:
-    """Two queues, each drained one message at a time or all at once."""
+class Modes(NamedTuple):
+    """How many messages of each kind a run takes at once."""
 
-    def __init__(self, steering_mode: str, follow_up_mode: str) -> None:
-        for name, mode in (("steering_mode", steering_mode), ("follow_up_mode", follow_up_mode)):
-            if mode not in MODES:
-                raise InputError(f"{name} must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-        self._steering_mode = steering_mode
-        self._follow_up_mode = follow_up_mode
-        self._steering: deque[UserMessage] = deque()
-        self._follow_ups: deque[UserMessage] = deque()
+    steering: int
+    follow_up: int
 
-    def steer(self, message: UserMessage) -> None:
-        self._steering.append(message)
+    def limits(self, *, stopping: bool) -> dict[str, int]:
+        """What may be taken now, in this order: follow-ups only when the run would stop."""
+        steering = {STEER: self.steering}
+        return {**steering, FOLLOW_UP: self.follow_up} if stopping else steering
 
-    def follow_up(self, message: UserMessage) -> None:
-        self._follow_ups.append(message)
 
-    def waiting(self, *, stopping: bool) -> bool:
-        """Whether something would be taken; follow-ups count when the run would stop."""
-        return bool(self._steering) or (stopping and bool(self._follow_ups))
+def modes(steering_mode: str, follow_up_mode: str) -> Modes:
+    for name, mode in (("steering_mode", steering_mode), ("follow_up_mode", follow_up_mode)):
+        if mode not in _MODES:
+            raise InputError(f"{name} must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+    return Modes(_MODES[steering_mode], _MODES[follow_up_mode])
 
-    @contextmanager
-    def taken(self, *, stopping: bool) -> Iterator[list[UserMessage]]:
-        """What the run gets now: steering first; follow-ups only when it would stop. An error puts it back."""
-        queue, mode = self._steering, self._steering_mode
-        if not queue and stopping:
-            queue, mode = self._follow_ups, self._follow_up_mode
-        messages = [queue.popleft() for _ in range(len(queue) if mode == "all" else min(1, len(queue)))]
-        try:
-            yield messages
-        except BaseException:
-            queue.extendleft(reversed(messages))
-            raise
+
+class Waiting(NamedTuple):
+    """A message that waits in an inbox. `kind` is steer or follow_up."""
+
+    id: str
+    kind: str
+    message: UserMessage
+    created_at: str
+
+
+class Receipt:
+    """A message on its way into an inbox: `await` it to know that it is on disk. `id` withdraws it."""
+
+    def __init__(self, message: UserMessage, write: Future[None] | None = None) -> None:
+        assert message.id is not None
+        self.id = message.id
+        self.message = message
+        self._write = write
+        if write is not None:
+            write.add_done_callback(_report)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known if the message was stored."""
+        return self._write is None or self._write.done()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if self._write is not None:
+            yield from asyncio.shield(asyncio.wrap_future(self._write)).__await__()
+        return self
+
+    def wait(self, timeout: float | None = None) -> Receipt:
+        """As awaiting it, for code without an event loop."""
+        if self._write is not None:
+            self._write.result(timeout)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.id!r}, {'done' if self.done else 'under way'})"
+
+
+def _report(write: Future[None]) -> None:
+    """Whoever sent it may never ask: a message that is lost is worth a word."""
+    if (error := write.exception()) is not None:
+        _log.error("a message could not be put into the inbox: %s", type(error).__name__)

@@ -1,22 +1,53 @@
 """Where a run records what happens: in a thread of a store, or only in memory.
 
 A journal holds the history that the agent goes on from. Its list and the disk agree: a message is added to the list
-after its commit, and once a write has failed or somebody else has written, the journal is stale and is loaded again
-before the next run.
+after its commit, and once a write has failed, the journal is stale and is loaded again before the next run. A run holds
+its thread's lease from `begin` to `finish`, and every write in between carries it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Protocol
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
-from holdfast.checkpointer import SQLiteCheckpointer, Thread, checked_id, encode_extra, load, stored
-from holdfast.errors import ThreadMoved
-from holdfast.messages import AssistantMessage, Message, ToolResultMessage
-from holdfast.recovery import last_reply_id
-from holdfast.store import threads
+from holdfast import clock, owners, recovery
+from holdfast.checkpointer import SQLiteCheckpointer, Thread, checked_id, encode_extra, load, storable, stored
+from holdfast.decisions import Pending
+from holdfast.errors import LeaseLost, ThreadBusy, ThreadMoved
+from holdfast.inbox import Modes, Receipt, Waiting
+from holdfast.leasing import patiently
+from holdfast.messages import AssistantMessage, Message, ToolResultMessage, UserMessage, decode, encode
+from holdfast.signals import Signal, turn_into_abort
+from holdfast.store import inbox, keeper, leases, threads, tool_calls
+from holdfast.store.keeper import LOST, Keeper
+from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.threads import Position
+from holdfast.store.tool_calls import ANSWERED, STARTED, WAITING, Entry, Start
+
+__all__ = [
+    "ANSWERED",
+    "AT_ONCE",
+    "IF_SILENT",
+    "LOST",
+    "PAUSED",
+    "STARTED",
+    "WAITING",
+    "Entry",
+    "Journal",
+    "MemoryJournal",
+    "ThreadJournal",
+    "pending",
+]
+
+T = TypeVar("T")
+_log = logging.getLogger("holdfast.agent")
+
+# How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
+IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
 
 
 class Journal(Protocol):
@@ -24,74 +55,200 @@ class Journal(Protocol):
 
     messages: list[Message]
     extra: dict[str, Any]
-    unsaved: dict[tuple[str | None, int], ToolResultMessage]  # results whose write failed, by reply id and index
+    unsaved: dict[tuple[str | None, int], ToolResultMessage]  # results whose write failed, by reply id and place
+    entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
+    partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
+    is_interrupted: bool  # whether an earlier run did not come to its end
+
+    @property
+    def reply_id(self) -> str | None:
+        """What names the last reply, also if its writer gave it no id."""
 
     async def load(self, *, again: bool = False) -> None:
         """Load the history, if it is not known or no longer true; `again` does so in any case."""
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0) -> None:
+    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
+        """Take the lease and, in the same commit, record the messages. Without any, look at what the thread holds."""
+
+    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:
         """Add messages; keep places free behind them for as many tool results."""
 
-    async def settle(self, index: int, result: ToolResultMessage) -> None:
-        """Put a result into the place that was reserved for the call with this index."""
+    def was_recorded(self, place: int) -> bool:
+        """Whether the ledger would know of the call if it had been started: it does for replies that an agent stored."""
+
+    async def distrust(self, places: int) -> None:
+        """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
+
+    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        """Record that a call is about to run."""
+
+    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        """Record that a call waits for a person."""
+
+    async def refresh(self) -> None:
+        """Look again at what is known of the last reply's calls: somebody may have answered."""
+
+    async def answer(self, call_id: str, answer: str) -> None:
+        """Record what a person said about a call."""
+
+    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:
+        """Record a call's result and how it ended."""
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
-        """All calls are settled: their results, in call order, join the history."""
+        """These calls are settled: their results, in call order, join the history."""
 
-    async def recover(self, results: dict[int, ToolResultMessage]) -> None:
-        """Settle calls that an earlier run left open, by their index in the last reply."""
+    def send(self, kind: str, message: UserMessage) -> Receipt:
+        """Put a message into the inbox, behind all that was sent before."""
 
-    async def save_extra(self) -> None:
-        """Store the extra, if it changed."""
+    async def waiting(self) -> list[Waiting]:
+        """What waits in the inbox."""
+
+    async def withdraw(self, message_id: str) -> bool:
+        """Take a message back from the inbox."""
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        """Whether something waits in the inbox for this moment, as far as is known here."""
+
+    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:
+        """Move what waits for this moment from the inbox into the history."""
+
+    def save_partial(self, reply: AssistantMessage) -> None:
+        """Keep what has arrived of a reply so far; does not wait."""
+
+    async def finish(self, release: str) -> bool:
+        """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
+
+    def leave(self) -> None:
+        """As `finish`, for a run that is being torn down and cannot wait."""
 
 
 class MemoryJournal:
     """For an agent without a checkpointer: the history lives as long as the agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, modes: Modes) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
+        self.entries: dict[int, Entry] = {}
+        self.partial: AssistantMessage | None = None
+        self.is_interrupted = False
+        self._modes = modes
+        self._inbox: list[Waiting] = []
+
+    @property
+    def reply_id(self) -> str | None:
+        return recovery.last_reply_id(self.messages)
 
     async def load(self, *, again: bool = False) -> None:
         pass
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0) -> None:  # noqa: ARG002
+    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:  # noqa: ARG002
         self.messages.extend(messages)
 
-    async def settle(self, index: int, result: ToolResultMessage) -> None:
+    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:  # noqa: ARG002
+        self.messages.extend(messages)
+        self.entries = {}
+
+    def was_recorded(self, place: int) -> bool:  # noqa: ARG002
+        return True
+
+    async def distrust(self, places: int) -> None:
         pass
+
+    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[place] = entry
+
+    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[place] = entry
+
+    async def refresh(self) -> None:
+        pass
+
+    async def answer(self, call_id: str, answer: str) -> None:
+        for place, entry in self.entries.items():
+            if entry.call_id == call_id and entry.status == WAITING:
+                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                return
+        raise tool_calls.not_waiting("the agent", call_id, None)
+
+    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:  # noqa: ARG002
+        self.entries.pop(place, None)
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
 
-    async def recover(self, results: dict[int, ToolResultMessage]) -> None:
-        self.messages.extend(results.values())
+    def send(self, kind: str, message: UserMessage) -> Receipt:
+        assert message.id is not None
+        self._inbox.append(Waiting(message.id, kind, message, message.created_at or ""))
+        return Receipt(message)
 
-    async def save_extra(self) -> None:
+    async def waiting(self) -> list[Waiting]:
+        return list(self._inbox)
+
+    async def withdraw(self, message_id: str) -> bool:
+        found = [item for item in self._inbox if item.id == message_id][:1]
+        self._inbox = [item for item in self._inbox if item not in found]
+        return bool(found)
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        return any(item.kind in self._modes.limits(stopping=stopping) for item in self._inbox)
+
+    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:  # noqa: ARG002
+        for kind, limit in self._modes.limits(stopping=stopping).items():
+            if taken := [item for item in self._inbox if item.kind == kind][:limit]:
+                self._inbox = [item for item in self._inbox if item not in taken]
+                self.messages.extend(item.message for item in taken)
+                return [item.message for item in taken]
+        return []
+
+    def save_partial(self, reply: AssistantMessage) -> None:
+        pass
+
+    async def finish(self, release: str) -> bool:
         encode_extra(self.extra)  # the same mistakes are mistakes here
+        return release != IF_SILENT or not self.has_mail(stopping=True)
+
+    def leave(self) -> None:
+        pass
 
 
 class ThreadJournal:
     """A thread of a store."""
 
-    def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str) -> None:
+    def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str, modes: Modes, wait: float) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
-        self._reply_id: str | None = None  # whose calls are being settled
+        self.entries: dict[int, Entry] = {}
+        self.partial: AssistantMessage | None = None
+        self.is_interrupted = False
         self._checkpointer = checkpointer
         self._thread_id = checked_id(thread_id)
+        self._modes = modes
+        self._wait = wait
         self._saved_extra = "{}"
         self._loaded = False
         self._position: Position | None = None  # None: not loaded yet, or stale
+        self._held: Held | None = None  # the lease of the run that is going on
+        self._keeper: Keeper | None = None  # who renews it
+        self._reply_id: str | None = None
         self._first_place = 0  # the seq that is reserved for the first call of the last reply
         self._taken: set[int] = set()  # the seqs behind the last reply that hold a message
+        self._unledgered = 0
+        self._sent: list[Receipt] = []  # what this agent sent, and the run has not waited for
+        self._mail = 0  # what is known to wait in the inbox: 2 steering, 1 only follow-ups
+        self._saves_partial = False
+
+    @property
+    def reply_id(self) -> str | None:
+        return self._reply_id
+
+    # --- the history --------------------------------------------------------------------------------------------------
 
     async def load(self, *, again: bool = False) -> None:
         if self._position is not None and not again:
             return
-        thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {}, [], Position(0, 0))
+        thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
         if not self._loaded:
@@ -101,87 +258,330 @@ class ThreadJournal:
         self._loaded = True
         self._saved_extra = encode_extra(thread.extra)
         self._position = thread.position
+        self._unledgered = thread.unledgered
+        self._mail = max(thread.mail, self._mail if self._sent else 0)  # what is still on its way counts too
+        self.partial = thread.partial
+        self._saves_partial = thread.partial is not None
+        self.is_interrupted = thread.run_id is not None
         self._first_place = _place_behind_last_reply(thread)
-        self._reply_id = last_reply_id(thread.messages)
+        self._reply_id = recovery.last_reply_id(thread.messages)
         self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
+        await self.refresh()
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0) -> None:
+    async def refresh(self) -> None:
+        self.entries = {}
+        if self._position is None or not recovery.open_calls(self.messages):
+            return
+        store, branch, reply = self._checkpointer.store, self._position.branch, self._first_place - 1
+        rows = await store.read(tool_calls.of_reply, branch, reply)
+        self.entries = {entry.place: entry for entry in rows if entry.status in tool_calls.OPEN}
+        if self._reply_id is None:
+            self._reply_id = await store.read(threads.message_id, branch, reply)
+
+    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
+        before = self._position or Position(0, 0)
+        expect = before.version if messages else threads.ANY
         rows = [stored(message) for message in messages]
-        before = self._current()
-        write = self._checkpointer.store.write(
-            threads.append, self._thread_id, rows, expect=before.version, reserve=reserve
-        )
-        self._position = None  # whatever happens now: stale until the write is known to be done
-        try:
-            await write
-        finally:
-            # A cancelled caller still learns of a commit: the write has settled before the cancellation arrives.
-            if write.done() and write.exception() is None:
-                self._position = write.result()
-                self._first_place = self._position.head - reserve + 1
-                self.messages.extend(messages)
-                self._reply_id = getattr(messages[-1], "id", None) if messages else self._reply_id
+        claimed = _Claimed(self, run_id, signal)
 
-    async def settle(self, index: int, result: ToolResultMessage) -> None:
-        settled = False
+        async def attempt(over: int) -> None:
+            claim = claimed.claim._replace(over=over)
+            await self._written(
+                lambda position: claimed.succeed(position, messages),
+                threads.append,
+                self._thread_id,
+                rows,
+                by=claim,
+                expect=expect,
+            )
+
         try:
-            places = [(self._first_place + index, stored(result))]
-            write = self._checkpointer.store.write(threads.fill, self._thread_id, places)
-            try:
-                await write
-            finally:
-                if write.done() and write.exception() is None:
-                    self._advance(write.result())
-                    settled = True
+            await patiently(attempt, self._wait)
+        finally:
+            claimed.settle()
+        if not messages:
+            if self._position is None or self._position.version != before.version + 1:
+                await self.load(again=True)
+            else:
+                await self.refresh()
+
+    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:
+        def note(position: Position) -> None:
+            self._note(position)
+            self._first_place = position.head - reserve + 1
+            self._taken, self.entries, self._saves_partial = set(), {}, False
+            self.messages.extend(messages)
+            if messages and isinstance(messages[-1], AssistantMessage):
+                self._reply_id = messages[-1].id
+            if extra is not None:
+                self._saved_extra = extra
+
+        extra = self._changed_extra() if release else None
+        await self._written(
+            note,
+            threads.append,
+            self._thread_id,
+            [stored(message) for message in messages],
+            by=self._lease(),
+            reserve=reserve,
+            release=release,
+            extra=extra,
+            whole=self._saves_partial,
+        )
+
+    # --- tool calls ---------------------------------------------------------------------------------------------------
+
+    def was_recorded(self, place: int) -> bool:
+        seq, head = self._first_place + place, 0 if self._position is None else self._position.head
+        return self._unledgered < seq <= head and seq not in self._taken
+
+    async def distrust(self, places: int) -> None:
+        upto = self._first_place + places - 1
+        await self._checkpointer.store.write(threads.distrust, self._thread_id, upto, by=self._lease())
+        self._unledgered = max(self._unledgered, upto)
+
+    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        start = self._start(place, entry, run_id, policy)
+        await self._checkpointer.store.write(tool_calls.start, self._thread_id, start, by=self._lease())
+        self.entries[place] = entry
+
+    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        await self._checkpointer.store.write(
+            tool_calls.ask,
+            self._thread_id,
+            self._start(place, entry, run_id, policy),
+            reason=entry.reason or "",
+            question=entry.question or "",
+            by=self._lease(),
+        )
+        self.entries[place] = entry
+
+    def _start(self, place: int, entry: Entry, run_id: str, policy: str) -> Start:
+        reply, key = self._first_place - 1, entry.idempotency_key
+        call_id, name = storable(entry.call_id), storable(entry.name)
+        return Start(reply, place, call_id, name, entry.arguments, policy, key, run_id)
+
+    async def answer(self, call_id: str, answer: str) -> None:
+        await self._checkpointer.answer_encoded(self._thread_id, call_id, answer)
+        await self.refresh()
+
+    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:
+        settled = False
+
+        def note(position: Position) -> None:
+            nonlocal settled
+            self._note(position)
+            self.entries.pop(place, None)
+            settled = True
+
+        try:
+            seq, reply = self._first_place + place, self._first_place - 1
+            row, store = stored(result), self._checkpointer.store
+            if seq in self._taken:  # somebody appended without leaving room; a request puts it right
+                write = store.write(
+                    tool_calls.finish_behind, self._thread_id, reply, [(place, row, status)], by=self._lease()
+                )
+            else:
+                write = store.write(
+                    tool_calls.finish, self._thread_id, reply, [(place, seq, row, status)], by=self._lease()
+                )
+            await _settled(write, note)
         except asyncio.CancelledError:
             self._position = None  # it may be stored, and is not in the list
             raise
         finally:
             if not settled:  # the tool ran all the same: what it answered is not forgotten while we live
-                self.unsaved[self._reply_id, index] = result
+                self.unsaved[self._reply_id, place] = result
                 self._position = None
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
-        self._current()  # the results are stored; if somebody else wrote meanwhile, the run ends here
 
-    async def recover(self, results: dict[int, ToolResultMessage]) -> None:
-        rows = {self._first_place + index: stored(result) for index, result in results.items()}
-        self._position = None
-        if free := [(seq, row) for seq, row in rows.items() if seq not in self._taken]:
-            await self._checkpointer.store.write(threads.fill, self._thread_id, free)
-        # Where somebody appended without leaving room, the results go to the end; a request puts them right.
-        if late := [row for seq, row in rows.items() if seq in self._taken]:
-            await self._checkpointer.store.write(threads.append, self._thread_id, late)
-        self.unsaved.clear()
-        await self.load()
+    # --- the inbox ----------------------------------------------------------------------------------------------------
 
-    async def save_extra(self) -> None:
-        extra = encode_extra(self.extra)
-        if extra == self._saved_extra:
-            return
-        before = self._current()
-        write = self._checkpointer.store.write(threads.save_extra, self._thread_id, extra, expect=before.version)
-        self._position = None
+    def send(self, kind: str, message: UserMessage) -> Receipt:
+        receipt = self._checkpointer.send(self._thread_id, kind, message)
+        self._sent.append(receipt)
+        self._mail = max(self._mail, 2 if kind == inbox.STEER else 1)
+        return receipt
+
+    async def waiting(self) -> list[Waiting]:
+        return await self._checkpointer.inbox(self._thread_id)
+
+    async def withdraw(self, message_id: str) -> bool:
+        return await self._checkpointer.withdraw(self._thread_id, message_id)
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        return self._mail > (0 if stopping else 1)
+
+    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:
+        sent, self._sent, self._mail = self._sent, [], 0
+        for receipt in sent:
+            await receipt
+        claimed = _Claimed(self, run_id, signal) if self._held is None else None
+        taken: list[UserMessage] = []
+
+        def note(outcome: tuple[Position | None, list[str]]) -> None:
+            position, bodies = outcome
+            taken.extend(decode(body) for body in bodies)  # type: ignore[misc]
+            if position is None:
+                return
+            if claimed is not None:
+                claimed.succeed(position, taken)
+            else:
+                self._note(position)
+                self.messages.extend(taken)
+
+        by = self._lease() if claimed is None else claimed.claim
+        expect = threads.ANY if claimed is None or self._position is None else self._position.version
+        limits = self._modes.limits(stopping=stopping)
         try:
-            await write
+            await self._written(note, inbox.take, self._thread_id, by=by, expect=expect, limits=limits)
+        except asyncio.CancelledError:
+            if not taken:
+                raise
+            turn_into_abort(signal)  # they have left the inbox: the run has heard them
+        except (ThreadBusy, ThreadMoved):  # after our run had ended, somebody else's began: it will hear them
+            if claimed is None:
+                raise
         finally:
-            if write.done() and write.exception() is None:
-                self._position = write.result()
-                self._saved_extra = extra
+            if claimed is not None:
+                claimed.settle()
+        return taken
 
-    def _current(self) -> Position:
-        if self._position is None:
-            raise ThreadMoved(
-                f"thread {self._thread_id!r} was written by somebody else during this run; what was committed is kept: "
-                "prompt or resume again to go on from what the thread holds now"
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def save_partial(self, reply: AssistantMessage) -> None:
+        if self._held is not None:
+            self._saves_partial = True
+            write = self._checkpointer.store.submit(
+                threads.save_partial, self._thread_id, encode(reply), by=self._lease()
             )
-        return self._position
+            write.add_done_callback(_report_partial)
 
-    def _advance(self, position: Position) -> None:
-        """Results settle side by side but commit in the order of submission: each moves the version by one."""
-        known = self._position
-        self._position = position if known is not None and position.version == known.version + 1 else None
+    async def finish(self, release: str) -> bool:
+        self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self._reply_id}
+        extra = self._changed_extra()
+        if self._held is None and (extra is None or self._position is None):
+            return True
+
+        def note(position: Position) -> None:
+            self._note(position)
+            self._saved_extra = self._saved_extra if extra is None else extra
+
+        held = self._held
+        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
+        try:
+            await self._written(
+                note,
+                threads.append,
+                self._thread_id,
+                [],
+                by=by,
+                expect=expect,
+                extra=extra,
+                release=release if held else "",
+            )
+        except BaseException:
+            self._drop()
+            raise
+        return self._held is None
+
+    def leave(self) -> None:
+        held, self._position = self._held, None
+        if held is not None:
+            by = self._lease()
+            self._drop()
+            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=leases.RELEASE)
+
+    def _lease(self) -> Lease:
+        if self._held is None:
+            raise LeaseLost(self._thread_id)
+        return Lease(self._held.epoch, self._held.seconds)
+
+    def _known_version(self) -> int:
+        return threads.ANY if self._position is None else self._position.version
+
+    def _note(self, position: Position) -> None:
+        if self._position is None or position.version > self._position.version:
+            self._position = position
+        self._mail = max(self._mail, position.mail)
+        if self._held is not None and not position.is_held:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._held is not None and self._keeper is not None:
+            self._keeper.drop(self._held)
+            self._held = None
+
+    def _changed_extra(self) -> str | None:
+        extra = encode_extra(self.extra)
+        return None if extra == self._saved_extra else extra
+
+    async def _written(self, note: Callable[[T], None], query: Callable[..., T], *args: Any, **kwargs: Any) -> None:
+        """Write, and note the outcome; until it is known, the journal is stale."""
+        write = self._checkpointer.store.write(query, *args, **kwargs)
+        before, self._position = self._position, None
+        try:
+            await _settled(write, note)
+        except ThreadBusy:  # nothing was written, so what was known is still known
+            self._position = before
+            raise
+
+
+class _Claimed:
+    """A claim for a journal's thread. Its token is known in the process before the lease exists."""
+
+    def __init__(self, journal: ThreadJournal, run_id: str, signal: Signal) -> None:
+        self._journal = journal
+        self._store = journal._checkpointer.store
+        self._signal = signal
+        self._token = clock.new_id()
+        self.claim = Claim(owners.name(self._token), run_id, journal._checkpointer.lease_seconds)
+        keeper.expect(self._token)
+
+    def succeed(self, position: Position, messages: Sequence[Message]) -> None:
+        journal = self._journal
+        held = Held(journal._thread_id, "", position.epoch, self.claim.seconds, self._token)
+        journal._held, journal._keeper = held, keeper.of(self._store)
+        journal._keeper.keep(held, self._signal.abort)
+        journal._position = position
+        journal.messages.extend(messages)
+
+    def settle(self) -> None:
+        if self._journal._held is None:
+            keeper.forget(self._token)
+
+
+async def _settled(write: asyncio.Future[T], note: Callable[[T], None]) -> None:
+    """Wait for a write. A cancelled caller still learns of a commit: the write settles before the cancellation."""
+    try:
+        await write
+    finally:
+        if write.done() and write.exception() is None:
+            note(write.result())
+
+
+def pending(thread_id: str | None, entries: dict[int, Entry]) -> list[Pending]:
+    """Those of a reply's calls that wait for a person."""
+    return [
+        Pending(
+            thread_id,
+            entry.call_id,
+            entry.name,
+            json.loads(entry.arguments),
+            entry.reason or "",
+            entry.question or "",
+            entry.asked_at or "",
+        )
+        for _, entry in sorted(entries.items())
+        if entry.status == WAITING
+    ]
+
+
+def _report_partial(write: Future[None]) -> None:
+    if (error := write.exception()) is not None:  # the run will hear of it from a write that counts
+        _log.debug("a part of a reply could not be saved: %s", type(error).__name__)
 
 
 def _place_behind_last_reply(thread: Thread) -> int:

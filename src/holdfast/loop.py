@@ -8,100 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import logging
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from holdfast import clock, telemetry, tools
-from holdfast.calling import ModelCall, Patience, Route, as_failure
-from holdfast.errors import HookFailed, InputError, OutputInvalid, ProviderError
-from holdfast.events import (
-    AgentEnd,
-    AgentStart,
-    Event,
-    MessageEnd,
-    MessageStart,
-    ToolExecutionEnd,
-    ToolExecutionStart,
-    ToolExecutionUpdate,
-    TurnEnd,
-    TurnStart,
-)
-from holdfast.inbox import Inbox
-from holdfast.journal import Journal
+from holdfast import recovery, telemetry
+from holdfast.calling import ModelCall, as_failure
+from holdfast.calls import Calls
+from holdfast.errors import AnswerNeeded, InputError, LeaseLost, OutputInvalid, ProviderError, ThreadMoved
+from holdfast.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
+from holdfast.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, pending
 from holdfast.messages import (
     AssistantMessage,
     Failure,
     Message,
-    ModelMessage,
-    ToolCall,
     ToolResultMessage,
     Usage,
     UserMessage,
+    stamped,
 )
-from holdfast.middleware import Chain, Deny, HookContext
+from holdfast.middleware import HookContext
 from holdfast.output import Output
 from holdfast.providers.base import Request
 from holdfast.recovery import ValidHistory
 from holdfast.results import RunResult
-from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted, wait_all
-from holdfast.tools import Outcome, Tool, ToolContext
+from holdfast.setup import Setup
+from holdfast.signals import Aborted, Signal
+from holdfast.tools import Outcome
 
-M = TypeVar("M", bound=ModelMessage)
-T = TypeVar("T")
-_log = logging.getLogger("holdfast.tool")
-
-
-class Limits(Struct, frozen=True):
-    """Where a run is stopped: turns, tokens (all of them), cost, and seconds of wall time. None: no limit."""
-
-    turns: int | None = 100
-    tokens: int | None = None
-    cost: float | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-                raise InputError(f"the limit on {name} must be a number above 0, or None for no limit; got {value!r}")
-
-    def reached(self, turns: int, usage: Usage) -> str | None:
-        """The stop reason of the first limit that has been reached."""
-        if self.turns is not None and turns >= self.turns:
-            return "turn_limit"
-        if self.tokens is not None and usage.total >= self.tokens:
-            return "token_limit"
-        if self.cost is not None and usage.cost >= self.cost:
-            return "cost_limit"
-        return None
+_ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
 
 
-class Setup(Struct, frozen=True):
-    """What stays the same from run to run of an agent."""
-
-    routes: list[Route]
-    system_prompt: str
-    tools: dict[str, Tool[Any, Any]]
-    sequential: bool
-    middleware: Chain
-    limits: Limits
-    patience: Patience
-    thread_id: str | None
-    user_id: str | None
-
-
-class _Call(NamedTuple):
-    """A tool call, its place in the reply, and what makes it unlike any other call."""
-
-    place: int
-    call: ToolCall
-    key: str
+class _NothingToSay(Exception):
+    """There is nothing for a model to answer, or a person must speak first."""
 
 
 class Run:
@@ -111,7 +51,6 @@ class Run:
         self,
         setup: Setup,
         journal: Journal,
-        inbox: Inbox,
         history: ValidHistory,
         publish: Callable[[Event, Signal], None],
         run_id: str,
@@ -122,7 +61,6 @@ class Run:
         self.is_over = False
         self._setup = setup
         self._journal = journal
-        self._inbox = inbox
         self._history = history
         self._publish_to = publish
         self._output = output
@@ -136,23 +74,21 @@ class Run:
         self._stop_reason = "stop"
         self._open_turn = False
         self._open_reply: AssistantMessage | None = None
-        self._broken: HookFailed | None = None
+        self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
 
-    async def go(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> RunResult:
-        """Run until there is nothing left to do. `begin` records what the run starts with."""
+    async def go(self, prompts: list[UserMessage] | None) -> RunResult:
+        """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
         self._publish(AgentStart(self.id, self._setup.thread_id))
         failure: Failure | None = None
         seconds = self._setup.limits.seconds
         timer = asyncio.get_running_loop().call_later(seconds, self.signal.abort, "time_limit") if seconds else None
         try:
-            result = await self._to_the_end(begin)
+            result = await self._to_the_end(prompts)
             failure = as_failure(result.error) if result.error else None
         except BaseException as error:
             failure = as_failure(error)
             self._stop_reason = "aborted" if isinstance(error, asyncio.CancelledError) else "error"
-            if isinstance(error, Exception):  # what tools and hooks wrote to extra counts, if it can be stored at all
-                with contextlib.suppress(Exception):
-                    await self._journal.save_extra()
+            await self._let_go(error)
             raise
         finally:
             self.is_over = True
@@ -162,23 +98,31 @@ class Run:
             self._publish(AgentEnd(self.id, self._messages, self._stop_reason, self._usage, failure))
         return result
 
-    async def _to_the_end(self, begin: Callable[[], Awaitable[Sequence[Message]]]) -> RunResult:
-        await self._turn_by_turn(begin)
-        await self._journal.save_extra()
-        limits = self._setup.limits
-        while (  # something was said while that was being saved
-            self._stop_reason == "stop"
-            and self._inbox.waiting(stopping=True)
-            and not limits.reached(self._turns, self._usage)
-        ):
+    async def _to_the_end(self, prompts: list[UserMessage] | None) -> RunResult:
+        journal, limits = self._journal, self._setup.limits
+        await self._turn_by_turn(lambda: self._begin(prompts))
+        while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
+            if not journal.has_mail(stopping=True) and await journal.finish(IF_SILENT):
+                break
+            if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
+                break
             await self._turn_by_turn(None)
-            await self._journal.save_extra()
+        await journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
         result = self._result()
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context())
         finally:
-            await self._journal.save_extra()
+            await journal.finish(AT_ONCE)  # what those hooks wrote to the extra
         return result
+
+    async def _let_go(self, error: BaseException) -> None:
+        """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                await self._journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
+        else:  # torn down from outside: there is no time to wait
+            with contextlib.suppress(Exception):
+                self._journal.leave()
 
     def _result(self) -> RunResult:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
@@ -187,42 +131,87 @@ class Run:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def _turn_by_turn(self, begin: Callable[[], Awaitable[Sequence[Message]]] | None) -> None:
+    async def _turn_by_turn(self, begin: Callable[[], Any] | None) -> None:
         try:
-            if begin is None:
-                await self._listen_to_inbox(stopping=True)
             reply, outcomes = await self._turn(begin)
             while await self._goes_on(reply, outcomes):
-                await self._listen_to_inbox(stopping=not reply.tool_calls)
+                heard = await self._listen_to_inbox(stopping=not reply.tool_calls)
+                if not heard and not reply.tool_calls:  # it was withdrawn, or another run heard it
+                    self._stop_reason = reply.stop_reason
+                    break
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
+        except _NothingToSay:
+            self._stop_reason = "waiting" if self._calls.waiting else "stop"
+            self._end_turn(None, [])
+        if self.signal.reason == LOST:
+            raise LeaseLost(self._setup.thread_id or "")
 
-    async def _turn(
-        self, begin: Callable[[], Awaitable[Sequence[Message]]] | None = None
-    ) -> tuple[AssistantMessage, list[Outcome]]:
+    async def _turn(self, begin: Callable[[], Any] | None = None) -> tuple[AssistantMessage, list[Outcome]]:
         """Ask the model and run the tools that it calls. What the run starts with belongs to its first turn."""
         self._start_turn()
         with telemetry.turn(self._turns) as span:
             if begin is not None:
                 if self.signal.aborted:  # while the thread was loaded: nothing was said yet
                     raise Aborted
-                self._tell(await begin())
+                await begin()
             reply = await self._ask()
             span.ended_with(reply)
-            outcomes = await self._run_tools(reply)
+            outcomes = await self._calls.run(reply)
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
 
+    async def _begin(self, prompts: list[UserMessage] | None) -> None:
+        """Take the lease, settle what an earlier run left open, and record what this one starts with."""
+        journal = self._journal
+        if prompts is not None and await self._began_at_once(prompts):
+            return
+        await journal.begin(self.id, self.signal)
+        if journal.partial is not None:
+            told = [recovery.interrupted(journal.partial)]
+            await journal.append(told)
+            self._tell(told)
+        mended = await self._calls.recover()
+        if self.signal.aborted:
+            raise Aborted
+        if self._calls.waiting and prompts is not None:
+            raise answer_needed(self._setup.thread_id, journal)
+        if self._calls.waiting:
+            raise _NothingToSay
+        if prompts is not None:
+            await journal.append(prompts)
+            self._tell(prompts)
+        elif not (mended or recovery.can_continue(journal.messages) or await self._listen_to_inbox(stopping=True)):
+            raise _NothingToSay
+
+    async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
+        """The usual case: with nothing to mend, the lease and the prompts are one commit."""
+        journal = self._journal
+        for _ in range(_ATTEMPTS):
+            await journal.load()
+            if journal.partial is not None or recovery.open_calls(journal.messages):
+                return False
+            try:
+                await journal.begin(self.id, self.signal, prompts)
+            except ThreadMoved:
+                continue  # somebody else wrote since we looked: read it first
+            self._tell(prompts)
+            return True
+        return False
+
     async def _goes_on(self, reply: AssistantMessage, outcomes: list[Outcome]) -> bool:
         """Whether there is another turn. What waits in the inbox stays there when a run breaks off."""
+        setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
-        stops = any(outcome.ends_run for outcome in outcomes) or await self._unless_aborted(
-            self._setup.middleware.stops(reply, results, self.signal, self._context())
+        stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
+            setup.middleware.stops(reply, results, self.signal, self._context()), self.signal
         )
-        done = not reply.tool_calls and not self._inbox.waiting(stopping=True)
+        done = not reply.tool_calls and not journal.has_mail(stopping=True)
         if self.signal.aborted:
             self._stop_reason = self._abort_reason()
+        elif self._calls.waiting:
+            self._stop_reason = "waiting"
         elif reply.failed:
             self._stop_reason = reply.stop_reason
         elif stops:
@@ -230,7 +219,7 @@ class Run:
             self._conclude(reply)
         elif done and self._is_satisfied(reply):
             self._stop_reason = "error" if self._error else reply.stop_reason
-        elif limit := self._setup.limits.reached(self._turns, self._usage):
+        elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
             self._conclude(reply)
         else:
@@ -264,41 +253,17 @@ class Run:
     def _abort_reason(self) -> str:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
-    async def _unless_aborted(self, hook: Coroutine[Any, Any, T]) -> T:
-        """A hook may hang; an abort does not wait for it. Without hooks there is nothing to wait for."""
-        if self._setup.middleware.is_empty:
-            return await hook
-        return await until_aborted(hook, self.signal, self._setup.patience.grace)
-
-    async def _checked(self, hooks: Coroutine[Any, Any, T], withheld: T) -> T:
-        """What hooks make of something that is already there. They get a moment also in an aborted run, because it
-        cannot be kept without them; if they need longer, it is withheld."""
-        try:
-            if self.signal.aborted and not self._setup.middleware.is_empty:
-                return await asyncio.wait_for(hooks, self._setup.patience.grace)
-            return await self._unless_aborted(hooks)
-        except (Aborted, TimeoutError):
-            return withheld
-
-    async def _listen_to_inbox(self, *, stopping: bool) -> None:
+    async def _listen_to_inbox(self, *, stopping: bool) -> bool:
+        """Whether something was said."""
         if self._repair is not None:
             told, self._repair = [stamped(self._repair)], None
             await self._journal.append(told)
-            self._tell(told)
-            return
-        with self._inbox.taken(stopping=stopping) as taken:
-            waiting = [stamped(message) for message in taken]
-            if waiting:
-                await self._append_taken(waiting)
-        self._tell(waiting)
-
-    async def _append_taken(self, messages: list[UserMessage]) -> None:
-        try:
-            await self._journal.append(messages)
-        except asyncio.CancelledError:
-            if self._journal.messages[-1:] != messages[-1:]:
-                raise
-            turn_into_abort(self.signal)  # they are stored, and must not go back into the inbox
+        elif self._journal.has_mail(stopping=stopping):
+            told = await self._journal.take(self.id, self.signal, stopping=stopping)
+        else:
+            return False
+        self._tell(told)
+        return bool(told)
 
     def _start_turn(self) -> None:
         self._turns += 1
@@ -314,10 +279,14 @@ class Run:
     async def _ask(self) -> AssistantMessage:
         """One model call, recorded. Its failure is a reply too."""
         setup = self._setup
-        request = await self._unless_aborted(self._request())
-        call = ModelCall(setup.routes, request, setup.patience, self.signal, self._publish_to)
+        request = await setup.unless_aborted(self._request(), self.signal)
         provider, model = setup.routes[0]
         began = stamped(AssistantMessage([], model=model.id, provider=provider.name))
+
+        def save(partial: AssistantMessage) -> None:
+            self._journal.save_partial(msgspec.structs.replace(partial, id=began.id, created_at=began.created_at))
+
+        call = ModelCall(setup.routes, request, setup.patience, self.signal, self._publish_to, save)
         self._open_reply = began
         self._publish(MessageStart(began))
         message = msgspec.structs.replace(await call.answer(), id=began.id, created_at=began.created_at)
@@ -326,13 +295,19 @@ class Run:
         if not message.failed:
             hooks = setup.middleware.reply(message, self.signal, self._context())
             withheld = msgspec.structs.replace(message, content=[], stop_reason="aborted")
-            message = msgspec.structs.replace(await self._checked(hooks, withheld), id=began.id)
-        await self._journal.append([message], reserve=len(message.tool_calls))
+            message = msgspec.structs.replace(await setup.checked(hooks, self.signal, withheld=withheld), id=began.id)
+        await self._journal.append([message], reserve=len(message.tool_calls), release=self._release_after(message))
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
         self._publish(MessageEnd(message))
         return message
+
+    def _release_after(self, reply: AssistantMessage) -> str:
+        """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
+        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
+            return ""
+        return AT_ONCE if reply.failed else IF_SILENT
 
     async def _request(self) -> Request:
         setup, context = self._setup, self._context()
@@ -363,148 +338,6 @@ class Run:
     def _spend(self, usage: Usage) -> None:
         self._usage += usage
 
-    # --- tools --------------------------------------------------------------------------------------------------------
-
-    async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
-        """Run the calls of a reply. Each result is recorded when its tool ends; the history has them in call order."""
-        calls = [_Call(index, call, f"{reply.id}/{index}") for index, call in enumerate(reply.tool_calls)]
-        if reply.failed:
-            outcomes = [await self._decline(call, "the reply broke off") for call in calls]
-            self._settled(outcomes)
-            return outcomes
-        if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
-            outcomes = await self._run_in_turn(calls)
-        else:
-            outcomes = await self._run_at_once(calls)
-        if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
-            raise self._broken
-        return outcomes
-
-    async def _run_at_once(self, calls: list[_Call]) -> list[Outcome]:
-        tasks = [asyncio.create_task(self._run_tool(call)) for call in calls]
-        if tasks:
-            await wait_all(set(tasks), self.signal)
-        errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
-        if errors:
-            raise errors[0]
-        outcomes = [task.result() for task in tasks]
-        self._settled(outcomes)
-        return outcomes
-
-    async def _run_in_turn(self, calls: list[_Call]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        for call in calls:
-            outcomes.append(await self._run_tool(call))
-            self._settled(outcomes[-1:])
-        return outcomes
-
-    async def _decline(self, asked: _Call, reason: str) -> Outcome:
-        """Settle a call that is not run."""
-        outcome = Outcome(stamped(tools.not_started(asked.call, reason)))
-        await self._journal.settle(asked.place, outcome.message)
-        return outcome
-
-    def _settled(self, outcomes: list[Outcome]) -> None:
-        results = [outcome.message for outcome in outcomes]
-        self._journal.close_turn(results)
-        self._tell(results)
-
-    def _is_sequential(self, call: ToolCall) -> bool:
-        return call.name in self._setup.tools and self._setup.tools[call.name].sequential
-
-    async def _run_tool(self, asked: _Call) -> Outcome:
-        if self.signal.aborted:
-            return await self._decline(asked, "the run was aborted")
-        if self._broken is not None:
-            return await self._decline(asked, "a hook failed")
-        outcome, stored = Outcome(tools.failure(asked.call, "This call did not come to an end.")), False
-        try:
-            with telemetry.tool(asked.call) as span:
-                outcome, broken = await self._outcome(asked, span)
-                span.returned(outcome.message)
-            outcome = outcome._replace(message=stamped(outcome.message))
-            await self._journal.settle(asked.place, outcome.message)
-            stored = True
-        finally:
-            self._publish_end(outcome.message, stored=stored)
-        self._broken = self._broken or broken
-        return outcome
-
-    def _publish_end(self, result: ToolResultMessage, *, stored: bool) -> None:
-        if result.is_error:
-            _log.info("tool %r failed in call %r", result.tool_name, result.tool_call_id)
-            _log.debug("call %r of tool %r: %s", result.tool_call_id, result.tool_name, result.text)
-        self._publish(ToolExecutionEnd(result.tool_call_id, result.tool_name, result, result.is_error, stored))
-
-    async def _outcome(self, asked: _Call, span: telemetry.Span) -> tuple[Outcome, HookFailed | None]:
-        """Run one call through the middleware. A hook that fails ends the run, but the call gets its result first."""
-        chain, context, call = self._setup.middleware, self._context(), asked.call
-        started = False
-        try:
-            allowed = await self._unless_aborted(chain.call(call, self.signal, context))
-            call = call if isinstance(allowed, Deny) else allowed
-            self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
-            started = True
-            if isinstance(allowed, Deny):
-                span.failed("blocked")
-                return Outcome(tools.failure(call, f"This call was blocked: {allowed.reason}")), None
-            outcome = await self._execute(call, asked.key, span)
-            withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-            hooks = chain.result(call, outcome.message, self.signal, context)
-            return outcome._replace(message=await self._checked(hooks, withheld)), None
-        except Aborted:  # in the hook before
-            if not started:
-                self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
-            span.aborted()
-            return Outcome(tools.aborted(call)), None
-        except HookFailed as error:
-            span.failed("HookFailed", str(error))
-            _log.warning("a hook failed around call %r of tool %r", call.id, call.name)
-            if not started:
-                self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
-            what = "it may have taken effect, but its result is withheld" if started else "it was not run"
-            return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
-
-    async def _execute(self, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
-        tool = self._setup.tools.get(call.name)
-        if tool is None:
-            span.failed("unknown_tool")
-            return Outcome(tools.unknown_tool(call, list(self._setup.tools)))
-        context = ToolContext(
-            call.id,
-            call.name,
-            self.signal,
-            self._setup.thread_id,
-            self._setup.user_id,
-            hashlib.sha256(key.encode()).hexdigest()[:32],
-            self._journal.extra,
-            self._on_update(call),
-        )
-        try:
-            return await until_aborted(tool.execute(call, context), self.signal, self._setup.patience.grace)
-        except Aborted:
-            span.aborted()
-            return Outcome(tools.aborted(call))
-        finally:
-            context.on_update = None
-
-    def _on_update(self, call: ToolCall) -> Callable[[Any], None]:
-        """Progress may come from a tool's thread; listeners are called on the loop's."""
-        loop, home = asyncio.get_running_loop(), threading.get_ident()
-
-        def publish(event: Event) -> None:
-            if self._open_turn and not self.signal.aborted:  # a tool that was left behind has nothing more to say
-                self._publish(event)
-
-        def update(progress: Any) -> None:
-            event = ToolExecutionUpdate(call.id, call.name, tools.readable(progress))
-            if threading.get_ident() == home:
-                publish(event)
-            else:
-                loop.call_soon_threadsafe(publish, event)
-
-        return update
-
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def _publish(self, event: Event) -> None:
@@ -525,10 +358,11 @@ class Run:
             self._end_turn(None, [])
 
 
-def stamped(message: M) -> M:
-    """The message with an id and a time, where its maker gave none."""
-    if message.id and message.created_at:
-        return message
-    return msgspec.structs.replace(
-        message, id=message.id or clock.new_id(), created_at=message.created_at or clock.now()
+def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
+    """The error of a prompt to a thread in which a person must speak first."""
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.entries))
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
+    return AnswerNeeded(
+        f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
+        "then resume() or prompt()"
     )

@@ -13,11 +13,12 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
+from holdfast import clock
 from holdfast.errors import InputError, StoreCorrupt
 
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
@@ -255,6 +256,17 @@ class Note(Struct, frozen=True):
 
 ModelMessage: TypeAlias = UserMessage | AssistantMessage | ToolResultMessage
 Message: TypeAlias = ModelMessage | Note
+M = TypeVar("M", bound=ModelMessage)
+
+
+def stamped(message: M) -> M:
+    """The message with an id and a time, where its maker gave none."""
+    if message.id and message.created_at:
+        return message
+    return msgspec.structs.replace(
+        message, id=message.id or clock.new_id(), created_at=message.created_at or clock.now()
+    )
+
 
 _MESSAGES: dict[str, type[ModelMessage]] = {cls.role: cls for cls in (UserMessage, AssistantMessage, ToolResultMessage)}
 _PARTS: dict[str, type[Struct]] = {"usage": Usage, "error": Failure}

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
+from holdfast.decisions import Ask, Deny
 from holdfast.errors import HookFailed, InputError
 from holdfast.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, Usage
 from holdfast.providers.base import Model, Provider
@@ -50,12 +51,6 @@ class HookContext(Struct, frozen=True):
     model: Model | None = None
     as_sent: Callable[[Sequence[Message]], Awaitable[list[Message]]] | None = None
     spend: Callable[[Usage], None] | None = None
-
-
-class Deny(Struct, frozen=True):
-    """What `before_tool_call` returns to keep a tool from running; the model reads the reason."""
-
-    reason: str
 
 
 class Middleware:
@@ -89,8 +84,9 @@ class Middleware:
         call: ToolCall,
         *,
         signal: Signal | None = None,  # noqa: ARG002
-    ) -> ToolCall | dict[str, Any] | Deny | None:
-        """None allows the call, `Deny(reason)` does not, a dict or a ToolCall edits its arguments.
+    ) -> ToolCall | dict[str, Any] | Deny | Ask | None:
+        """None allows the call, `Deny(reason)` does not, a dict or a ToolCall edits its arguments, and `Ask(question)`
+        puts it before a person: the run waits until somebody has answered.
 
         The stored reply keeps the arguments that the model wrote.
         """
@@ -177,13 +173,16 @@ class Chain:
             message = message if result is None else _in_place_of(message, result)
         return message
 
-    async def call(self, call: ToolCall, signal: Signal, context: HookContext) -> ToolCall | Deny:
-        """The call as it shall run, or why it shall not."""
-        call = _own_call(call)
+    async def call(self, call: ToolCall, signal: Signal, context: HookContext) -> tuple[ToolCall, Deny | Ask | None]:
+        """The call as it shall run, and whether it shall not, or not yet. Whoever asks a person overrules no denial."""
+        call, asked = _own_call(call), None
         for hook in self._hooks["before_tool_call"]:
             result = await hook(signal, context, call)
             if isinstance(result, Deny):
-                return result
+                return call, result
+            if isinstance(result, Ask):
+                asked = asked or result
+                continue
             if isinstance(result, dict):
                 call = msgspec.structs.replace(call, arguments=result, malformed=None)
             elif isinstance(result, ToolCall):
@@ -191,8 +190,8 @@ class Chain:
                     raise hook.wrong(f"the call {call.name!r} with other arguments, not another call", result)
                 call = result
             elif result is not None:
-                raise hook.wrong("None, Deny(reason), a dict of arguments or the ToolCall", result)
-        return call
+                raise hook.wrong("None, Deny(reason), Ask(question), a dict of arguments or the ToolCall", result)
+        return call, asked
 
     async def result(
         self, call: ToolCall, result: ToolResultMessage, signal: Signal, context: HookContext

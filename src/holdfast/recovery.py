@@ -15,6 +15,7 @@ import msgspec
 from holdfast.messages import (
     AssistantMessage,
     Block,
+    Failure,
     ImageContent,
     Message,
     ModelMessage,
@@ -158,8 +159,19 @@ def _taken(call_id: str, results: list[str]) -> bool:
     return True
 
 
+def last_reply(messages: Sequence[Message]) -> AssistantMessage | None:
+    return next((message for message in reversed(messages) if isinstance(message, AssistantMessage)), None)
+
+
 def last_reply_id(messages: Sequence[Message]) -> str | None:
-    return next((message.id for message in reversed(messages) if isinstance(message, AssistantMessage)), None)
+    reply = last_reply(messages)
+    return None if reply is None else reply.id
+
+
+def interrupted(partial: AssistantMessage) -> AssistantMessage:
+    """What had arrived of a reply when its process died, as it joins the history."""
+    failure = Failure("Interrupted", "the process ended while this reply was arriving")
+    return msgspec.structs.replace(partial, stop_reason="aborted", error=failure)
 
 
 def unknown_outcome(call: ToolCall) -> ToolResultMessage:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from holdfast.errors import NetworkFailed
 from holdfast.events import (
     StreamDone,
@@ -86,6 +88,11 @@ class Reply:
     def broken(self, stop_reason: str, error: Failure | None = None) -> AssistantMessage:
         """What has arrived so far, marked as broken off. A tool call that is not whole is left out."""
         return self._build(stop_reason, error)
+
+    def so_far(self) -> AssistantMessage:
+        """What would be worth keeping if it ended here: what can be read."""
+        reply = self.broken("aborted")
+        return msgspec.structs.replace(reply, content=[b for b in reply.content if not isinstance(b, ToolCall)])
 
     def _build(self, stop_reason: str, error: Failure | None) -> AssistantMessage:
         indexes = sorted({*self._texts, *self._thinking, *self._calls})

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""What a run came to, and what a tool did."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ from holdfast.errors import ProviderError
 from holdfast.messages import Message, Usage
 
 
+class ToolResult(Struct):
+    """A tool's answer in full. The model sees `content`; `details` are kept for programs and people.
+
+    Both may be anything: text and images, or a value that is shown as JSON. `end_run` ends the run after this turn.
+    """
+
+    content: Any = None
+    details: Any = None
+    is_error: bool = False
+    end_run: bool = False
+
+
 class RunResult(Struct, frozen=True):
     """What a run came to.
 
-    `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; or the limit that
-    did: turn_limit, token_limit, cost_limit, time_limit. `messages` are those that the run added. `output` is the value
-    that was asked for with `output=`.
+    `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; waiting, if tool
+    calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
+    cost_limit, time_limit. `messages` are those that the run added. `output` is the value that was asked for with
+    `output=`.
     """
 
     run_id: str

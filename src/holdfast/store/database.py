@@ -47,6 +47,9 @@ class Tx(Protocol):
     def now(self) -> str:
         """The database's clock: ISO 8601, UTC, microseconds."""
 
+    def later(self, seconds: float, /) -> str:
+        """The database's clock, so many seconds from now."""
+
 
 class Settling(asyncio.Future[T]):
     """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before.
@@ -164,6 +167,7 @@ class Store(abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
     system: str  # the database's name, as OpenTelemetry writes it
+    boundary: Callable[[str], object] | None = None  # called around each commit: for tests that pull the plug there
 
     def __init__(self) -> None:
         self._own_threads: set[int] = set()  # until they end: the number of a thread is used again
@@ -184,6 +188,19 @@ class Store(abc.ABC):
         self._submit(job, writes=False)
         return job._future  # type: ignore[return-value]
 
+    def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `write`, from any thread, for whoever waits later; writes happen in the order of the calls."""
+        self._refuse_inside_a_query()
+        job = Job(query, args, kwargs, None)
+        assert isinstance(job._future, Future)
+        job._future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        self._submit(job, writes=True)
+        return job._future
+
+    def write_first(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `write_now`, ahead of all that waits: a lease must not run out behind a long queue."""
+        return self._blocking(Job(query, args, kwargs, None), writes=True, first=True)
+
     def write_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `write`, for code without an event loop: blocks until it is committed."""
         job = Job(query, args, kwargs, None)
@@ -202,11 +219,15 @@ class Store(abc.ABC):
         """Finish what was submitted, then let go of the database."""
 
     @abc.abstractmethod
-    def _submit(self, job: Job[Any], *, writes: bool) -> None: ...
+    def changed(self) -> bool:
+        """Whether anything may have been committed since this was last asked. Cheap, and for one thread alone."""
 
-    def _blocking(self, job: Job[T], *, writes: bool) -> T:
+    @abc.abstractmethod
+    def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None: ...
+
+    def _blocking(self, job: Job[T], *, writes: bool, first: bool = False) -> T:
         self._refuse_inside_a_query()
-        self._submit(job, writes=writes)
+        self._submit(job, writes=writes, first=first)
         return job._future.result()
 
     def _trace(self, job: Job[Any]) -> None:

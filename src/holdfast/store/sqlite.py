@@ -18,6 +18,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,10 +45,12 @@ class SQLiteTx:
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.cursor().execute
         self._now: str | None = None
+        self._later: dict[float, str] = {}
 
     def begin(self, statement: str) -> None:
         self._execute(statement)
         self._now = None
+        self._later.clear()
 
     def one(self, sql: str, /, **params: Any) -> Row | None:
         rows = self._execute(sql, params).fetchall()
@@ -68,6 +71,11 @@ class SQLiteTx:
         if self._now is None:
             self._now = clock.now()
         return self._now
+
+    def later(self, seconds: float, /) -> str:
+        if seconds not in self._later:
+            self._later[seconds] = clock.later(self.now(), seconds)
+        return self._later[seconds]
 
 
 class _Pauses:
@@ -115,10 +123,14 @@ class SQLiteStore(Store):
         self._use_writer(connect(path, durability, busy_seconds))
         self._pauses = _Pauses()
         self._generation = 0  # grows when the connections are made anew
-        self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
+        self._queue: queue.SimpleQueue[Job[Any] | deque[Job[Any]] | None] = queue.SimpleQueue()
+        self._first: deque[Job[Any]] = deque()
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._local = threading.local()
+        self._watching = threading.Lock()
+        self._watch: tuple[int, apsw.Connection | None, int] = (0, None, 0)  # generation, connection, data version
         self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "holdfast-read")
         self._thread = threading.Thread(target=self._serve, name="holdfast-write", daemon=True)
         self._thread.start()
@@ -159,17 +171,35 @@ class SQLiteStore(Store):
         if self._readers is not None:
             self._readers.shutdown()
         self._own_threads.clear()
-        self._disconnect()
+        with self._watching:
+            self._disconnect()
+
+    def changed(self) -> bool:
+        if self.path == MEMORY:
+            return True
+        with self._pauses, self._watching:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed")
+            generation, connection, before = self._watch
+            if connection is None or generation != self._generation:
+                connection = connect(self.path, self.durability, self._busy_seconds, create=False)
+                self._connections.append(connection)
+            version = connection.pragma("data_version")
+            self._watch = (self._generation, connection, version)
+            return bool(version != before)
 
     def _disconnect(self) -> None:
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
             connection.close()
 
-    def _submit(self, job: Job[Any], *, writes: bool) -> None:
+    def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
         with self._gate:
             if not self._open:
                 raise StoreNotOpen(f"the store on {self.path!r} is closed; open it again in this process to go on")
-            if writes or self._readers is None:
+            if first:
+                self._first.append(job)
+                self._queue.put(self._first)
+            elif writes or self._readers is None:
                 self._queue.put(job)
             else:
                 self._readers.submit(self._read, job)
@@ -203,7 +233,7 @@ class SQLiteStore(Store):
 
     def _serve(self) -> None:
         self._own_threads.add(threading.get_ident())
-        while (job := self._queue.get()) is not None:
+        while (job := self._take()) is not None:
             group: list[Job[Any]] = []
             began = time.monotonic()
             try:
@@ -227,7 +257,7 @@ class SQLiteStore(Store):
         whole = self._run_in_a_row(job, group) or self._run_carefully(group)
         try:
             if whole:
-                self._execute("COMMIT")
+                self._commit()
                 return
         except apsw.Error:
             self._roll_back()
@@ -260,14 +290,29 @@ class SQLiteStore(Store):
         self._tx.begin("BEGIN IMMEDIATE")
         return all(self._attempt(member) for member in group if member.error is None)
 
+    def _take(self, *, block: bool = True) -> Job[Any] | None:
+        """The next job; None at the end of the queue."""
+        while not self._first:
+            entry = self._queue.get(block=block)
+            if isinstance(entry, Job | None):
+                return entry
+        return self._first.popleft()  # what announced it is passed over later
+
     def _next(self) -> Job[Any] | None:
         try:
-            job = self._queue.get_nowait()
+            job = self._take(block=False)
         except queue.Empty:
             return None
         if job is None:  # the end of the queue: leave it for the serving loop
             self._queue.put(None)
         return job
+
+    def _commit(self) -> None:
+        if self.boundary is not None:
+            self.boundary("before commit")
+        self._execute("COMMIT")
+        if self.boundary is not None:
+            self.boundary("after commit")
 
     def _begin(self, group: list[Job[Any]]) -> None:
         try:
@@ -297,7 +342,7 @@ class SQLiteStore(Store):
         try:
             self._tx.begin("BEGIN IMMEDIATE")
             job.run(self._tx)
-            self._execute("COMMIT")
+            self._commit()
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             self._roll_back()
             job.error = self._translate(error)

@@ -1,6 +1,7 @@
 """Threads and their log.
 
 - A write takes the thread's row first, so two writers of one thread queue up there on any database.
+- Every write says by what right it is made (`by`): a run's lease, a claim for one, or a visit while nobody drives.
 - `version` counts the writes to a thread. A writer that passes the version it knows (`expect`) cannot write past
   somebody else's message.
 - A reply that asks for tools reserves a seq for each call, so results that commit in any order read in call order.
@@ -12,9 +13,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.errors import ThreadMoved
+from holdfast.store import leases
 from holdfast.store.database import Tx
+from holdfast.store.leases import By, Lease, Visit
+
+ANY = -1  # whatever the thread's version is
+VISITOR = Visit()
 
 _END = 2**62
+# What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
+_MAIL = (
+    "COALESCE((SELECT MAX(CASE kind WHEN 'steer' THEN 2 ELSE 1 END) FROM inbox WHERE inbox.thread = threads.key), 0)"
+)
 
 
 class Stored(NamedTuple):
@@ -26,17 +36,26 @@ class Stored(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a thread stands after a write."""
+    """Where a thread stands after a write. `mail` says what waits in its inbox: 2 steering, 1 only follow-ups."""
 
     head: int
     version: int
+    branch: int = 0
+    epoch: int = 0
+    is_held: bool = False  # whether somebody drives the thread
+    mail: int = 0
 
 
 class ThreadRow(NamedTuple):
+    key: int
     branch: int
     head: int
     version: int
     extra: str
+    run: str | None  # the run that has not ended
+    unledgered: int
+    partial: str | None  # what had arrived of a reply
+    mail: int
 
 
 class ThreadInfo(NamedTuple):
@@ -54,76 +73,71 @@ def append(
     messages: Sequence[Stored],
     *,
     namespace: str = "",
-    expect: int | None = None,
+    by: By = VISITOR,
+    expect: int = ANY,
     reserve: int = 0,
+    extra: str | None = None,
+    release: str = "",
+    whole: bool = False,
 ) -> Position:
-    """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new."""
-    now = tx.now()
+    """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
+
+    The extra and the lease may change in the same step; `whole` means that the saved part of a reply is obsolete.
+    """
     size = len(messages) + reserve
-    branch, head, version = _advance(tx, namespace, thread_id, size, len(messages), now)
-    if expect is not None and version != expect + 1:
-        raise ThreadMoved(_moved(thread_id))
+    key, position = advance(
+        tx, thread_id, namespace, by, size=size, count=len(messages), expect=expect, release=release
+    )
+    now = tx.now()
     tx.many(
         "INSERT INTO messages (branch, seq, id, role, body, created_at)"
         " VALUES (:branch, :seq, :id, :role, :body, :now)",
         [
-            {"branch": branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
-            for seq, (message_id, role, body) in enumerate(messages, head - size + 1)
+            {"branch": position.branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
+            for seq, (message_id, role, body) in enumerate(messages, position.head - size + 1)
         ],
     )
-    return Position(head, version)
+    if extra is not None:
+        tx.run("UPDATE threads SET extra = :extra WHERE key = :key", extra=extra, key=key)
+    if whole:
+        tx.run("DELETE FROM partials WHERE thread = :key", key=key)
+    return position
 
 
-def fill(tx: Tx, thread_id: str, places: Sequence[tuple[int, Stored]], *, namespace: str = "") -> Position:
+def fill(
+    tx: Tx, thread_id: str, places: Sequence[tuple[int, Stored]], *, namespace: str = "", by: By = VISITOR
+) -> Position:
     """Put messages into reserved places. A place that is taken means that somebody else settled it."""
-    now = tx.now()
     last = max(seq for seq, _ in places)
-    row = tx.one(
-        "UPDATE threads SET version = version + 1, message_count = message_count + :count, updated_at = :now,"
-        " head = CASE WHEN head < :last THEN :last ELSE head END"
-        " WHERE namespace = :namespace AND id = :id RETURNING branch, head, version",
-        namespace=namespace,
-        id=thread_id,
-        count=len(places),
-        now=now,
-        last=last,
-    )
-    if row is None:
-        raise ThreadMoved(f"thread {thread_id!r} was deleted while it was being written; start it again")
-    branch, head, version = row
+    _, position = advance(tx, thread_id, namespace, by, count=len(places), last=last, create=False)
     for seq, m in places:
         stored = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at)"
             " VALUES (:branch, :seq, :id, :role, :body, :now) ON CONFLICT (branch, seq) DO NOTHING RETURNING seq",
-            branch=branch,
+            branch=position.branch,
             seq=seq,
             id=m.id,
             role=m.role,
             body=m.body,
-            now=now,
+            now=tx.now(),
         )
         if not stored:
-            raise ThreadMoved(_moved(thread_id))
-    return Position(head, version)
+            raise ThreadMoved(thread_id)
+    return position
 
 
-def save_extra(tx: Tx, thread_id: str, extra: str, *, namespace: str = "", expect: int | None = None) -> Position:
+def save_extra(
+    tx: Tx, thread_id: str, extra: str, *, namespace: str = "", by: By = VISITOR, expect: int = ANY
+) -> Position:
     """Replace the thread's extra. The thread is made if it is new."""
-    _, head, version = _advance(tx, namespace, thread_id, 0, 0, tx.now())
-    if expect is not None and version != expect + 1:
-        raise ThreadMoved(_moved(thread_id))
-    tx.run(
-        "UPDATE threads SET extra = :extra WHERE namespace = :namespace AND id = :id",
-        extra=extra,
-        namespace=namespace,
-        id=thread_id,
-    )
-    return Position(head, version)
+    return append(tx, thread_id, [], namespace=namespace, by=by, expect=expect, extra=extra)
 
 
 def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:
     row = tx.one(
-        "SELECT branch, head, version, extra FROM threads WHERE namespace = :namespace AND id = :id",
+        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}"
+        " FROM threads LEFT JOIN partials ON partials.thread = threads.key"
+        " WHERE namespace = :namespace AND id = :id",
         namespace=namespace,
         id=thread_id,
     )
@@ -166,18 +180,125 @@ def info(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadInfo | None:
     return ThreadInfo(*row) if row else None
 
 
-def _advance(tx: Tx, namespace: str, thread_id: str, size: int, count: int, now: str) -> tuple[int, int, int]:
-    """Take the thread's row, move its head and count: one statement where the thread exists."""
-    move = (
-        "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :count,"
-        " updated_at = :now WHERE namespace = :namespace AND id = :id RETURNING branch, head, version"
+def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
+    """Threads with a run that has not ended and that no living lease protects, except where a person must answer first.
+
+    Each comes with the owner and the epoch of its lease, if that has not run out: the owner may be gone all the same.
+    """
+    rows = tx.all(
+        "SELECT id, message_count, created_at, updated_at,"
+        " CASE WHEN lease_until > :now THEN lease_owner END, lease_epoch FROM threads"
+        " WHERE run IS NOT NULL AND namespace = :namespace AND NOT EXISTS"
+        " (SELECT 1 FROM tool_calls WHERE tool_calls.thread = threads.key AND tool_calls.status = 'waiting')"
+        " ORDER BY key",
+        namespace=namespace,
+        now=tx.now(),
     )
-    row = tx.one(move, namespace=namespace, id=thread_id, size=size, count=count, now=now)
+    return [(ThreadInfo(*row[:4]), row[4], row[5]) for row in rows]
+
+
+def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:
+    """Keep what has arrived of a reply so far."""
+    key, _ = hold(tx, thread_id, namespace, by)
+    tx.run(
+        "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
+        " ON CONFLICT (thread) DO UPDATE SET body = excluded.body, saved_at = excluded.saved_at",
+        thread=key,
+        body=body,
+        now=tx.now(),
+    )
+
+
+def distrust(tx: Tx, thread_id: str, upto: int, *, namespace: str = "", by: By) -> None:
+    """From here up, the ledger does not know which calls have run."""
+    key, _ = hold(tx, thread_id, namespace, by)
+    tx.run(
+        "UPDATE threads SET unledgered = :upto WHERE key = :key AND unledgered < :upto",
+        upto=upto,
+        key=key,
+    )
+
+
+def message_id(tx: Tx, branch: int, seq: int) -> str | None:
+    """The id of the message at a place, also if its writer gave it none."""
+    row = tx.one(
+        "SELECT m.id FROM segments s JOIN messages m ON m.branch = s.source AND m.seq = :seq"
+        " WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq",
+        branch=branch,
+        seq=seq,
+    )
+    return row[0] if row else None
+
+
+def hold(tx: Tx, thread_id: str, namespace: str, by: By) -> tuple[int, int]:
+    """Take the thread's row without changing anything but the lease: its key and its branch."""
+    values = leases.parameters(tx, by)
+    row = tx.one(_TOUCHES[type(by)], namespace=namespace, id=thread_id, now=tx.now(), **values)
     if row is None:
-        _create(tx, namespace, thread_id, now)
-        row = tx.one(move, namespace=namespace, id=thread_id, size=size, count=count, now=now)
+        leases.refuse(tx, thread_id, namespace, by)
+        raise ThreadMoved(thread_id)
+    return row[0], row[1]
+
+
+def key_of(tx: Tx, thread_id: str, namespace: str) -> int:
+    """The thread's key; it is made if it is new."""
+    sql = "SELECT key FROM threads WHERE namespace = :namespace AND id = :id"
+    row = tx.one(sql, namespace=namespace, id=thread_id)
+    if row is None:
+        _create(tx, namespace, thread_id, tx.now())
+        row = tx.one(sql, namespace=namespace, id=thread_id)
         assert row is not None
-    return row
+    key: int = row[0]
+    return key
+
+
+def advance(
+    tx: Tx,
+    thread_id: str,
+    namespace: str,
+    by: By,
+    *,
+    size: int = 0,
+    count: int = 0,
+    last: int = 0,
+    expect: int = ANY,
+    release: str = "",
+    create: bool = True,
+) -> tuple[int, Position]:
+    """Take the thread's row and move its head: one statement where the thread exists and may be written."""
+    move = _MOVES[type(by), release]
+    values = {"size": size, "count": count, "last": last, "expect": expect, "now": tx.now()}
+    values |= leases.parameters(tx, by)
+    row = tx.one(move, namespace=namespace, id=thread_id, **values)
+    if row is None:
+        leases.refuse(tx, thread_id, namespace, by)
+        if create and info(tx, thread_id, namespace=namespace) is None:
+            _create(tx, namespace, thread_id, tx.now())
+            row = tx.one(move, namespace=namespace, id=thread_id, **values)
+        if row is None:
+            raise ThreadMoved(thread_id)
+    key, branch, head, version, epoch, held, mail = row
+    return key, Position(head, version, branch, epoch, bool(held), mail)
+
+
+_MOVES: dict[tuple[type, str], str] = {
+    (kind, release): (
+        "UPDATE threads SET head = CASE WHEN head + :size < :last THEN :last ELSE head + :size END,"
+        " version = version + 1, message_count = message_count + :count, updated_at = :now"
+        f"{release or leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
+        f" AND (:expect < 0 OR version = :expect) AND {leases.GUARD[kind]}"
+        f" RETURNING key, branch, head, version, lease_epoch, lease_until IS NOT NULL, {_MAIL if kind is Lease else 0}"
+    )
+    for kind in leases.GUARD
+    for release in ("", leases.RELEASE, leases.RELEASE_IF_SILENT, leases.PAUSE)
+}
+_TOUCHES: dict[type, str] = {
+    kind: (
+        f"UPDATE threads SET key = key{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
+        f" AND {leases.GUARD[kind]} RETURNING key, branch"
+    )
+    for kind in leases.GUARD
+}
 
 
 def _create(tx: Tx, namespace: str, thread_id: str, now: str) -> None:
@@ -199,10 +320,3 @@ def _create(tx: Tx, namespace: str, thread_id: str, now: str) -> None:
         end=_END,
     )
     tx.run("UPDATE threads SET branch = :branch WHERE key = :key", branch=branch[0], key=row[0])
-
-
-def _moved(thread_id: str) -> str:
-    return (
-        f"thread {thread_id!r} was written by somebody else during this run; what was committed is kept: "
-        "prompt or resume again to go on from what the thread holds now"
-    )

@@ -14,6 +14,7 @@ import asyncio
 import copy
 import inspect
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -24,6 +25,7 @@ from msgspec import Struct, field
 from holdfast.errors import InputError
 from holdfast.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps, image_type
 from holdfast.providers.base import ToolSpec
+from holdfast.results import ToolResult as ToolResult
 from holdfast.schemas import convert
 from holdfast.signals import Signal
 from holdfast.tools.details import readable as readable
@@ -34,7 +36,10 @@ from holdfast.tools.signature import arguments_of, inner, read_docstring, schema
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RECOVERIES = ("never", "retry", "check", "ask")
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_log = logging.getLogger("holdfast.tool")
 
 
 class ToolContext(Struct):
@@ -47,6 +52,7 @@ class ToolContext(Struct):
     user_id: str | None = None
     idempotency_key: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     on_update: Callable[[Any], None] | None = None
 
     def update(self, progress: Any) -> None:
@@ -55,31 +61,44 @@ class ToolContext(Struct):
             self.on_update(progress)
 
 
-class ToolResult(Struct):
-    """A tool's answer in full. The model sees `content`; `details` are kept for programs and people.
+class Done(Struct, frozen=True):
+    """What a `check` answers when the interrupted call has taken effect; `result` is what it would have returned."""
 
-    Both may be anything: text and images, or a value that is shown as JSON. `end_run` ends the run after this turn.
-    """
+    result: Any = None
 
-    content: Any = None
-    details: Any = None
-    is_error: bool = False
-    end_run: bool = False
+
+class NotDone(Struct, frozen=True):
+    """What a `check` answers when the interrupted call has not taken effect: it is run."""
+
+
+class Unknown(Struct, frozen=True):
+    """What a `check` answers when it cannot tell: the model gets a result that says so."""
 
 
 class Outcome(NamedTuple):
-    """How a call ended: its result, and whether the run ends with it."""
+    """How a call ended: its result, whether the run ends with it, and the ledger's word for it."""
 
     message: ToolResultMessage
     ends_run: bool = False
+    status: str = ""
+
+    @property
+    def ending(self) -> str:
+        return self.status or ("failed" if self.message.is_error else "done")
 
 
 class Tool(Generic[P, R]):
     """A function with what a model needs to call it. Calling the tool calls the function.
 
     `timeout` is in seconds. A `sequential` tool never runs beside another one: when a reply calls it, all its calls
-    run one after the other.
+    run one after the other. With `approval=True` a person must approve each call before it runs.
+
+    `recovery` says what becomes of a call that was started and interrupted, so that nobody knows whether it has taken
+    effect: `never` run it again (the model is told that its outcome is unknown), `retry` it with the same idempotency
+    key, `check` with a function of the tool's own, or `ask` a person.
     """
+
+    _check: Callable[[ToolContext], Any] | None
 
     def __init__(
         self,
@@ -89,12 +108,54 @@ class Tool(Generic[P, R]):
         description: str | None = None,
         timeout: float | None = None,
         sequential: bool = False,
+        recovery: str = "never",
+        approval: bool = False,
+        check: Callable[[ToolContext], Any] | None = None,
     ) -> None:
         name = name or str(getattr(function, "__name__", ""))
         summary, described = read_docstring(inspect.getdoc(inner(function)) or "")
         self._context_parameter, self._arguments = arguments_of(function, name, described, ToolContext)
         spec = ToolSpec(name, description or summary, schema_of(self._arguments, name))
         self._setup(function, spec, timeout, sequential=sequential)
+        if recovery not in RECOVERIES:
+            raise InputError(f"tool {name!r}: recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+        self.recovery = "check" if check is not None and recovery == "never" else recovery
+        self.approval = bool(approval)
+        if check is not None:
+            self.check(check)
+
+    def check(self, function: Callable[[ToolContext], Any]) -> Callable[[ToolContext], Any]:
+        """Use the function to find out what became of an interrupted call: `@pay.check`.
+
+        It gets the call's context (with `arguments` and `idempotency_key`), may be async or plain, and returns
+        `Done(result)`, `NotDone()` or `Unknown()`.
+        """
+        if not callable(function):
+            raise InputError(f"tool {self.name!r}: check must be a function of a ToolContext, got {function!r}")
+        if self.recovery != "check":
+            raise InputError(
+                f"tool {self.name!r} has a check, but its recovery is {self.recovery!r}; say recovery='check'"
+            )
+        self._check = function
+        return function
+
+    @property
+    def has_check(self) -> bool:
+        return self._check is not None
+
+    async def ask_check(self, context: ToolContext) -> Done | NotDone | Unknown:
+        """What the tool's own function says about an interrupted call. One that fails or talks nonsense cannot tell."""
+        assert self._check is not None
+        check = self._check
+        try:
+            answer = await within(run(check, {"context": context}, positional=True), self._timeout)
+        except Exception:  # noqa: BLE001 - the model is told that nobody knows
+            _log.exception("the check of tool %r failed for call %r", self.name, context.tool_call_id)
+            return Unknown()
+        if isinstance(answer, Done | NotDone | Unknown):
+            return answer
+        _log.error("the check of tool %r must return Done(...), NotDone() or Unknown(), got %r", self.name, answer)
+        return Unknown()
 
     def _setup(self, function: Callable[P, R], spec: ToolSpec, timeout: float | None, *, sequential: bool) -> None:
         if not _NAME.fullmatch(spec.name):
@@ -107,7 +168,10 @@ class Tool(Generic[P, R]):
         self.spec = spec
         self.name = spec.name
         self.sequential = sequential
+        self.recovery = "never"
+        self.approval = False
         self._timeout = timeout
+        self._check = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -165,9 +229,12 @@ def tool(
     description: str | None = None,
     timeout: float | None = None,
     sequential: bool = False,
+    recovery: str = "never",
+    approval: bool = False,
+    check: Callable[[ToolContext], Any] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a function a tool: `@tool`, or `@tool(name=..., description=..., timeout=..., sequential=...)`."""
+    """Make a function a tool: `@tool`, or `@tool(name=..., timeout=..., recovery=..., approval=...)`: see `Tool`."""
     if function is not None:
         return Tool(function, **options)
     return lambda wrapped: Tool(wrapped, **options)
@@ -195,6 +262,10 @@ def arguments_in(call: ToolCall) -> dict[str, Any]:
     """What the model sent, for the tool to keep: the history has its own, which must stay as it is."""
     if call.malformed is not None:
         raise msgspec.ValidationError(f"the arguments are not a JSON object: {call.malformed[:200]!r}")
+    return own_arguments(call)
+
+
+def own_arguments(call: ToolCall) -> dict[str, Any]:
     return copy.deepcopy(call.arguments)
 
 

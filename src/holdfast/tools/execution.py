@@ -23,12 +23,13 @@ class Exited(Exception):
     """The function asked the whole program to exit, which is not its business."""
 
 
-async def run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+async def run(function: Callable[..., Any], arguments: dict[str, Any], *, positional: bool = False) -> Any:
     """Call a function of either kind."""
+    args, kwargs = (arguments.values(), {}) if positional else ((), arguments)
     try:
         if is_async(function):
-            return await function(**arguments)
-        result = await in_thread(lambda: function(**arguments))
+            return await function(*args, **kwargs)
+        result = await in_thread(lambda: function(*args, **kwargs))
         return await result if hasattr(type(result), "__await__") else result
     except SystemExit as error:  # it would end the event loop
         raise Exited(error.code) from error

@@ -1,0 +1,82 @@
+"""The inbox of a thread: what was said to a run and not heard yet.
+
+Sending needs no lease, so anybody can. Taking is for the run: what it takes leaves the inbox and joins the log in one
+transaction, so that nothing is heard twice or lost in between.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.store import threads
+from holdfast.store.database import Tx
+from holdfast.store.leases import By
+from holdfast.store.threads import Position, Stored
+
+STEER, FOLLOW_UP = "steer", "follow_up"
+
+
+class InboxRow(NamedTuple):
+    kind: str
+    id: str
+    body: str
+    created_at: str
+
+
+def send(tx: Tx, thread_id: str, kind: str, message: Stored, *, namespace: str = "") -> None:
+    """Put a message behind all that waits."""
+    tx.run(
+        "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (:thread, :kind, :id, :role, :body, :now)",
+        thread=threads.key_of(tx, thread_id, namespace),
+        kind=kind,
+        id=message.id,
+        role=message.role,
+        body=message.body,
+        now=tx.now(),
+    )
+
+
+def waiting(tx: Tx, thread_id: str, *, namespace: str = "") -> list[InboxRow]:
+    """What waits, in the order in which it was said."""
+    rows = tx.all(
+        "SELECT kind, inbox.id, body, inbox.created_at FROM inbox JOIN threads ON threads.key = inbox.thread"
+        " WHERE namespace = :namespace AND threads.id = :id ORDER BY inbox.key",
+        namespace=namespace,
+        id=thread_id,
+    )
+    return [InboxRow(*row) for row in rows]
+
+
+def withdraw(tx: Tx, thread_id: str, message_id: str, *, namespace: str = "") -> bool:
+    """Take a message back; False if it is not there (any more)."""
+    row = tx.one(
+        "DELETE FROM inbox WHERE key = (SELECT inbox.key FROM inbox JOIN threads ON threads.key = inbox.thread"
+        " WHERE namespace = :namespace AND threads.id = :id AND inbox.id = :message ORDER BY inbox.key LIMIT 1)"
+        " RETURNING key",
+        namespace=namespace,
+        id=thread_id,
+        message=message_id,
+    )
+    return row is not None
+
+
+def take(
+    tx: Tx, thread_id: str, *, by: By, expect: int, limits: dict[str, int], namespace: str = ""
+) -> tuple[Position | None, list[str]]:
+    """Move what waits into the log: of the first kind that has something, so many messages. Returns their bodies."""
+    thread = threads.key_of(tx, thread_id, namespace)
+    for kind, limit in limits.items():
+        rows = tx.all(
+            "SELECT key, id, role, body FROM inbox WHERE thread = :thread AND kind = :kind ORDER BY key LIMIT :limit",
+            thread=thread,
+            kind=kind,
+            limit=limit,
+        )
+        if rows:
+            break
+    else:
+        return None, []
+    tx.many("DELETE FROM inbox WHERE key = :key", [{"key": key} for key, *_ in rows])
+    taken = [Stored(*row) for _, *row in rows]
+    position = threads.append(tx, thread_id, taken, namespace=namespace, by=by, expect=expect)
+    return position, [message.body for message in taken]
