@@ -240,6 +240,10 @@ class SQLiteCheckpointer:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
+    async def info(self, thread_id: str) -> ThreadInfo | None:
+        """A thread as a list shows it, or None when nothing was ever stored under this id."""
+        return await self.store.read(threads.info, checked_id(thread_id))
+
     async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
         """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
         if not isinstance(limit, int) or not 0 <= limit < 2**63:

@@ -74,7 +74,7 @@ class Journal(Protocol):
         """Add messages; keep places free behind them for as many tool results."""
 
     def was_recorded(self, place: int) -> bool:
-        """Whether the ledger would know of the call if it had been started: it does for replies that an agent stored."""
+        """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
 
     async def distrust(self, places: int) -> None:
         """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""

@@ -170,7 +170,7 @@ def last_reply_id(messages: Sequence[Message]) -> str | None:
 
 def interrupted(partial: AssistantMessage) -> AssistantMessage:
     """What had arrived of a reply when its process died, as it joins the history."""
-    failure = Failure("Interrupted", "the process ended while this reply was arriving")
+    failure = Failure("Interrupted", "its run was interrupted while it was arriving")
     return msgspec.structs.replace(partial, stop_reason="aborted", error=failure)
 
 

@@ -1,4 +1,4 @@
-"""The command `holdfast`: one file for each subcommand, and here what they share at the edge.
+"""The command `holdfast`: one file for each group of subcommands, and here what they share at the edge.
 
 Exit codes: 0, 1 for an error (one line on stderr), 2 for a wrong command line, 130 and 141 for an interrupt and a
 reader that went away.
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from holdfast import __version__
-from holdfast.cli import chat, show, terminal, threads
+from holdfast.cli import chat, runs, show, terminal, threads
 from holdfast.errors import HoldfastError
 
 
@@ -37,6 +37,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, show):
+    for command in (chat, threads, show, runs):
         command.add_to(commands)
     return parser

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast import Agent, Model
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.cli import database, terminal
-from holdfast.errors import InputError
+from holdfast.errors import InputError, LeaseLost, ThreadBusy
 from holdfast.events import Event, MessageUpdate, TextDelta
 from holdfast.providers.base import Provider
 
@@ -118,7 +118,7 @@ class _Chat:
         try:
             with _interrupts_abort(self._runner.get_loop(), self._agent):
                 result = self._runner.run(self._agent.prompt(line))
-        except InputError as error:  # this line is of no use; the next one may be
+        except (InputError, ThreadBusy, LeaseLost) as error:  # this line is of no use; the next one may be
             self._fail(error)
             return
         if self._broken:

@@ -23,12 +23,15 @@ from holdfast.messages import (
     dumps,
     to_value,
 )
+from holdfast.recovery import interrupted
 
 
 def add_to(commands: Any) -> None:
     parser = commands.add_parser("show", help="show the messages of a thread", description=__doc__)
     parser.add_argument("thread", metavar="THREAD", help="the thread's id; 'holdfast threads' lists them")
-    parser.add_argument("--json", action="store_true", help="as JSON: id, messages and extra")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: id, messages, extra and what has arrived of a reply"
+    )
     database.add_option(parser)
     parser.set_defaults(run=run)
 
@@ -40,9 +43,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"there is no thread {args.thread!r} in {path}; 'holdfast threads' lists them")
     if args.json:
         messages = [to_value(message) for message in thread.messages]
-        print(json.dumps({"id": args.thread, "messages": messages, "extra": thread.extra}, indent=2))
+        partial = to_value(thread.partial) if thread.partial else None
+        print(
+            json.dumps({"id": args.thread, "messages": messages, "extra": thread.extra, "partial": partial}, indent=2)
+        )
         return 0
-    for message in thread.messages:
+    unfinished = [interrupted(thread.partial)] if thread.partial else []
+    for message in [*thread.messages, *unfinished]:
         print(terminal.line(_headline(message)))
         print(terminal.clean(_body(message).replace("\r\n", "\n")), end="\n\n")
     return 0
