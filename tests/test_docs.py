@@ -27,7 +27,7 @@ def snippets(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def run(*arguments: str, folder: Path, server: Server | None = None, stdin: str = "") -> str:
+def run(*arguments: str, folder: Path, server: Server | None = None, stdin: str = "", code: int = 0) -> str:
     environment = {
         **os.environ,
         "ANTHROPIC_API_KEY": "test-key",
@@ -40,7 +40,7 @@ def run(*arguments: str, folder: Path, server: Server | None = None, stdin: str 
     done = subprocess.run(
         command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
@@ -135,6 +135,26 @@ def test_example_sliding_window_keeps_all_and_shows_the_last(tmp_path: Path) -> 
 
 def test_example_offline_answers_without_a_key(tmp_path: Path) -> None:
     assert "2 messages in the thread" in run(str(ROOT / "examples" / "offline.py"), folder=tmp_path)
+
+
+@pytest.mark.parametrize(("answer", "told"), [("approve", "is deleted"), ("deny", "denied it")])
+def test_example_approval_keeps_its_question_until_somebody_answers(tmp_path: Path, answer: str, told: str) -> None:
+    example = str(ROOT / "examples" / "approval.py")
+    assert run(example, folder=tmp_path).startswith("waiting")
+    assert run(example, folder=tmp_path).startswith("Still waiting")
+    assert told in run(example, answer, folder=tmp_path)
+
+
+def test_example_resume_all_finishes_what_a_crash_interrupted(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "resume_all.py")
+    before = run(example, "crash", folder=tmp_path, code=137).splitlines()
+    assert sorted(before[:3]) == [f"charging for order {number}" for number in (1, 2, 3)]
+    after = run(example, folder=tmp_path).splitlines()
+    assert [line for line in after if "charging" in line] == []
+    assert [line for line in after if line.startswith("order")] == [
+        f"order-{n}: charged and shipped" for n in (1, 2, 3)
+    ]
+    assert run(example, folder=tmp_path) == ""
 
 
 def test_each_example_has_a_test() -> None:

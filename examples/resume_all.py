@@ -1,0 +1,66 @@
+"""What a service does when it starts: finish every run that a crash or a deployment interrupted.
+
+python examples/resume_all.py crash    # begin three runs and die in the middle of their tools
+python examples/resume_all.py          # start again: each is finished, and no tool that had ended runs twice
+"""
+
+import asyncio
+import os
+import sys
+
+from holdfast import Agent, Model, ToolCall, tool
+from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.providers.scripted import ScriptedProvider
+
+dying = sys.argv[1:] == ["crash"]
+last_words = asyncio.Barrier(3)
+
+
+@tool
+def charge(order: int) -> str:
+    """Charge a card: quick, and done before the crash."""
+    print(f"charging for order {order}", flush=True)
+    return "charged"
+
+
+@tool(recovery="retry")
+async def ship(order: int) -> str:
+    """Ship an order: slow, and safe to try again, because the warehouse knows the idempotency key."""
+    print(f"shipping order {order}", flush=True)
+    if dying:
+        async with last_words:
+            os._exit(137)  # as kill -9 would
+    return "shipped"
+
+
+def script(request):
+    """A stand-in for a model: calls both tools, and then reports."""
+    results = [message.text for message in request.messages if message.role == "tool_result"]
+    if results:
+        return " and ".join(results)
+    order = int(request.messages[-1].text.split()[-1])
+    return [ToolCall("1", "charge", {"order": order}), ToolCall("2", "ship", {"order": order})]
+
+
+def agent_for(cp, thread_id):
+    return Agent(
+        provider=ScriptedProvider([script] * 2),
+        model=Model(id="scripted"),
+        tools=[charge, ship],
+        tool_mode="sequential",
+        checkpointer=cp,
+        thread_id=thread_id,
+    )
+
+
+async def main():
+    async with SQLiteCheckpointer("orders.db") as cp:
+        for thread in await cp.unfinished():
+            result = await agent_for(cp, thread.id).resume()
+            print(f"{thread.id}: {result.text}")
+        if dying:
+            agents = [(number, agent_for(cp, f"order-{number}")) for number in (1, 2, 3)]
+            await asyncio.gather(*(agent.prompt(f"Handle order {number}") for number, agent in agents))
+
+
+asyncio.run(main())
