@@ -21,7 +21,7 @@ from holdfast.errors import LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolResultMessage, UserMessage, decode, encode
-from holdfast.signals import Signal, turn_into_abort
+from holdfast.signals import Signal, turn_into_abort, until_aborted
 from holdfast.store import inbox, keeper, leases, threads, tool_calls
 from holdfast.store.keeper import LOST, Keeper
 from holdfast.store.leases import Claim, Held, Lease
@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
 _log = logging.getLogger("holdfast.agent")
 
 # How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
@@ -269,8 +270,8 @@ class ThreadJournal:
         await self.refresh()
 
     async def refresh(self) -> None:
-        self.entries = {}
         if self._position is None or not recovery.open_calls(self.messages):
+            self.entries = {}
             return
         store, branch, reply = self._checkpointer.store, self._position.branch, self._first_place - 1
         rows = await store.read(tool_calls.of_reply, branch, reply)
@@ -295,8 +296,9 @@ class ThreadJournal:
                 expect=expect,
             )
 
+        waiting = patiently(attempt, self._wait)
         try:
-            await patiently(attempt, self._wait)
+            await (until_aborted(waiting, signal, _GRACE) if self._wait else waiting)
         finally:
             claimed.settle()
         if not messages:
@@ -363,7 +365,10 @@ class ThreadJournal:
 
     async def answer(self, call_id: str, answer: str) -> None:
         await self._checkpointer.answer_encoded(self._thread_id, call_id, answer)
-        await self.refresh()
+        for place, entry in sorted(self.entries.items()):
+            if entry.call_id == call_id and entry.status == WAITING:
+                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                return
 
     async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:
         settled = False

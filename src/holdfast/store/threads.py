@@ -294,7 +294,7 @@ _MOVES: dict[tuple[type, str], str] = {
 }
 _TOUCHES: dict[type, str] = {
     kind: (
-        f"UPDATE threads SET key = key{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
+        f"UPDATE threads SET head = head{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
         f" AND {leases.GUARD[kind]} RETURNING key, branch"
     )
     for kind in leases.GUARD
