@@ -101,11 +101,11 @@ class Bench:
 def main() -> None:
     with asyncio.Runner() as runner:
         bench = Bench(scratch(), runner)
-        two, four, plain, with_tool, delta = alternate(
-            5, lambda: bench.raw_commits(2), lambda: bench.raw_commits(4), bench.plain, bench.with_tool, bench.delta
+        two, five, plain, with_tool, delta = alternate(
+            5, lambda: bench.raw_commits(2), lambda: bench.raw_commits(5), bench.plain, bench.with_tool, bench.delta
         )
         show("persisted prompt (2 commits)", plain, two)
-        show("persisted prompt with a tool call (4 commits)", with_tool, four)
+        show("persisted prompt with a tool call (5 commits)", with_tool, five)
         first, last = statistics.median(bench.first), statistics.median(bench.last)
         report(
             "prompt 200 against prompt 1",

@@ -57,7 +57,7 @@ def raw_database(path: Path) -> apsw.Connection:
 
 
 def raw_append(connection: apsw.Connection, thread: str, role: str, body: str, now: str) -> None:
-    """One message, one durable commit: the statements that the store uses, written down by hand."""
+    """One message, one durable commit: the statements that the store uses without a run, written down by hand."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
     found = execute(_MOVE, {"now": now, "id": thread}).fetchall()

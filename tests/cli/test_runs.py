@@ -1,0 +1,169 @@
+"""Runs, seen and reached from the command line, while nobody or another process drives them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
+from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.providers.scripted import ScriptedProvider, Step
+from holdfast.store import sqlite, threads
+from holdfast.store.leases import Claim, Lease
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@tool(approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+def holdfast(tmp_path: Path, db: Path) -> Command:
+    def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": str(db), "PYTHONUTF8": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *args],
+            env=env,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def run_agent(db: Path, steps: list[Step], prompt: str | None, thread_id: str = "t") -> tuple[str, str]:
+    async def main() -> tuple[str, str]:
+        async with SQLiteCheckpointer(db) as cp:
+            agent = Agent(
+                provider=ScriptedProvider(steps), model=Model("m"), tools=[pay], checkpointer=cp, thread_id=thread_id
+            )
+            result = await (agent.prompt(prompt) if prompt else agent.resume())
+            return result.stop_reason, result.text
+
+    return asyncio.run(main())
+
+
+ASK: list[Step] = [[ToolCall("c1", "pay", {"amount": 7})]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (["approve"], "paid 7"),
+        (["deny"], "denied it"),
+        (["deny", "too much"], "too much"),
+        (["result", "paid by hand"], "paid by hand"),
+    ],
+)
+def test_a_call_that_waits_is_listed_and_answered(holdfast: Command, db: Path, answer: list[str], told: str) -> None:
+    assert run_agent(db, ASK, "Pay.")[0] == "waiting"
+    assert holdfast("pending").stdout == 't  c1  approval: pay with {"amount":7}\n'
+    (listed,) = json.loads(holdfast("pending", "t", "--json").stdout)
+    assert (listed["call_id"], listed["arguments"], listed["reason"]) == ("c1", {"amount": 7}, "approval")
+    assert holdfast("unfinished").stdout == ""  # a person must speak first
+    holdfast("answer", "t", "c1", *answer)
+    assert holdfast("pending").stdout == ""
+    assert holdfast("unfinished").stdout.startswith("t  ")
+    assert run_agent(db, [lambda request: request.messages[-1].text], None) == ("stop", _containing(told))
+    assert json.loads(holdfast("unfinished", "--json").stdout) == []
+
+
+class _containing(str):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str(self) in other
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["answer", "t", "c1", "approve"], "does not wait for an answer"),
+        (["answer", "t", "c1", "result"], "what is the result?"),
+        (["answer", "t", "c1", "approve", "yes"], "takes no text"),
+        (["answer", "nobody", "c1", "approve"], "there is no thread 'nobody'"),
+        (["steer", "nobody", "hello"], "there is no thread 'nobody'"),
+        (["steer", "t", "  "], "empty message"),
+        (["withdraw", "t", "0"], "does not wait in thread 't'"),
+        (["abort", "t"], "nobody drives thread 't'"),
+        (["pending", "nobody"], "there is no thread 'nobody'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_that_says_why(
+    holdfast: Command, db: Path, arguments: list[str], complaint: str
+) -> None:
+    run_agent(db, ["hello"], "hi")
+    done = holdfast(*arguments, code=1)
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_said_from_outside_waits_and_can_be_taken_back(holdfast: Command, db: Path) -> None:
+    run_agent(db, ["hello"], "hi")
+    first = holdfast("steer", "t", "not so fast").stdout.strip()
+    second = holdfast("follow-up", "t", "北京的天气怎么样?").stdout.strip()
+    assert holdfast("inbox", "t").stdout == f"{first}  steer: not so fast\n{second}  follow_up: 北京的天气怎么样?\n"
+    assert [item["kind"] for item in json.loads(holdfast("inbox", "t", "--json").stdout)] == ["steer", "follow_up"]
+    holdfast("withdraw", "t", first)
+    assert run_agent(db, [lambda request: request.messages[-1].text], None) == ("stop", "北京的天气怎么样?")
+    assert holdfast("inbox", "t").stdout == ""
+
+
+def test_a_run_that_another_process_drives_is_told_to_end(holdfast: Command, db: Path) -> None:
+    store = sqlite.open_store(db)
+    try:
+        store.write_now(threads.append, "t", [], by=Claim("elsewhere:1 boot=x", "run-1", 60))
+        holdfast("abort", "t")
+        assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
+    finally:
+        sqlite.release(store)
+
+
+def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, db: Path) -> None:
+    store = sqlite.open_store(db)
+    try:
+        claim = Claim("elsewhere:1 boot=x", "run-1", 60)
+        position = store.write_now(threads.append, "t", [], by=claim)
+        lease = Lease(position.epoch, 60)
+        body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
+        store.write_now(threads.save_partial, "t", body, by=lease)
+    finally:
+        sqlite.release(store)
+    shown = holdfast("show", "t").stdout
+    assert "aborted: its run was interrupted" in shown
+    assert "Once upon" in shown
+    assert json.loads(holdfast("show", "t", "--json").stdout)["partial"]["content"][0]["text"] == "Once upon"
+
+
+def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, db: Path) -> None:
+    run_agent(db, [[ToolCall("c\x1b[2J", "pay", {"amount": 7})]], "Pay.", thread_id="t\x1b[31m")
+    assert "\x1b" not in holdfast("pending").stdout
+
+
+def test_a_thread_that_was_only_written_to_has_nothing_unfinished(holdfast: Command, db: Path) -> None:
+    async def main() -> None:
+        async with SQLiteCheckpointer(db) as cp:
+            await cp.append("t", [UserMessage("hi"), AssistantMessage("hello")])
+
+    asyncio.run(main())
+    assert holdfast("unfinished").stdout == ""
