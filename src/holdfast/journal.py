@@ -235,6 +235,7 @@ class ThreadJournal:
         self._reply_id: str | None = None
         self._first_place = 0  # the seq that is reserved for the first call of the last reply
         self._taken: set[int] = set()  # the seqs behind the last reply that hold a message
+        self._unseen = 0  # results that are stored and not in the list
         self._unledgered = 0
         self._sent: list[Receipt] = []  # what this agent sent, and the run has not waited for
         self._mail = 0  # what is known to wait in the inbox: 2 steering, 1 only follow-ups
@@ -247,7 +248,7 @@ class ThreadJournal:
     # --- the history --------------------------------------------------------------------------------------------------
 
     async def load(self, *, again: bool = False) -> None:
-        if self._position is not None and not again:
+        if self._position is not None and self._unseen == 0 and not again:
             return
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
         self.messages = thread.messages
@@ -258,7 +259,7 @@ class ThreadJournal:
             self.extra = thread.extra.copy()
         self._loaded = True
         self._saved_extra = encode_extra(thread.extra)
-        self._position = thread.position
+        self._position, self._unseen = thread.position, 0
         self._unledgered = thread.unledgered
         self._mail = max(thread.mail, self._mail if self._sent else 0)  # what is still on its way counts too
         self.partial = thread.partial
@@ -376,6 +377,7 @@ class ThreadJournal:
         def note(position: Position) -> None:
             nonlocal settled
             self._note(position)
+            self._unseen += 1
             self.entries.pop(place, None)
             settled = True
 
@@ -401,6 +403,7 @@ class ThreadJournal:
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
+        self._unseen -= len(results)
 
     # --- the inbox ----------------------------------------------------------------------------------------------------
 

@@ -214,7 +214,8 @@ class SQLiteStore(Store):
                 try:
                     job.run(tx)
                 finally:
-                    tx.run("ROLLBACK")  # there is nothing to keep, and it cannot fail
+                    with contextlib.suppress(apsw.Error):  # a disk error may have ended it already
+                        tx.run("ROLLBACK")
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(error)
         Job.deliver([job])
@@ -352,7 +353,9 @@ class SQLiteStore(Store):
             self._execute("ROLLBACK")
 
     def _translate(self, error: BaseException) -> BaseException:
-        return translate(error, self.path, self._busy_seconds) if isinstance(error, apsw.Error) else error
+        # SQLite does not check that text is text: what a damaged file holds comes to light when Python reads it.
+        ours = isinstance(error, apsw.Error | UnicodeDecodeError)
+        return translate(error, self.path, self._busy_seconds) if ours else error
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _disk_error(path: str, error: BaseException) -> HoldfastError:
     return StoreError(f"the disk failed under {path!r} ({error}); check it, then try again")
 
 
-_TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException], HoldfastError]]] = [
+_TRANSLATIONS: list[tuple[type[Exception], Callable[[str, float, BaseException], HoldfastError]]] = [
     (
         apsw.BusyError,
         lambda path, waited, _: StoreBusy(
@@ -90,8 +90,16 @@ _TRANSLATIONS: list[tuple[type[apsw.Error], Callable[[str, float, BaseException]
         ),
     ),
     (
-        apsw.CorruptError,
-        lambda path, _, error: StoreCorrupt(f"{path!r} is damaged ({error}); restore a backup"),
+        apsw.CorruptError,  # what SQLite says of a read that fails, too
+        lambda path, _, error: StoreCorrupt(
+            f"{path!r} could not be read, or is damaged ({error}); check the disk, then restore a backup"
+        ),
+    ),
+    (
+        UnicodeDecodeError,
+        lambda path, _, error: StoreCorrupt(
+            f"{path!r} is damaged: it holds text that is none ({error}); restore a backup"
+        ),
     ),
     (
         apsw.TooBigError,
@@ -120,10 +128,24 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     if is_directory:
         raise StoreUnusable(f"{name!r} is a directory; name a file in it, for example {str(file / 'chat.db')!r}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(file.parent)
     except OSError as error:
         raise StoreUnusable(f"the directory of {name!r} cannot be made ({error}); choose another path") from error
     return os.path.realpath(file)
+
+
+def _make_directory(folder: Path) -> None:
+    """Make the directory so that it survives a power cut: SQLite syncs the one that holds its files, and no other."""
+    if folder.is_dir():
+        return
+    _make_directory(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):  # not every system lets a directory be opened
+        handle = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def identity(path: str) -> tuple[int, int]:
@@ -160,10 +182,14 @@ def connect(path: str, durability: str, busy_seconds: float, *, create: bool = T
 
 def _check_owner(connection: apsw.Connection, path: str) -> None:
     """Refuse a file that is not ours before anything is written to it."""
-    with connection:  # one look: another process may be making the tables just now
+    connection.execute("BEGIN")  # one look: another process may be making the tables just now
+    try:
         owner = connection.pragma("application_id")
         version = connection.pragma("user_version")
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
+    finally:
+        if connection.in_transaction:  # a disk error has ended it already, and is what the caller shall hear of
+            connection.execute("ROLLBACK")
     if owner == APPLICATION_ID:
         return
     if owner or tables or version:
