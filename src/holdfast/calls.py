@@ -94,18 +94,20 @@ class Calls:
     async def _run_all(self, reply: AssistantMessage, calls: list[_Call]) -> list[Outcome]:
         """Each result is recorded when its tool ends; the history has them in call order."""
         self._listening = True
-        settled: dict[int, Outcome] = {}
         try:
             if reply.failed:
                 settled = {call.place: await self._decline(call, "the reply broke off") for call in calls}
                 self._close(settled)
-            while not reply.failed:
-                settled |= await self._round([call for call in calls if call.place not in settled])
-                self.waiting = len(settled) < len(calls)
-                if not self.waiting or self._signal.aborted or not await self._was_answered():
+            else:
+                settled = await self._round(calls)
+            while len(settled) < len(calls) and not self._signal.aborted and await self._was_answered():
+                more = await self._round([call for call in calls if call.place not in settled])
+                settled |= more
+                if not more:  # one by one, and the first one still waits
                     break
         finally:
             self._listening = False
+        self.waiting = len(settled) < len(calls)
         if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
             raise self._broken
         return [outcome for _, outcome in sorted(settled.items())]
