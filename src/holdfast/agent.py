@@ -20,12 +20,12 @@ from holdfast import clock, inbox, recovery, telemetry
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
 from holdfast.decisions import Answer, Pending, encode_answer
-from holdfast.errors import AgentBusy, InputError, NothingToContinue
+from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from holdfast.journal import Journal, MemoryJournal, ThreadJournal, pending
 from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
-from holdfast.loop import Run, answer_needed
+from holdfast.loop import Run, answer_needed, nothing_to_continue
 from holdfast.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from holdfast.middleware import Chain
 from holdfast.output import Output
@@ -325,10 +325,7 @@ class Agent:
             or journal.has_mail(stopping=True)
         ):
             return
-        if not messages:
-            where = f"thread {self._setup.thread_id!r}" if self._setup.thread_id else "the agent"
-            raise NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-        raise NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; prompt() it instead")
+        raise nothing_to_continue(self._setup.thread_id, journal)
 
 
 def _routes(provider: object, model: object) -> list[Route]:

@@ -297,7 +297,9 @@ class Calls:
             return asked
         if entry.status == WAITING:
             return None
-        call = msgspec.structs.replace(asked.call, arguments=json.loads(entry.arguments))
+        call = asked.call
+        if (arguments := json.loads(entry.arguments)) != call.arguments:  # a hook has edited, perhaps mended them
+            call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
             return self._decided(asked, entry)
@@ -353,7 +355,10 @@ class _Started:
 
 
 def _entry(asked: _Call, call: ToolCall, status: str) -> Entry:
-    arguments = checked_dumps(call.arguments)
+    try:
+        arguments = checked_dumps(call.arguments)
+    except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
+        arguments = checked_dumps(tools.readable(call.arguments))
     return Entry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
 
 

@@ -305,6 +305,7 @@ class ThreadJournal:
         if not messages:
             if self._position is None or self._position.version != before.version + 1:
                 await self.load(again=True)
+                self.is_interrupted = False  # whoever wrote meanwhile has taken that run up, or ended it
             else:
                 await self.refresh()
 
@@ -312,7 +313,7 @@ class ThreadJournal:
         def note(position: Position) -> None:
             self._note(position)
             self._first_place = position.head - reserve + 1
-            self._taken, self.entries, self._saves_partial = set(), {}, False
+            self._taken, self.entries, self._saves_partial, self.partial = set(), {}, False, None
             self.messages.extend(messages)
             if messages and isinstance(messages[-1], AssistantMessage):
                 self._reply_id = messages[-1].id

@@ -16,7 +16,15 @@ import msgspec
 from holdfast import recovery, telemetry
 from holdfast.calling import ModelCall, as_failure
 from holdfast.calls import Calls
-from holdfast.errors import AnswerNeeded, InputError, LeaseLost, OutputInvalid, ProviderError, ThreadMoved
+from holdfast.errors import (
+    AnswerNeeded,
+    InputError,
+    LeaseLost,
+    NothingToContinue,
+    OutputInvalid,
+    ProviderError,
+    ThreadMoved,
+)
 from holdfast.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
 from holdfast.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, pending
 from holdfast.messages import (
@@ -183,6 +191,8 @@ class Run:
             await journal.append(prompts)
             self._tell(prompts)
         elif not (mended or recovery.can_continue(journal.messages) or await self._listen_to_inbox(stopping=True)):
+            if not journal.is_interrupted:
+                raise nothing_to_continue(self._setup.thread_id, journal)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
@@ -356,6 +366,14 @@ class Run:
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
+
+
+def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
+    """The error of a resume of a thread that waits for a prompt."""
+    if not journal.messages:
+        where = f"thread {thread_id!r}" if thread_id else "the agent"
+        return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
+    return NothingToContinue(f"Cannot continue from message role: {journal.messages[-1].role}; prompt() it instead")
 
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
