@@ -18,7 +18,7 @@ from holdfast.errors import (
     RateLimited,
     StoreFull,
     StoreNotOpen,
-    ThreadMoved,
+    ThreadBusy,
 )
 from holdfast.events import AgentEnd, Event, MessageEnd, StreamEvent, StreamStart, ToolExecutionEnd
 from holdfast.messages import AssistantMessage, ToolResultMessage, UserMessage
@@ -478,55 +478,90 @@ def test_what_waits_in_the_inbox_is_not_lost_when_it_cannot_be_stored(tmp_path: 
 # --- somebody else writes ---------------------------------------------------------------------------------------------
 
 
-def test_another_writer_in_mid_stream_is_told_and_nothing_is_garbled(tmp_path: Path) -> None:
+def test_another_writer_in_mid_stream_finds_the_thread_busy_and_the_run_goes_on_unharmed(tmp_path: Path) -> None:
     async def main() -> None:
         async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+            stranger = make(["never"], checkpointer=other, thread_id="t")
 
             async def answer(request: Request) -> str:
-                await other.append("t", UserMessage("me too"))
-                return "too late"
+                for write in (
+                    other.append("t", UserMessage("me too")),
+                    other.save_extra("t", {"mine": 1}),
+                    stranger.prompt("me too"),
+                    stranger.resume(),
+                ):
+                    with pytest.raises(ThreadBusy, match=r"'t' is being driven by .*steer"):
+                        await write
+                return "in time"
 
             provider = ScriptedProvider([answer, "both"])
             agent = make(provider, checkpointer=cp, thread_id="t")
+            agent.state.extra["kept"] = 1
             heard = Heard(agent)
-            with pytest.raises(ThreadMoved, match="'t' was written by somebody else"):
-                await agent.prompt("hi")
+            assert (await agent.prompt("hi")).text == "in time"
             check_whole(heard)
-            assert [event.stored for event in heard.of(MessageEnd)] == [True, False]
-            assert await history(cp, "t") == ["user: hi", "user: me too"]
+            assert [event.stored for event in heard.of(MessageEnd)] == [True, True]
+            assert await history(cp, "t") == ["user: hi", "assistant: in time"]
+            await other.append("t", UserMessage("now me"))
             assert (await agent.resume()).text == "both"
-            assert sent(provider) == ["user: hi", "user: me too"]
-            assert await history(cp, "t") == ["user: hi", "user: me too", "assistant: both"]
+            assert sent(provider) == ["user: hi", "assistant: in time", "user: now me"]
+            thread = await cp.load("t")
+            assert thread is not None
+            assert thread.extra == {"kept": 1}
 
     within(main())
 
 
-def test_another_writer_under_running_tools_costs_no_result(tmp_path: Path) -> None:
+def test_another_writer_under_running_tools_finds_the_thread_busy_and_costs_no_result(tmp_path: Path) -> None:
     async def main() -> None:
         async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
-            written = asyncio.Event()
+            refused = asyncio.Event()
 
             @tool
             async def first() -> str:
-                await other.append("t", UserMessage("me too"))
-                written.set()
+                with pytest.raises(ThreadBusy):
+                    await other.append("t", UserMessage("me too"))
+                refused.set()
                 return "first"
 
             @tool
             async def second() -> str:
-                await written.wait()
+                await refused.wait()
                 return "second"
 
             calls = [ToolCall("c1", "first"), ToolCall("c2", "second")]
             provider = ScriptedProvider([calls, "ok"])
             agent = make(provider, tools=[first, second], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
-            with pytest.raises(ThreadMoved):
-                await agent.prompt("go")
+            assert (await agent.prompt("go")).text == "ok"
             check_whole(heard)
-            lines = ["user: go", "assistant: ", "tool_result: first", "tool_result: second", "user: me too"]
-            assert await history(cp, "t") == lines
-            assert (await agent.resume()).text == "ok"
+            lines = ["user: go", "assistant: ", "tool_result: first", "tool_result: second"]
             assert sent(provider) == lines
+            assert await history(cp, "t") == [*lines, "assistant: ok"]
+
+    within(main())
+
+
+def test_another_writer_that_waits_comes_behind_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+            waiting: list[asyncio.Task[None]] = []
+
+            async def answer(request: Request) -> list[ToolCall]:
+                waiting.append(asyncio.create_task(other.append("t", UserMessage("me too"), wait=20)))
+                return [ToolCall("c1", "look")]
+
+            @tool
+            async def look() -> str:
+                with pytest.raises(ThreadBusy):  # and so has the one that waits, by now
+                    await other.append("t", UserMessage("at once"))
+                assert not waiting[0].done()
+                return "seen"
+
+            agent = make([answer, "ok"], tools=[look], checkpointer=cp, thread_id="t")
+            assert (await agent.prompt("go")).text == "ok"
+            await waiting[0]
+            lines = ["user: go", "assistant: ", "tool_result: seen", "assistant: ok", "user: me too"]
+            assert await history(cp, "t") == lines
 
     within(main())

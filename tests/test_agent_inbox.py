@@ -112,7 +112,11 @@ def test_what_was_steered_into_a_run_that_was_aborted_waits_for_the_next_one(tmp
             await running
             check_whole(heard)
             assert await history(cp, "t") == ["user: hi", "assistant: Hel"]
-            assert agent._inbox.waiting(stopping=False)
+            assert [(item.kind, item.message.text) for item in await agent.inbox()] == [("steer", "not like this")]
+            provider = ScriptedProvider(["better", "well then"])
+            await make(provider, checkpointer=cp, thread_id="t").prompt("again")  # as in another process
+            assert sent(provider)[-3:] == ["user: again", "assistant: better", "user: not like this"]
+            assert await agent.inbox() == []
 
     within(main())
 

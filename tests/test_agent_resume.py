@@ -10,8 +10,9 @@ import pytest
 
 from holdfast import Agent, AssistantMessage, ToolCall, UserMessage, tool
 from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.errors import InputError, NothingToContinue, ThreadMoved
+from holdfast.errors import InputError, ThreadBusy
 from holdfast.events import MessageEnd
+from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
 from .test_agent_events import Heard, check_whole, history, make, sent, within
@@ -177,19 +178,35 @@ def test_an_agent_in_memory_resumes_after_a_failure() -> None:
     within(main())
 
 
-def test_of_two_agents_that_resume_at_once_none_garbles_the_thread(tmp_path: Path) -> None:
+def test_of_two_agents_that_resume_at_once_one_goes_on_and_the_other_finds_the_thread_busy(tmp_path: Path) -> None:
     async def main() -> None:
         async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
             for number in range(20):
-                thread_id = f"t{number}"
-                await cp.append(thread_id, [UserMessage("go"), ASK])
-                agents = [make(["ok"], checkpointer=cp, thread_id=thread_id) for _ in range(2)]
-                results = await asyncio.gather(*(agent.resume() for agent in agents), return_exceptions=True)
-                failures = [result for result in results if isinstance(result, BaseException)]
-                assert all(isinstance(error, ThreadMoved | NothingToContinue) for error in failures), failures
-                replies = ["assistant"] * (2 - len(failures))
-                lines = short(await history(cp, thread_id))
-                assert lines == ["user", "assistant", "tool_result unknown", *replies]
-                assert replies
+                await resume_twice(cp, f"t{number}")
+
+    async def resume_twice(cp: SQLiteCheckpointer, thread_id: str) -> None:
+        told = asyncio.Event()
+
+        async def answer(request: Request) -> str:
+            await told.wait()  # the run is not over before the other one has come
+            return "ok"
+
+        async def resume(agent: Agent) -> str:
+            try:
+                return (await agent.resume()).text
+            except ThreadBusy as busy:
+                told.set()
+                return str(busy)
+
+        await cp.append(thread_id, [UserMessage("go"), ASK])
+        agents = [make([answer], checkpointer=cp, thread_id=thread_id) for _ in range(2)]
+        heards = [Heard(agent) for agent in agents]
+        results = await asyncio.gather(*map(resume, agents))
+        busy = f"thread {thread_id!r} is being driven by "
+        assert sorted(result if result == "ok" else result[: len(busy)] for result in results) == ["ok", busy]
+        for heard in heards:
+            check_whole(heard)
+        assert short(await history(cp, thread_id)) == ["user", "assistant", "tool_result unknown", "assistant"]
+        assert await cp.unfinished() == []
 
     within(main())

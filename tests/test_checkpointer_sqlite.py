@@ -124,9 +124,19 @@ def test_a_checkpointer_that_could_not_be_opened_can_be_when_the_cause_is_gone(t
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("options", [{"db_path": ""}, {"db_path": "a\0b"}, {"db_path": "a.db", "durability": "maybe"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"db_path": ""},
+        {"db_path": "a\0b"},
+        {"db_path": "a.db", "durability": "maybe"},
+        {"db_path": "a.db", "lease_seconds": 0},
+        {"db_path": "a.db", "lease_seconds": "30"},
+        {"db_path": "a.db", "lease_seconds": float("nan")},
+    ],
+)
 def test_unusable_arguments_are_an_input_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError):

@@ -53,6 +53,7 @@ from holdfast.errors import (
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.store import sqlite
 from holdfast.store.database import Tx
+from holdfast.store.sqlite_file import MEMORY
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)
 SECRET = "the-secret"
@@ -174,15 +175,17 @@ def test_a_run_with_parallel_tools_is_one_tree_of_turns_model_calls_tools_and_co
                 "chat m1",
                 "commit threads.append",
                 "execute_tool look",
+                ["commit tool_calls.start"],
                 "execute_tool count",
-                "commit threads.fill",
-                "commit threads.fill",
+                ["commit tool_calls.start"],
+                "commit tool_calls.finish",
+                "commit tool_calls.finish",
             ],
             "turn",
             ["chat m1", "commit threads.append"],
         ],
     ]
-    assert [failure(span) for span in traces.spans] == [None] * 12
+    assert [failure(span) for span in traces.spans] == [None] * 14
 
 
 def test_the_span_that_is_current_at_the_call_is_the_parent_of_the_run(traces: Traces) -> None:
@@ -232,7 +235,12 @@ def test_an_agent_inside_a_tool_is_a_subtree_with_a_conversation_of_its_own(trac
     assert attributes(traces.one("chat m2"))["gen_ai.conversation.id"] == "inner"
     assert {attributes(span)["gen_ai.conversation.id"] for span in traces.named("chat m1")} == {"trip"}
     first_turn = traces.tree()[1][1]
-    assert first_turn[first_turn.index("execute_tool delegate") + 1][0] == "invoke_agent"
+    inside = first_turn[first_turn.index("execute_tool delegate") + 1]
+    assert inside == [
+        "commit tool_calls.start",
+        "invoke_agent",
+        ["turn", ["commit threads.append", "chat m2", "commit threads.append"]],
+    ]
 
 
 def test_nothing_is_current_any_more_after_a_run(traces: Traces) -> None:
@@ -365,7 +373,7 @@ def test_a_write_of_plain_code_has_its_span_too(traces: Traces) -> None:
     def fail(_: Tx) -> None:
         raise KeyError
 
-    store = sqlite.open_store(sqlite.MEMORY)
+    store = sqlite.open_store(MEMORY)
     try:
         with traces.tracer.start_as_current_span("own"):
             assert store.write_now(note) == 7

@@ -97,11 +97,18 @@ def agent(cp: SQLiteCheckpointer, provider: Provider, **options: Any) -> Agent:
     return made
 
 
-async def streaming(cp: SQLiteCheckpointer) -> None:
+async def streaming(cp: SQLiteCheckpointer, save_partial: float | None) -> None:
+    """Hang in mid-stream; if what arrives is saved now and then, say so when it is on disk."""
     made = agent(cp, ScriptedProvider(["hello"]))
     made.state.extra["kept"] = 1
     await made.prompt("one")
-    await agent(cp, Talking()).prompt("two")
+    hanging = asyncio.create_task(agent(cp, Talking(), save_partial=save_partial).prompt("two"))
+    while save_partial is not None:
+        thread = await cp.load("t")
+        if thread is not None and thread.partial is not None:
+            say("saved", partial=thread.partial.text)
+            break
+    await hanging
 
 
 async def tools(cp: SQLiteCheckpointer, mode: str, *names: str) -> None:
@@ -135,11 +142,13 @@ async def talking_on(cp: SQLiteCheckpointer) -> None:
         await made.prompt(f"prompt {number}")
 
 
-async def resume(cp: SQLiteCheckpointer) -> None:
-    provider = ScriptedProvider(["on we go", "and on"])
-    made = agent(cp, provider)
-    result = await made.resume()
-    await made.prompt("and now?")
+async def resume(cp: SQLiteCheckpointer, calls: int) -> None:
+    """Resume, which takes so many calls of the model, and prompt once more."""
+    answers: list[Step] = ["on we go", "and on", "and further"]
+    with ScriptedProvider(answers[: calls + 1]) as provider:
+        made = agent(cp, provider)
+        result = await made.resume()
+        await made.prompt("and now?")
     say(
         "resumed",
         text=result.text,
@@ -151,16 +160,16 @@ async def resume(cp: SQLiteCheckpointer) -> None:
 async def main(scene: str) -> None:
     async with SQLiteCheckpointer(DATABASE) as cp:
         match scene.split(","):
-            case ["streaming"]:
-                await streaming(cp)
+            case ["streaming", seconds]:
+                await streaming(cp, float(seconds) or None)
             case ["tools", mode, *names]:
                 await tools(cp, mode, *names)
             case ["stopping", number]:
                 await stopping_at(cp, int(number))
             case ["talking"]:
                 await talking_on(cp)
-            case ["resume"]:
-                await resume(cp)
+            case ["resume", calls]:
+                await resume(cp, int(calls))
 
 
 if __name__ == "__main__":

@@ -10,17 +10,22 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 import pytest
 
-from holdfast.checkpointer import SQLiteCheckpointer, Thread
+from holdfast import Agent, AssistantMessage, Model
+from holdfast.checkpointer import SQLiteCheckpointer, Thread, ToolCallRecord
+from holdfast.errors import NothingToContinue
 from holdfast.messages import Message, ToolResultMessage, decode
+from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.test_recovery import flaws
+
+T = TypeVar("T")
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -54,7 +59,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it, and take note of what it had still managed to say."""
-        if self._process.returncode is not None:
+        if self._process.stdout is None or self._process.stdout.closed:
             return
         self._process.kill()
         rest, _ = self._process.communicate()
@@ -74,14 +79,34 @@ def child(scene: str, directory: Path) -> Iterator[Child]:
         started.kill()
 
 
-def load(directory: Path) -> Thread:
-    async def main() -> Thread:
+def look(directory: Path, ask: Callable[[SQLiteCheckpointer], Awaitable[T]]) -> T:
+    async def main() -> T:
         async with SQLiteCheckpointer(directory / "x.db") as cp:
-            thread = await cp.load("t")
-            assert thread is not None
-            return thread
+            return await ask(cp)
 
     return asyncio.run(main())
+
+
+def load(directory: Path) -> Thread:
+    thread = look(directory, lambda cp: cp.load("t"))
+    assert thread is not None
+    return thread
+
+
+def unfinished(directory: Path) -> list[str]:
+    return [info.id for info in look(directory, lambda cp: cp.unfinished())]
+
+
+def waiting(directory: Path) -> list[str]:
+    return [item.message.text for item in look(directory, lambda cp: cp.inbox("t"))]
+
+
+def ledger(directory: Path) -> list[ToolCallRecord]:
+    return look(directory, lambda cp: cp.tool_calls("t"))
+
+
+def statuses(directory: Path) -> dict[str, str]:
+    return {record.call_id: record.status for record in ledger(directory)}
 
 
 def ids(messages: list[Message]) -> list[str]:
@@ -104,18 +129,23 @@ def check_database(directory: Path) -> None:
     connection.close()
 
 
-def resume(directory: Path) -> dict[str, Any]:
-    """A new process resumes the thread and prompts once more; what it has to say about it."""
+def resume(directory: Path, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[str, Any]:
+    """A new process resumes the thread and prompts once more; what it has to say about it.
+
+    It asks the model so many times before it prompts, and runs these tools and no others.
+    """
     before = diary(directory)
-    with child("resume", directory) as next_one:
+    assert unfinished(directory) == ["t"]
+    with child(f"resume,{calls}", directory) as next_one:
         next_one.read("resumed")
         next_one.finish()
     told = next_one.said[-1]
     for request in told["sent"]:
         assert flaws([decode(body) for body in request]) == []
-    assert diary(directory) == before, "a tool ran again"
+    assert diary(directory) == [*before, *runs], "a tool ran again, or did not run"
     stored = ids(load(directory).messages)
     assert set(next_one.acknowledged()) <= set(stored)
+    assert (unfinished(directory), waiting(directory)) == ([], [])
     return told
 
 
@@ -127,18 +157,47 @@ def sent(told: dict[str, Any], call: int = 0) -> list[str]:
 
 
 def test_killed_in_mid_stream_the_next_process_asks_again(tmp_path: Path) -> None:
-    with child("streaming", tmp_path) as first:
+    with child("streaming,0", tmp_path) as first:
         first.read("streaming")
+        assert unfinished(tmp_path) == []  # it lives
         first.kill()
         check_database(tmp_path)
         thread = load(tmp_path)
         assert ids(thread.messages) == first.acknowledged()
         assert brief(thread.messages) == ["user: one", "assistant: hello", "user: two"]
         assert thread.extra == {"kept": 1}
+        assert thread.partial is None
     told = resume(tmp_path)
     assert told["text"] == "on we go"
     assert sent(told) == ["user: one", "assistant: hello", "user: two"]
     assert told["extra"] == {"kept": 1}
+
+
+def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(tmp_path: Path) -> None:
+    with child("streaming,0.001", tmp_path) as first:
+        first.read("saved")
+        first.kill()
+        check_database(tmp_path)
+        thread = load(tmp_path)
+        assert brief(thread.messages) == ["user: one", "assistant: hello", "user: two"]
+        assert thread.partial is not None
+        assert thread.partial.text == "Hel"
+    told = resume(tmp_path)
+    assert told["text"] == "on we go"
+    thread = load(tmp_path)
+    assert thread.partial is None
+    assert brief(thread.messages) == [
+        "user: one",
+        "assistant: hello",
+        "user: two",
+        "assistant: Hel",
+        "assistant: on we go",
+        "user: and now?",
+        "assistant: and on",
+    ]
+    broken = thread.messages[3]
+    assert isinstance(broken, AssistantMessage)
+    assert broken.failed
 
 
 # --- under running tools ----------------------------------------------------------------------------------------------
@@ -158,6 +217,7 @@ def test_killed_under_parallel_tools_the_finished_one_is_kept_and_none_runs_agai
         assert {*first.acknowledged()} == {*ids(thread.messages)}
         assert brief(thread.messages) == ["user: go", "assistant: ", "tool_result: fast is done"]
         assert sorted(diary(tmp_path)) == ["fast", slow]
+        assert sorted(statuses(tmp_path).values()) == ["done", "started"]
     told = resume(tmp_path)
     results = ["tool_result: unknown", "tool_result: fast is done"]
     expected = ["user: go", "assistant: ", *(results if order == "first" else results[::-1])]
@@ -168,41 +228,47 @@ def test_killed_under_parallel_tools_the_finished_one_is_kept_and_none_runs_agai
         "user: and now?",
         "assistant: and on",
     ]
+    assert sorted(statuses(tmp_path).values()) == ["done", "unknown"]
 
 
-def test_killed_under_sequential_tools_the_finished_one_is_kept_and_none_runs_again(tmp_path: Path) -> None:
+def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_run(tmp_path: Path) -> None:
     with child("tools,sequential,fast,slow,fast", tmp_path) as first:
         first.read("slow began")
         first.kill()
         check_database(tmp_path)
         assert brief(load(tmp_path).messages) == ["user: go", "assistant: ", "tool_result: fast is done"]
         assert diary(tmp_path) == ["fast", "slow"]
-    told = resume(tmp_path)
+        assert statuses(tmp_path) == {"c1": "done", "c2": "started"}
+    told = resume(tmp_path, runs=["fast"])
     assert sent(told) == [
         "user: go",
         "assistant: ",
         "tool_result: fast is done",
         "tool_result: unknown",
-        "tool_result: unknown",
+        "tool_result: fast is done",
     ]
+    assert statuses(tmp_path) == {"c1": "done", "c2": "unknown", "c3": "done"}
+    assert [record.attempts for record in ledger(tmp_path)] == [1, 1, 1]
 
 
 def test_killed_under_many_tools_every_result_that_was_told_is_kept(tmp_path: Path) -> None:
     names = ["fast", "slow"] * 8
     with child(f"tools,parallel,{','.join(names)}", tmp_path) as first:
-        ended = 0
-        while ended < 8:
-            ended += first.read_one()["what"] == "tool_end"
+        ended = began = 0
+        while ended < 8 or began < 8:
+            what = first.read_one()["what"]
+            ended += what == "tool_end"
+            began += what == "slow began"
         first.kill()
         results = [m for m in load(tmp_path).messages if isinstance(m, ToolResultMessage)]
         assert [m.tool_call_id for m in results] == [f"c{number}" for number in range(1, 16, 2)]
     told = resume(tmp_path)
-    assert len(sent(told)) == 18
+    assert sent(told)[2:] == ["tool_result: fast is done", "tool_result: unknown"] * 8
 
 
 # --- right behind an acknowledgement ----------------------------------------------------------------------------------
 
-STORY = [
+STORY = [  # with "more" in the inbox from the beginning
     "user: go",
     "assistant: ",
     "tool_result: fast is done",
@@ -213,11 +279,34 @@ STORY = [
 ]
 
 
-@pytest.mark.parametrize("number", range(1, len(STORY) + 1))
-def test_killed_right_behind_a_message_end_the_message_is_there(tmp_path: Path, number: int) -> None:
+class Rest(NamedTuple):
+    """What the next process makes of a story that was cut: what it says, and which tools it runs."""
+
+    story: list[str]
+    runs: list[str]
+
+
+_ANSWERED_TWICE = ["assistant: on we go", "user: more", "assistant: and on"]
+REST = {
+    1: Rest([*STORY[:1], *_ANSWERED_TWICE], []),
+    2: Rest([*STORY[:4], *_ANSWERED_TWICE], ["fast", "fast"]),  # the calls were never started
+    3: Rest([*STORY[:4], *_ANSWERED_TWICE], []),
+    4: Rest([*STORY[:4], *_ANSWERED_TWICE], []),
+    5: Rest([*STORY[:6], "assistant: on we go"], []),
+    6: Rest([*STORY[:6], "assistant: on we go"], []),
+    7: Rest(STORY, []),
+}
+
+
+@pytest.mark.parametrize("number", REST)
+def test_killed_right_behind_a_message_end_the_message_is_there_and_the_follow_up_is_heard_once(
+    tmp_path: Path, number: int
+) -> None:
+    story, runs = REST[number]
     with child(f"stopping,{number}", tmp_path) as first:
         first.read("stopped")
         seen_alive = ids(load(tmp_path).messages)  # by this process, while the other one has the file open
+        assert unfinished(tmp_path) == []
         first.kill()
         check_database(tmp_path)
         thread = load(tmp_path)
@@ -227,9 +316,21 @@ def test_killed_right_behind_a_message_end_the_message_is_there(tmp_path: Path, 
         assert set(first.acknowledged()) <= set(seen_alive)
         assert brief(thread.messages)[:number] == STORY[:number]
         assert flaws(valid_history(thread.messages)) == []
-    if STORY[number - 1].startswith("assistant: ") and STORY[number - 1] != "assistant: ":
-        return  # there is nothing to resume behind an answer
-    assert resume(tmp_path)["text"] == "on we go"
+        assert waiting(tmp_path) == ([] if "user: more" in brief(thread.messages) else ["more"])
+    if number == len(STORY):  # the run has come to its end: there is nothing to resume behind its answer
+        assert unfinished(tmp_path) == []
+        with pytest.raises(NothingToContinue):
+            look(tmp_path, lambda cp: idle_agent(cp).resume())
+        assert brief(load(tmp_path).messages) == story
+        return
+    calls = len([line for line in story[number:] if line.startswith("assistant: ") and line != "assistant: "])
+    answer = "assistant: and further" if calls == 2 else "assistant: and on"
+    resume(tmp_path, calls=calls, runs=runs)
+    assert brief(load(tmp_path).messages) == [*story, "user: and now?", answer]
+
+
+def idle_agent(cp: SQLiteCheckpointer) -> Agent:
+    return Agent(provider=ScriptedProvider([]), model=Model("m"), checkpointer=cp, thread_id="t")
 
 
 # --- in full run ------------------------------------------------------------------------------------------------------
@@ -248,4 +349,7 @@ def test_killed_in_full_run_nothing_that_was_told_is_lost(tmp_path: Path, lines:
         told = [said["id"] for said in first.said if said["what"] == "message_end"]
         assert ids(thread.messages)[: len(told)] == told
         results = [m for m in thread.messages if isinstance(m, ToolResultMessage)]
-        assert len(results) <= len(diary(tmp_path))
+        calls = ledger(tmp_path)
+        assert len(results) <= len(diary(tmp_path)) <= len(calls)  # no tool runs before its start is on disk
+        assert [call.status for call in calls].count("done") == len(results)
+        assert {call.status for call in calls} <= {"done", "started"}

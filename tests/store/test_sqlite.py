@@ -55,6 +55,7 @@ class Gate:
 
 
 Query = Callable[[Tx], Any]
+Place = tuple[int, int]
 
 
 def together(store: SQLiteStore, *queries: Query) -> list[Any]:
@@ -76,10 +77,15 @@ def together(store: SQLiteStore, *queries: Query) -> list[Any]:
 
 
 def appending(body: str, thread_id: str = "t") -> Query:
-    def query(tx: Tx) -> Position:
-        return threads.append(tx, thread_id, rows(body))
+    def query(tx: Tx) -> Place:
+        return place(threads.append(tx, thread_id, rows(body)))
 
     return query
+
+
+def place(position: Position) -> Place:
+    """The end of a thread and how often it was written."""
+    return position.head, position.version
 
 
 def rows(*bodies: str) -> list[Stored]:
@@ -114,7 +120,7 @@ def settings_of(tx: Tx) -> dict[str, Any]:
 def test_writes_that_wait_together_share_a_commit(store: SQLiteStore, path: Path) -> None:
     store.write_now(threads.append, "t", rows("first"))
     before = wal_commits(path)
-    assert together(store, *(appending(str(i)) for i in range(100))) == [Position(2 + i, 2 + i) for i in range(100)]
+    assert together(store, *(appending(str(i)) for i in range(100))) == [(2 + i, 2 + i) for i in range(100)]
     assert 1 <= wal_commits(path) - before <= 20
     assert stored(store) == ["first", *map(str, range(100))]
 
@@ -139,8 +145,8 @@ def test_a_failing_write_does_not_sink_its_neighbours(any_store: SQLiteStore) ->
         tx.run("SELEKT 1")
 
     outcomes = together(any_store, appending("a"), half_done, appending("b"), wrong, no_sql, appending("c"))
-    assert outcomes[::2][:2] == [Position(1, 1), Position(2, 2)]
-    assert outcomes[5] == Position(3, 3)
+    assert outcomes[::2][:2] == [(1, 1), (2, 2)]
+    assert outcomes[5] == (3, 3)
     assert isinstance(outcomes[1], ZeroDivisionError)
     assert isinstance(outcomes[3], ThreadMoved)
     assert isinstance(outcomes[4], StoreError)
@@ -183,18 +189,18 @@ def test_neighbours_of_a_write_that_loses_the_transaction_are_run_again(any_stor
     runs: list[str] = []
 
     def noting(body: str) -> Query:
-        def query(tx: Tx) -> Position:
+        def query(tx: Tx) -> Place:
             runs.append(body)
-            return threads.append(tx, "t", rows(body))
+            return place(threads.append(tx, "t", rows(body)))
 
         return query
 
     before, hears, after, last = together(any_store, noting("before"), culprit, noting("after"), noting("last"))
     assert isinstance(hears, StoreError | ZeroDivisionError)
-    assert (before, after, last) == (Position(2, 2), Position(3, 3), Position(4, 4))
+    assert (before, after, last) == ((2, 2), (3, 3), (4, 4))
     assert stored(any_store) == ["first", "before", "after", "last"]
     assert set(runs) == {"before", "after", "last"}
-    assert any_store.write_now(threads.append, "t", rows("later")) == Position(5, 5)
+    assert any_store.write_now(appending("later")) == (5, 5)
 
 
 @pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
@@ -206,7 +212,7 @@ def test_whatever_a_query_raises_reaches_its_caller_and_nobody_waits_forever(
 
     before, hears, after = together(store, appending("before"), query, appending("after"))
     assert isinstance(hears, BaseException)
-    assert (before, after) == (Position(1, 1), Position(2, 2))
+    assert (before, after) == ((1, 1), (2, 2))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, RecursionError])
@@ -253,7 +259,7 @@ def test_only_the_write_that_found_no_room_hears_of_it(any_store: SQLiteStore) -
     any_store.write_now(limit_pages, 10)
     before, big, after = together(any_store, appending("before"), appending("x" * 100_000), appending("after"))
     assert isinstance(big, StoreFull)
-    assert (before, after) == (Position(2, 2), Position(3, 3))
+    assert (before, after) == ((2, 2), (3, 3))
     assert stored(any_store) == ["first", "before", "after"]
 
 
@@ -460,7 +466,7 @@ def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchron
         "journal_mode": "wal",
         "foreign_keys": 1,
         "application_id": 0x484F4C44,
-        "user_version": 1,
+        "user_version": 2,
     }
     assert opened.write_now(settings_of) == expected
     assert opened.read_now(settings_of) == expected
@@ -483,7 +489,7 @@ def test_close_finishes_what_was_submitted_and_then_refuses(any_store: SQLiteSto
     async def main() -> list[object]:
         gate = Gate()
         held = any_store.write(gate.query)
-        writes = [any_store.write(threads.append, "t", rows(str(i))) for i in range(300)]
+        writes = [any_store.write(appending(str(i))) for i in range(300)]
         reads = [any_store.read(threads.find, "nobody") for _ in range(20)]
         closing = asyncio.ensure_future(asyncio.to_thread(any_store.close))
         gate.opened.set()
@@ -494,7 +500,7 @@ def test_close_finishes_what_was_submitted_and_then_refuses(any_store: SQLiteSto
         return list(await asyncio.gather(held, *writes, *reads))
 
     outcomes = asyncio.run(main())
-    assert outcomes == ["gate", *(Position(i + 1, i + 1) for i in range(300)), *[None] * 20]
+    assert outcomes == ["gate", *((i + 1, i + 1) for i in range(300)), *[None] * 20]
     any_store.close()
 
 
