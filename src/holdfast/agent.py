@@ -320,7 +320,7 @@ class Agent:
         if (
             journal.is_interrupted
             or journal.partial is not None
-            or recovery.open_calls(messages)
+            or journal.open_calls()
             or recovery.can_continue(messages)
             or journal.has_mail(stopping=True)
         ):

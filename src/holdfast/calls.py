@@ -73,23 +73,23 @@ class Calls:
         """Run the calls of a new reply."""
         return await self._run_all(reply, self._calls(reply))
 
-    async def recover(self) -> bool:
-        """Settle the calls that an earlier run left open; whether there were any."""
-        left = recovery.open_calls(self._journal.messages)
+    async def recover(self) -> list[Outcome] | None:
+        """Settle the calls that an earlier run left open; None if there were none."""
+        left = self._journal.open_calls()
         if not left:
             self._journal.unsaved.clear()
-            return False
+            return None
         reply = recovery.last_reply(self._journal.messages)
         assert reply is not None
         calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.place in left]
         if not all(self._journal.was_recorded(call.place) for call in calls):  # somebody else stored the reply
             await self._journal.distrust(len(reply.tool_calls))
-        await self._run_all(reply, calls)
+        outcomes = await self._run_all(reply, calls)
         await self._journal.load(again=True)  # what was settled late stands between what was there
-        return True
+        return outcomes
 
     def _calls(self, reply: AssistantMessage) -> list[_Call]:
-        return [_Call(i, call, _key(self._journal.reply_id, i)) for i, call in enumerate(reply.tool_calls)]
+        return [_Call(i, call, _key(self._journal.reply_key, i)) for i, call in enumerate(reply.tool_calls)]
 
     async def _run_all(self, reply: AssistantMessage, calls: list[_Call]) -> list[Outcome]:
         """Each result is recorded when its tool ends; the history has them in call order."""
@@ -105,6 +105,7 @@ class Calls:
                 settled |= more
                 if not more:  # one by one, and the first one still waits
                     break
+                await self._journal.load(again=True)  # an answer that came late puts its result between the others
         finally:
             self._listening = False
         self.waiting = len(settled) < len(calls)
@@ -303,7 +304,7 @@ class Calls:
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
             return self._decided(asked, entry)
-        if known := self._journal.unsaved.get((self._journal.reply_id, asked.place)):
+        if known := self._journal.unsaved.get((self._journal.reply_key, asked.place)):
             return Outcome(known)
         return await self._recovered(asked)
 
@@ -366,5 +367,5 @@ def _unknown(asked: _Call) -> Outcome:
     return Outcome(recovery.unknown_outcome(asked.call), status="unknown")
 
 
-def _key(reply_id: str | None, place: int) -> str:
-    return hashlib.sha256(f"{reply_id}/{place}".encode()).hexdigest()[:32]
+def _key(reply: str, place: int) -> str:
+    return hashlib.sha256(f"{reply}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -208,7 +208,8 @@ class SQLiteCheckpointer:
 
     async def abort(self, thread_id: str) -> bool:
         """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
-        return await self.store.write(leases.abort, checked_id(thread_id))
+        owner = await self.store.write(leases.abort, checked_id(thread_id))
+        return owner is not None and not is_gone(owner)
 
     async def pending(self, thread_id: str | None = None) -> list[Pending]:
         """The tool calls that wait for a person, of one thread or of all."""

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from holdfast.errors import InputError
-from holdfast.messages import Block, ToolResultMessage, checked_dumps, decode, encode
+from holdfast.messages import (
+    Block,
+    ImageContent,
+    ToolResultMessage,
+    checked_dumps,
+    decode,
+    encode,
+    image_type,
+)
 from holdfast.results import ToolResult
 
 APPROVAL, RECOVERY = "approval", "recovery"
@@ -61,7 +69,7 @@ def encode_answer(answer: object) -> str:
         return checked_dumps({"decision": APPROVE})
     if isinstance(answer, str) and answer == DENY:
         return checked_dumps({"decision": DENY, "reason": ""})
-    if isinstance(answer, Deny):
+    if isinstance(answer, Deny) and isinstance(answer.reason, str):
         return checked_dumps({"decision": DENY, "reason": answer.reason})
     if isinstance(answer, ToolResult):
         return checked_dumps({"decision": "result", "result": json.loads(encode(_as_message(answer)))})
@@ -88,6 +96,9 @@ def _as_message(result: ToolResult) -> ToolResultMessage:
     )
     try:
         text = content if is_content else checked_dumps(content)
-        return ToolResultMessage("", "", text, result.details, result.is_error)
+        message = ToolResultMessage("", "", text, result.details, bool(result.is_error))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the answer's result cannot be stored as JSON: {error}") from error
+    if any(isinstance(block, ImageContent) and image_type(block) is None for block in message.content):
+        raise InputError("the answer's result has an image that is none: pass the base64 of a PNG, JPEG, GIF or WebP")
+    return message

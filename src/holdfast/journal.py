@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 from holdfast import clock, owners, recovery
 from holdfast.checkpointer import SQLiteCheckpointer, Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.decisions import Pending
-from holdfast.errors import LeaseLost, ThreadBusy, ThreadMoved
+from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.leasing import patiently
-from holdfast.messages import AssistantMessage, Message, ToolResultMessage, UserMessage, decode, encode
+from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.signals import Signal, turn_into_abort, until_aborted
 from holdfast.store import inbox, keeper, leases, threads, tool_calls
 from holdfast.store.keeper import LOST, Keeper
@@ -56,14 +56,17 @@ class Journal(Protocol):
 
     messages: list[Message]
     extra: dict[str, Any]
-    unsaved: dict[tuple[str | None, int], ToolResultMessage]  # results whose write failed, by reply id and place
+    unsaved: dict[tuple[str, int], ToolResultMessage]  # results whose write failed, by reply key and place
     entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
     partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
     is_interrupted: bool  # whether an earlier run did not come to its end
 
     @property
-    def reply_id(self) -> str | None:
-        """What names the last reply, also if its writer gave it no id."""
+    def reply_key(self) -> str:
+        """What tells the last reply apart from any other."""
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        """The calls of the last reply that have no result, by their place in it."""
 
     async def load(self, *, again: bool = False) -> None:
         """Load the history, if it is not known or no longer true; `again` does so in any case."""
@@ -116,11 +119,14 @@ class Journal(Protocol):
     def save_partial(self, reply: AssistantMessage) -> None:
         """Keep what has arrived of a reply so far; does not wait."""
 
+    def refuse_partial(self) -> None:
+        """A hook did not let the reply pass: what was saved of it goes away when the run ends."""
+
     async def finish(self, release: str) -> bool:
         """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
 
     def leave(self) -> None:
-        """As `finish`, for a run that is being torn down and cannot wait."""
+        """Let go of the lease without waiting: the run was interrupted."""
 
 
 class MemoryJournal:
@@ -129,7 +135,7 @@ class MemoryJournal:
     def __init__(self, modes: Modes) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
-        self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
+        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
         self.entries: dict[int, Entry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
@@ -137,8 +143,11 @@ class MemoryJournal:
         self._inbox: list[Waiting] = []
 
     @property
-    def reply_id(self) -> str | None:
-        return recovery.last_reply_id(self.messages)
+    def reply_key(self) -> str:
+        return recovery.last_reply_id(self.messages) or ""
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        return recovery.open_calls(self.messages)
 
     async def load(self, *, again: bool = False) -> None:
         pass
@@ -205,6 +214,9 @@ class MemoryJournal:
     def save_partial(self, reply: AssistantMessage) -> None:
         pass
 
+    def refuse_partial(self) -> None:
+        pass
+
     async def finish(self, release: str) -> bool:
         encode_extra(self.extra)  # the same mistakes are mistakes here
         return release != IF_SILENT or not self.has_mail(stopping=True)
@@ -219,7 +231,7 @@ class ThreadJournal:
     def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str, modes: Modes, wait: float) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
-        self.unsaved: dict[tuple[str | None, int], ToolResultMessage] = {}
+        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
         self.entries: dict[int, Entry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
@@ -234,16 +246,27 @@ class ThreadJournal:
         self._keeper: Keeper | None = None  # who renews it
         self._reply_id: str | None = None
         self._first_place = 0  # the seq that is reserved for the first call of the last reply
+        self._reserved = 0  # the last seq that may be a place of the last reply
         self._taken: set[int] = set()  # the seqs behind the last reply that hold a message
         self._unseen = 0  # results that are stored and not in the list
         self._unledgered = 0
         self._sent: list[Receipt] = []  # what this agent sent, and the run has not waited for
         self._mail = 0  # what is known to wait in the inbox: 2 steering, 1 only follow-ups
         self._saves_partial = False
+        self._is_refused = False  # whether what was saved of a reply must not be kept
 
     @property
-    def reply_id(self) -> str | None:
-        return self._reply_id
+    def reply_key(self) -> str:
+        return f"{self._thread_id}/{self._first_place - 1}/{self._reply_id}"
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        found = recovery.open_calls(self.messages)
+        reply = recovery.last_reply(self.messages)
+        if found and reply is not None and len({call.id for call in reply.tool_calls}) < len(reply.tool_calls):
+            # A service that uses an id twice: which of the calls has its result, only the place tells.
+            places = {i: call for i, call in enumerate(reply.tool_calls) if self._first_place + i not in self._taken}
+            return places if len(places) == len(found) else found
+        return found
 
     # --- the history --------------------------------------------------------------------------------------------------
 
@@ -267,11 +290,12 @@ class ThreadJournal:
         self.is_interrupted = thread.run_id is not None
         self._first_place = _place_behind_last_reply(thread)
         self._reply_id = recovery.last_reply_id(thread.messages)
+        self._reserved = thread.position.head
         self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
         await self.refresh()
 
     async def refresh(self) -> None:
-        if self._position is None or not recovery.open_calls(self.messages):
+        if self._position is None or not self.open_calls():
             self.entries = {}
             return
         store, branch, reply = self._checkpointer.store, self._position.branch, self._first_place - 1
@@ -312,7 +336,7 @@ class ThreadJournal:
     async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:
         def note(position: Position) -> None:
             self._note(position)
-            self._first_place = position.head - reserve + 1
+            self._first_place, self._reserved = position.head - reserve + 1, position.head
             self._taken, self.entries, self._saves_partial, self.partial = set(), {}, False, None
             self.messages.extend(messages)
             if messages and isinstance(messages[-1], AssistantMessage):
@@ -320,7 +344,10 @@ class ThreadJournal:
             if extra is not None:
                 self._saved_extra = extra
 
-        extra = self._changed_extra() if release else None
+        try:
+            extra = self._changed_extra() if release else None
+        except InputError:  # the reply is worth more; `finish` says it
+            extra, release = None, ""
         await self._written(
             note,
             threads.append,
@@ -336,8 +363,8 @@ class ThreadJournal:
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
     def was_recorded(self, place: int) -> bool:
-        seq, head = self._first_place + place, 0 if self._position is None else self._position.head
-        return self._unledgered < seq <= head and seq not in self._taken
+        seq = self._first_place + place
+        return self._unledgered < seq <= self._reserved and seq not in self._taken
 
     async def distrust(self, places: int) -> None:
         upto = self._first_place + places - 1
@@ -379,13 +406,14 @@ class ThreadJournal:
             nonlocal settled
             self._note(position)
             self._unseen += 1
+            self._taken.add(seq)
             self.entries.pop(place, None)
             settled = True
 
+        seq, reply = self._first_place + place, self._first_place - 1
         try:
-            seq, reply = self._first_place + place, self._first_place - 1
             row, store = stored(result), self._checkpointer.store
-            if seq in self._taken:  # somebody appended without leaving room; a request puts it right
+            if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
                     tool_calls.finish_behind, self._thread_id, reply, [(place, row, status)], by=self._lease()
                 )
@@ -398,9 +426,10 @@ class ThreadJournal:
             self._position = None  # it may be stored, and is not in the list
             raise
         finally:
-            if not settled:  # the tool ran all the same: what it answered is not forgotten while we live
-                self.unsaved[self._reply_id, place] = result
+            if not settled:
                 self._position = None
+                if status in ("done", "failed"):  # the tool ran all the same: its answer is not forgotten while we live
+                    self.unsaved[self.reply_key, place] = result
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
@@ -469,8 +498,12 @@ class ThreadJournal:
             write.add_done_callback(_report_partial)
 
     async def finish(self, release: str) -> bool:
-        self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self._reply_id}
-        extra = self._changed_extra()
+        self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self.reply_key}
+        try:
+            extra = self._changed_extra()
+        except InputError:
+            self.leave()
+            raise
         if self._held is None and (extra is None or self._position is None):
             return True
 
@@ -490,7 +523,9 @@ class ThreadJournal:
                 expect=expect,
                 extra=extra,
                 release=release if held else "",
+                whole=self._is_refused,
             )
+            self._is_refused = False
         except BaseException:
             self._drop()
             raise
@@ -501,7 +536,10 @@ class ThreadJournal:
         if held is not None:
             by = self._lease()
             self._drop()
-            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=leases.RELEASE)
+            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED)
+
+    def refuse_partial(self) -> None:
+        self._is_refused, self._saves_partial = self._saves_partial, False
 
     def _lease(self) -> Lease:
         if self._held is None:

@@ -18,6 +18,7 @@ from holdfast.calling import ModelCall, as_failure
 from holdfast.calls import Calls
 from holdfast.errors import (
     AnswerNeeded,
+    HookFailed,
     InputError,
     LeaseLost,
     NothingToContinue,
@@ -81,6 +82,7 @@ class Run:
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
+        self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
         self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
 
@@ -110,17 +112,18 @@ class Run:
         journal, limits = self._journal, self._setup.limits
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
-            if not journal.has_mail(stopping=True) and await journal.finish(IF_SILENT):
+            # A hook that hears of the end still belongs to the run, so the lease is kept for it.
+            hears_end = self._setup.middleware.hears_end
+            if not journal.has_mail(stopping=True) and (hears_end or await journal.finish(IF_SILENT)):
                 break
             if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
                 break
             await self._turn_by_turn(None)
-        await journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
         result = self._result()
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context())
         finally:
-            await journal.finish(AT_ONCE)  # what those hooks wrote to the extra
+            await journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
         return result
 
     async def _let_go(self, error: BaseException) -> None:
@@ -145,13 +148,15 @@ class Run:
             while await self._goes_on(reply, outcomes):
                 heard = await self._listen_to_inbox(stopping=not reply.tool_calls)
                 if not heard and not reply.tool_calls:  # it was withdrawn, or another run heard it
-                    self._stop_reason = reply.stop_reason
-                    break
+                    if self._is_satisfied(reply):
+                        self._stop_reason = "error" if self._error else reply.stop_reason
+                        break
+                    await self._listen_to_inbox(stopping=True)
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
         except _NothingToSay:
-            self._stop_reason = "waiting" if self._calls.waiting else "stop"
+            self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
             self._end_turn(None, [])
         if self.signal.reason == LOST:
             raise LeaseLost(self._setup.thread_id or "")
@@ -185,7 +190,9 @@ class Run:
             raise Aborted
         if self._calls.waiting and prompts is not None:
             raise answer_needed(self._setup.thread_id, journal)
-        if self._calls.waiting:
+        if prompts is None and mended and any(outcome.ends_run for outcome in mended):
+            self._is_ended = True
+        if self._calls.waiting or self._is_ended:
             raise _NothingToSay
         if prompts is not None:
             await journal.append(prompts)
@@ -200,7 +207,7 @@ class Run:
         journal = self._journal
         for _ in range(_ATTEMPTS):
             await journal.load()
-            if journal.partial is not None or recovery.open_calls(journal.messages):
+            if journal.partial is not None or journal.open_calls():
                 return False
             try:
                 await journal.begin(self.id, self.signal, prompts)
@@ -305,7 +312,12 @@ class Run:
         if not message.failed:
             hooks = setup.middleware.reply(message, self.signal, self._context())
             withheld = msgspec.structs.replace(message, content=[], stop_reason="aborted")
-            message = msgspec.structs.replace(await setup.checked(hooks, self.signal, withheld=withheld), id=began.id)
+            try:
+                checked = await setup.checked(hooks, self.signal, withheld=withheld)
+            except HookFailed:
+                self._journal.refuse_partial()
+                raise
+            message = msgspec.structs.replace(checked, id=began.id)
         await self._journal.append([message], reserve=len(message.tool_calls), release=self._release_after(message))
         self._open_reply = None
         self._usage += message.usage

@@ -142,6 +142,11 @@ class Chain:
         """Whether there is not a single hook."""
         return not any(self._hooks.values())
 
+    @property
+    def hears_end(self) -> bool:
+        """Whether a hook wants to hear of the end of a run."""
+        return bool(self._hooks["on_run_end"])
+
     async def messages(self, messages: list[Message], signal: Signal, context: HookContext) -> list[Message]:
         """What a model shall see of the history: the same list if nobody wants to change it."""
         choosing, converting = self._hooks["transform_context"], self._hooks["convert_to_llm"]

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from holdfast.errors import HoldfastError, StoreNotOpen
+from holdfast.errors import StoreNotOpen
 from holdfast.store import leases
 from holdfast.store.database import Store
 from holdfast.store.leases import Held
@@ -72,7 +72,7 @@ class Keeper:
                     self._beat(store, now)
             except StoreNotOpen:  # closed: nobody can write any more, so there is nothing to keep
                 store = None
-            except HoldfastError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the runs of this process need their keeper
                 _log.warning("the leases could not be renewed: %s", type(error).__name__)
                 self._give_up(now)
             if store is None:

@@ -130,13 +130,13 @@ def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
     ]
 
 
-def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> bool:
-    """Ask the run that drives the thread to stop; False if there is none."""
+def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> str | None:
+    """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
     row = tx.one(
         "UPDATE threads SET lease_abort = lease_epoch"
-        " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING key",
+        " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",
         namespace=namespace,
         id=thread_id,
         now=tx.now(),
     )
-    return row is not None
+    return row[0] if row else None

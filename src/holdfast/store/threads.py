@@ -198,8 +198,8 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
 
 
 def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:
-    """Keep what has arrived of a reply so far."""
-    key, _ = hold(tx, thread_id, namespace, by)
+    """Keep what has arrived of a reply so far. That is a write to the thread: whoever knows it must look again."""
+    key, _ = advance(tx, thread_id, namespace, by, create=False)
     tx.run(
         "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
         " ON CONFLICT (thread) DO UPDATE SET body = excluded.body, saved_at = excluded.saved_at",
