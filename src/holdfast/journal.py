@@ -21,7 +21,7 @@ from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
-from holdfast.signals import Signal, turn_into_abort, until_aborted
+from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
 from holdfast.store import inbox, keeper, leases, threads, tool_calls
 from holdfast.store.keeper import LOST, Keeper
 from holdfast.store.leases import Claim, Held, Lease
@@ -324,6 +324,9 @@ class ThreadJournal:
         waiting = patiently(attempt, self._wait)
         try:
             await (until_aborted(waiting, signal, _GRACE) if self._wait else waiting)
+        except Aborted:
+            if self._held is None:
+                raise  # else the abort came with the commit: what was stored is told first
         finally:
             claimed.settle()
         if not messages:
