@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, get_args
 
 from holdfast import clock
 from holdfast.decisions import Answer, Pending, encode_answer
-from holdfast.errors import InputError, StoreNotOpen
+from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
 from holdfast.inbox import Receipt, Waiting
 from holdfast.leasing import checked_wait, is_gone, patiently
 from holdfast.messages import (
@@ -159,9 +159,13 @@ class SQLiteCheckpointer:
         """
         given: Iterable[Any] = messages if isinstance(messages, list | tuple) else _listed(messages)
         rows = [stored(message) for message in given]
-        thread, store = checked_id(thread_id), self.store
-        if rows:
-            await patiently(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), checked_wait(wait))
+        thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
+        if not rows:
+            return
+        try:
+            await store.write(threads.append, thread, rows)
+        except ThreadBusy:
+            await patiently(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), seconds)
 
     async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
         """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""

@@ -42,14 +42,17 @@ class Visit(NamedTuple):
 
 By = Claim | Lease | Visit
 
-# What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease.
+# What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
+# a visitor who writes over nobody's lease.
+_UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
 _FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :over)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
-GUARD: dict[type, str] = {Claim: _FREE, Visit: _FREE, Lease: _MINE}
-CHANGE: dict[type, str] = {
-    Claim: ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
-    Visit: "",
-    Lease: ", lease_until = :until",
+GUARD = {"Claim": _FREE, "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
+CHANGE = {
+    "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
+    "Visit": "",
+    "": "",
+    "Lease": ", lease_until = :until",
 }
 RELEASE = ", lease_owner = NULL, lease_until = NULL, run = NULL"
 # A run that would stop goes on if something was said to it: what it may release depends on the inbox.

@@ -9,16 +9,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import ThreadMoved
 from holdfast.store import leases
 from holdfast.store.database import Tx
-from holdfast.store.leases import By, Lease, Visit
+from holdfast.store.leases import By, Visit
 
 ANY = -1  # whatever the thread's version is
-VISITOR = Visit()
+VISITOR = Visit()  # the usual one, who writes over nobody's lease
 
 _END = 2**62
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
@@ -42,7 +43,7 @@ class Position(NamedTuple):
     version: int
     branch: int = 0
     epoch: int = 0
-    is_held: bool = False  # whether somebody drives the thread
+    is_held: int = 0  # whether somebody drives the thread
     mail: int = 0
 
 
@@ -233,7 +234,7 @@ def message_id(tx: Tx, branch: int, seq: int) -> str | None:
 def hold(tx: Tx, thread_id: str, namespace: str, by: By) -> tuple[int, int]:
     """Take the thread's row without changing anything but the lease: its key and its branch."""
     values = leases.parameters(tx, by)
-    row = tx.one(_TOUCHES[type(by)], namespace=namespace, id=thread_id, now=tx.now(), **values)
+    row = tx.one(_TOUCHES[type(by).__name__], namespace=namespace, id=thread_id, now=tx.now(), **values)
     if row is None:
         leases.refuse(tx, thread_id, namespace, by)
         raise ThreadMoved(thread_id)
@@ -266,38 +267,44 @@ def advance(
     create: bool = True,
 ) -> tuple[int, Position]:
     """Take the thread's row and move its head: one statement where the thread exists and may be written."""
-    move = _MOVES[type(by), release]
-    values = {"size": size, "count": count, "last": last, "expect": expect, "now": tx.now()}
-    values |= leases.parameters(tx, by)
-    row = tx.one(move, namespace=namespace, id=thread_id, **values)
+    values: dict[str, Any] = {"namespace": namespace, "id": thread_id, "size": size, "count": count, "now": tx.now()}
+    if by is not VISITOR:
+        values |= leases.parameters(tx, by)
+    if last:
+        values["last"] = last
+    if expect != ANY:
+        values["expect"] = expect
+    move = _move("" if by is VISITOR else type(by).__name__, release, last > 0, expect != ANY)
+    row = tx.one(move, **values)
     if row is None:
         leases.refuse(tx, thread_id, namespace, by)
         if create and info(tx, thread_id, namespace=namespace) is None:
             _create(tx, namespace, thread_id, tx.now())
-            row = tx.one(move, namespace=namespace, id=thread_id, **values)
+            row = tx.one(move, **values)
         if row is None:
             raise ThreadMoved(thread_id)
-    key, branch, head, version, epoch, held, mail = row
-    return key, Position(head, version, branch, epoch, bool(held), mail)
+    return row[0], Position(*row[1:])
 
 
-_MOVES: dict[tuple[type, str], str] = {
-    (kind, release): (
-        "UPDATE threads SET head = CASE WHEN head + :size < :last THEN :last ELSE head + :size END,"
-        " version = version + 1, message_count = message_count + :count, updated_at = :now"
-        f"{release or leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
-        f" AND (:expect < 0 OR version = :expect) AND {leases.GUARD[kind]}"
-        f" RETURNING key, branch, head, version, lease_epoch, lease_until IS NOT NULL, {_MAIL if kind is Lease else 0}"
+@functools.cache
+def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
+    """The statement with the conditions that are needed: this is what every append runs."""
+    guard, change = leases.GUARD[kind], release or leases.CHANGE[kind]
+    head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
+    leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
+    return (
+        f"UPDATE threads SET head = {head}, version = version + 1, message_count = message_count + :count,"
+        f" updated_at = :now{change} WHERE namespace = :namespace AND id = :id"
+        f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING key, head, version, branch{leased}"
     )
-    for kind in leases.GUARD
-    for release in ("", leases.RELEASE, leases.RELEASE_IF_SILENT, leases.PAUSE)
-}
-_TOUCHES: dict[type, str] = {
+
+
+_TOUCHES = {
     kind: (
         f"UPDATE threads SET head = head{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
         f" AND {leases.GUARD[kind]} RETURNING key, branch"
     )
-    for kind in leases.GUARD
+    for kind in ("Claim", "Lease")
 }
 
 
