@@ -39,6 +39,7 @@ from holdfast.middleware import Chain
 from holdfast.output import Output
 from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
+from holdfast.stream import Backlog, EventStream
 from holdfast.tools import Tool
 
 Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
@@ -154,6 +155,22 @@ class Agent:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort or a failure."""
         return await self._start(self._check_resumable, self._begin_again)
 
+    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
+        """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
+
+        `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
+        down; one that leaves early aborts it. `events.result` is there in the end.
+        """
+
+        async def run(backlog: Backlog) -> RunResult:
+            wanted = None if output is None else Output(output)
+            if message is None:
+                return await self._start(self._check_resumable, self._begin_again, wanted, backlog)
+            prompts = [stamped(prompt) for prompt in as_prompts(message)]
+            return await self._start(self._journal.load, lambda: self._begin_with(prompts), wanted, backlog)
+
+        return EventStream(run, self._listener_timeout)
+
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
         await self._loaded()
@@ -191,10 +208,11 @@ class Agent:
         prepare: Callable[[], Awaitable[None]],
         begin: Callable[[], Awaitable[Sequence[Message]]],
         output: Output[Any] | None = None,
+        backlog: Backlog | None = None,
     ) -> RunResult:
         await self._loaded()
         self._check_idle()
-        publish = self._listeners.publish
+        publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._inbox, self._history, publish, clock.new_id(), output)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prepare, begin, ended))

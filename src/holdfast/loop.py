@@ -50,6 +50,7 @@ from holdfast.providers.base import Request
 from holdfast.recovery import ValidHistory
 from holdfast.results import RunResult
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted, wait_all
+from holdfast.stream import Publish
 from holdfast.tools import Outcome, Tool, ToolContext
 
 M = TypeVar("M", bound=ModelMessage)
@@ -113,7 +114,7 @@ class Run:
         journal: Journal,
         inbox: Inbox,
         history: ValidHistory,
-        publish: Callable[[Event, Signal], None],
+        publish: Publish,
         run_id: str,
         output: Output[Any] | None = None,
     ) -> None:
