@@ -33,6 +33,7 @@ from holdfast.prompts import Prompt, as_prompts, single
 from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
 from holdfast.setup import Limits, Setup
+from holdfast.stream import Backlog, EventStream
 from holdfast.tools import Tool
 
 _log = logging.getLogger("holdfast.agent")
@@ -151,6 +152,22 @@ class Agent:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
         return await self._start(self._check_resumable, None)
 
+    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
+        """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
+
+        `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
+        down; one that leaves early aborts it. `events.result` is there in the end.
+        """
+
+        async def run(backlog: Backlog) -> RunResult:
+            wanted = None if output is None else Output(output)
+            if message is None:
+                return await self._start(self._check_resumable, None, wanted, backlog)
+            prompts = [stamped(prompt) for prompt in as_prompts(message)]
+            return await self._start(self._check_promptable, prompts, wanted, backlog)
+
+        return EventStream(run, self._listener_timeout)
+
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
         await self._loaded()
@@ -214,10 +231,11 @@ class Agent:
         prepare: Callable[[], Awaitable[None]],
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
+        backlog: Backlog | None = None,
     ) -> RunResult:
         await self._loaded()
         self._check_idle()
-        publish = self._listeners.publish
+        publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prepare, prompts, ended))

@@ -10,19 +10,20 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from holdfast import telemetry
 from holdfast.errors import NetworkFailed, ProviderError
-from holdfast.events import Event, MessageUpdate, StreamError, StreamEvent
+from holdfast.events import MessageUpdate, StreamError, StreamEvent
 from holdfast.messages import AssistantMessage, Failure
 from holdfast.output import in_words
 from holdfast.providers.base import Model, Provider, Request
 from holdfast.reply import Reply
 from holdfast.signals import Aborted, Signal, until_aborted
+from holdfast.stream import Publish
 
 _LONGEST_PAUSE = 60.0
 _log = logging.getLogger("holdfast.model")
@@ -53,7 +54,7 @@ class ModelCall:
         request: Request,
         patience: Patience,
         signal: Signal,
-        publish: Callable[[Event, Signal], None],
+        publish: Publish,
         save: Callable[[AssistantMessage], None] | None = None,
     ) -> None:
         self._save = save
@@ -164,7 +165,8 @@ class ModelCall:
                     return
                 heard[0] = now()
                 reply.add(event)
-                publish(MessageUpdate(event), signal)
+                if (backlog := publish(MessageUpdate(event), signal)) is not None:
+                    await watch.aside(backlog.room())
         finally:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()  # gives the connection back, also when the run is aborted
@@ -183,15 +185,25 @@ class _Watch:
         self._loop = loop
         self._seconds = seconds
         self._signal = signal
+        self._is_aside = False
         self._timer = None if seconds is None else loop.call_later(seconds, self._look)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
+    async def aside(self, wait: Awaitable[None]) -> None:
+        """Wait for somebody else than the model, whose silence does not count meanwhile."""
+        self._is_aside = True
+        try:
+            await wait
+        finally:
+            self._is_aside = False
+            self.heard[0] = self.now()
+
     def _look(self) -> None:
         assert self._seconds is not None
-        left = self.heard[0] + self._seconds - self.now()
+        left = self._seconds if self._is_aside else self.heard[0] + self._seconds - self.now()
         if left <= 0:
             self._signal.abort(_STALLED)
         else:

@@ -44,6 +44,7 @@ from holdfast.recovery import ValidHistory
 from holdfast.results import RunResult
 from holdfast.setup import Setup
 from holdfast.signals import Aborted, Signal
+from holdfast.stream import Publish
 from holdfast.tools import Outcome
 
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
@@ -61,7 +62,7 @@ class Run:
         setup: Setup,
         journal: Journal,
         history: ValidHistory,
-        publish: Callable[[Event, Signal], None],
+        publish: Publish,
         run_id: str,
         output: Output[Any] | None = None,
     ) -> None:
