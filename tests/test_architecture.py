@@ -25,7 +25,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"loop", "calling", "calls", "listeners", "middleware", "output", "setup", "stream", "tools", "windows"},
         {"record", "models", "values", "ground"},
     ),
-    "record": ({"journal", "recovery", "checkpointer", "inbox", "leasing"}, {"store", "values", "ground"}),
+    "record": (
+        {"journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing"},
+        {"store", "values", "ground"},
+    ),
     "models": ({"providers", "reply"}, {"values", "ground"}),
     "store": ({"store"}, {"ground"}),
     "values": ({"messages", "events", "results", "decisions", "prompts"}, {"ground"}),

@@ -22,7 +22,7 @@ from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
-from holdfast.journal import Journal, MemoryJournal, ThreadJournal, pending
+from holdfast.journal import Journal, MemoryJournal, pending
 from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
 from holdfast.loop import Run, answer_needed, nothing_to_continue
@@ -34,6 +34,7 @@ from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
 from holdfast.setup import Limits, Setup
 from holdfast.stream import Backlog, EventStream
+from holdfast.thread_journal import ThreadJournal
 from holdfast.tools import Tool
 
 _log = logging.getLogger("holdfast.agent")
