@@ -131,7 +131,8 @@ class Run:
         """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
-                await self._journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
+                is_over = not self._calls.waiting and not self._journal.open_calls()
+                await self._journal.finish(AT_ONCE if is_over else PAUSED)
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
                 self._journal.leave()
