@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
     "loop": (
-        {"loop", "calling", "inbox", "listeners", "middleware", "output", "stream", "tools", "windows"},
+        {"loop", "calling", "inbox", "listeners", "middleware", "output", "stream", "termination", "tools", "windows"},
         {"record", "models", "values", "ground"},
     ),
     "record": ({"journal", "recovery", "checkpointer"}, {"store", "values", "ground"}),
