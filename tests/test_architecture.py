@@ -22,7 +22,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
     "loop": (
-        {"loop", "calling", "calls", "listeners", "middleware", "output", "setup", "stream", "tools", "windows"},
+        {
+            *("loop", "calling", "calls", "listeners", "middleware", "output", "setup", "stream", "termination"),
+            *("tools", "windows"),
+        },
         {"record", "models", "values", "ground"},
     ),
     "record": (

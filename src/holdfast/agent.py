@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from holdfast import clock, inbox, recovery, telemetry
+from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
 from holdfast.decisions import Answer, Pending, encode_answer
@@ -241,6 +241,10 @@ class Agent:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prepare, prompts, ended))
         task.add_done_callback(lambda task: self._become_idle(task, ended))
+        async with termination.Guard(run.signal):
+            return await self._wait_for(run, task, ended)
+
+    async def _wait_for(self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None]) -> RunResult:
         try:
             await ended
             return task.result()

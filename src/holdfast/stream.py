@@ -21,9 +21,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from holdfast.errors import InputError
 from holdfast.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecutionUpdate
@@ -40,7 +40,7 @@ class Backlog:
 
     def __init__(self, patience: float) -> None:
         self.result: RunResult | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.is_over = False
         self.is_closed = False
         self._is_told = False  # the consumer has heard of the error
@@ -89,33 +89,24 @@ class Backlog:
                 self._taken = None
             self._is_behind = not done
 
-    async def follow(self, run: Coroutine[Any, Any, RunResult]) -> None:
+    async def follow(self, run: Callable[[Backlog], Awaitable[RunResult]]) -> None:
         """See the run to its end. What it raises is the consumer's to hear, not the event loop's."""
         try:
-            self.result = await run
-        except (SystemExit, KeyboardInterrupt) as error:
-            self._end(error)
-            await self._heard()
-            if not self._is_told:  # the consumer is gone or busy, and the program must end all the same
-                raise
+            self.result = await run(self)
+        except (SystemExit, KeyboardInterrupt):  # the program ends, and not only when the consumer has time to hear it
+            self._end()
+            raise
         except asyncio.CancelledError:  # closed before it began, or the event loop is shut down
             self._end()
-        except BaseException as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - see above
             self._end(error)
         else:
             self._end()
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def _end(self, error: Exception | None = None) -> None:
         self.error = error
         self.is_over = True
         _wake(self._news)
-
-    async def _heard(self) -> None:
-        """Wait until the consumer has taken everything, the error too, or takes nothing more."""
-        while not (self._is_told or self.is_closed or self._is_behind):
-            self._taken = asyncio.get_running_loop().create_future()
-            done, _ = await asyncio.wait({self._taken}, timeout=self._patience)
-            self._is_behind = not done
 
     # --- the consumer's side ------------------------------------------------------------------------------------------
 
@@ -147,15 +138,14 @@ class Backlog:
             _log.warning("the consumer of a stream was too slow and missed %d updates", self._missed)
             self._missed = 0
 
-    def take_error(self) -> BaseException | None:
+    def take_error(self) -> Exception | None:
         """What the run raised, once."""
         if self._is_told:
             return None
         self._is_told = True
-        _wake(self._taken)
         return self.error
 
-    def close(self, task: asyncio.Task[None]) -> None:
+    def close(self, task: asyncio.Task[None] | None) -> None:
         """Nobody takes any more: end the run."""
         self.is_closed = True
         self._events.clear()
@@ -163,7 +153,7 @@ class Backlog:
         _wake(self._taken)
         if self._signal is not None:
             self._signal.abort("closed")
-        else:  # it has not begun
+        elif task is not None:  # it has not begun
             task.cancel()
 
 
@@ -178,7 +168,7 @@ class EventStream:
     the background; `await agent.wait_for_idle()` waits for that.
     """
 
-    def __init__(self, run: Callable[[Backlog], Coroutine[Any, Any, RunResult]], patience: float) -> None:
+    def __init__(self, run: Callable[[Backlog], Awaitable[RunResult]], patience: float) -> None:
         self._run = run
         self._backlog = Backlog(patience)
         self._task: asyncio.Task[None] | None = None
@@ -188,7 +178,7 @@ class EventStream:
         """What the run came to, when it is over. Raises what it raised."""
         if self._backlog.result is not None:
             return self._backlog.result
-        if isinstance(self._backlog.error, Exception):
+        if self._backlog.error is not None:
             raise self._backlog.error
         raise InputError("the stream has no result: it is there when the iteration has come to its end")
 
@@ -200,7 +190,7 @@ class EventStream:
         if self._task is None:
             if backlog.is_closed:
                 raise StopAsyncIteration
-            self._task = asyncio.create_task(backlog.follow(self._run(backlog)))
+            self._task = asyncio.create_task(backlog.follow(self._run))
             self._task.add_done_callback(_look_at)
         try:
             event = await backlog.take()
@@ -216,11 +206,10 @@ class EventStream:
     async def aclose(self) -> None:
         """Abort the run, if it is still going on, and wait for its end. Raises what it raised, if nobody heard it."""
         if self._task is None:
-            self._backlog.is_closed = True
+            self._backlog.close(None)
             return
         await self._end(self._task)
-        error = self._backlog.take_error()
-        if isinstance(error, Exception):
+        if (error := self._backlog.take_error()) is not None:
             raise error
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +211,41 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str)
     tty.press_until_it_ends(key)
     assert tty.process.returncode == 0
     assert "Traceback" not in tty.screen
+
+
+def test_sigterm_ends_a_reply_in_good_order_and_the_chat_with_143(tty: Terminal, holdfast: Command) -> None:
+    tty.wait_for(r"Ctrl-D leaves\.\s+> ")
+    tty.type("Tell a very long story about the sea.\n")
+    tty.wait_for(r"about the sea\.\s+\w")
+    tty.process.terminate()
+    assert tty.process.wait(60) == 143
+    shown = json.loads(holdfast("show", "main", "--json").stdout)
+    assert [message["role"] for message in shown["messages"]] == ["user", "assistant"]
+    assert shown["messages"][1]["stop_reason"] == "aborted"
+    assert shown["messages"][1]["content"][0]["text"]
+
+
+def terminate(process: subprocess.Popen[Any]) -> int:
+    """Send SIGTERM, and again where it falls before Python's wait for input, and is not seen; the exit code."""
+    for _ in range(60):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+    raise AssertionError("SIGTERM does not end it")
+
+
+def test_sigterm_at_the_prompt_leaves_with_143(tty: Terminal) -> None:
+    tty.wait_for(r"Ctrl-D leaves\.\s+> ")
+    assert terminate(tty.process) == 143
+
+
+def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(db: Path) -> None:
+    command = [*CHAT, "--db", str(db)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"Thread main: new.\n"
+        assert terminate(process) == 143
+        assert b"Traceback" not in process.stderr.read()
 
 
 # --- threads and show -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The command `holdfast`: one file for each group of subcommands, and here what they share at the edge.
 
-Exit codes: 0, 1 for an error (one line on stderr), 2 for a wrong command line, 130 and 141 for an interrupt and a
-reader that went away.
+Exit codes: 0, 1 for an error (one line on stderr), 2 for a wrong command line, 130, 141 and 143 for an interrupt, a
+reader that went away and a SIGTERM.
 """
 
 from __future__ import annotations

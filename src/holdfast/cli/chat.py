@@ -1,7 +1,8 @@
 """`holdfast chat`: a conversation in the terminal that goes on where it stopped.
 
 Nothing runs between two replies, so the main thread reads the next line outside the event loop: editing works, and
-Ctrl-C arrives. During a reply, Ctrl-C is the agent's `abort()`, and the chat goes on.
+Ctrl-C arrives. During a reply, Ctrl-C is the agent's `abort()`, and the chat goes on. SIGTERM ends the chat, in good
+order: during a reply as in every run, and else by what is here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from holdfast import Agent, Model
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     agent = Agent(
         provider=provider, model=model, system_prompt=args.system, checkpointer=checkpointer, thread_id=args.thread
     )
-    with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
+    with _sigterm_leaves(), terminal.keys_to_ourselves(), asyncio.Runner() as runner:
         runner.run(checkpointer.open())
         try:
             runner.run(agent.load())
@@ -112,11 +114,15 @@ class _Chat:
                     self._reply(line.rstrip("\n"))
         except KeyboardInterrupt:
             terminal.write("\n")
+        except SystemExit:
+            with suppress(OSError):
+                terminal.write("\n")
+            raise
         return int(self._failed and not terminal.is_interactive())
 
     def _reply(self, line: str) -> None:
         try:
-            with _interrupts_abort(self._runner.get_loop(), self._agent):
+            with _signals_end_the_reply(self._runner.get_loop(), self._agent):
                 result = self._runner.run(self._agent.prompt(line))
         except (InputError, ThreadBusy, LeaseLost) as error:  # this line is of no use; the next one may be
             self._fail(error)
@@ -144,12 +150,34 @@ class _Chat:
         terminal.complain(error)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    sys.exit(128 + number)
+
+
 @contextmanager
-def _interrupts_abort(loop: asyncio.AbstractEventLoop, agent: Agent) -> Iterator[None]:
-    """While a reply arrives, Ctrl-C ends the reply and nothing else."""
-    # Not abort() itself: a handler runs between any two instructions, also those of abort's own lock.
-    before = signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(agent.abort))
+def _sigterm_leaves() -> Iterator[None]:
+    """SIGTERM leaves in good order, unless whoever started us wants it otherwise."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _signals_end_the_reply(loop: asyncio.AbstractEventLoop, agent: Agent) -> Iterator[None]:
+    """While a reply arrives, Ctrl-C ends the reply and nothing else, and SIGTERM is the run's."""
+    # Not abort() itself: a handler runs between any two instructions, also those of abort's own lock.
+    interrupt = signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(agent.abort))
+    is_ours = signal.getsignal(signal.SIGTERM) is _leave
+    if is_ours:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        if is_ours:
+            signal.signal(signal.SIGTERM, _leave)
