@@ -9,6 +9,7 @@ import sys
 
 from holdfast import Agent, Model, ToolCall, tool
 from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
 
@@ -18,7 +19,7 @@ def delete_account(user: str) -> str:
     return f"the account of {user} is deleted"
 
 
-def script(request):
+def script(request: Request) -> str | list[ToolCall]:
     """A stand-in for a model: calls the tool, and then reports what came of it."""
     last = request.messages[-1]
     if last.role == "tool_result":
@@ -26,7 +27,7 @@ def script(request):
     return [ToolCall("call-1", "delete_account", {"user": "eve"})]
 
 
-async def main(answer=None):
+async def main(answer: str | None = None) -> None:
     async with SQLiteCheckpointer("approval.db") as cp:
         agent = Agent(
             provider=ScriptedProvider([script] * 2),

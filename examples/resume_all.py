@@ -10,6 +10,7 @@ import sys
 
 from holdfast import Agent, Model, ToolCall, tool
 from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
 dying = sys.argv[1:] == ["crash"]
@@ -33,7 +34,7 @@ async def ship(order: int) -> str:
     return "shipped"
 
 
-def script(request):
+def script(request: Request) -> str | list[ToolCall]:
     """A stand-in for a model: calls both tools, and then reports."""
     results = [message.text for message in request.messages if message.role == "tool_result"]
     if results:
@@ -42,7 +43,7 @@ def script(request):
     return [ToolCall("1", "charge", {"order": order}), ToolCall("2", "ship", {"order": order})]
 
 
-def agent_for(cp, thread_id):
+def agent_for(cp: SQLiteCheckpointer, thread_id: str) -> Agent:
     return Agent(
         provider=ScriptedProvider([script] * 2),
         model=Model(id="scripted"),
@@ -53,7 +54,7 @@ def agent_for(cp, thread_id):
     )
 
 
-async def main():
+async def main() -> None:
     async with SQLiteCheckpointer("orders.db") as cp:
         for thread in await cp.unfinished():
             result = await agent_for(cp, thread.id).resume()
