@@ -4,6 +4,7 @@
 # The first of these that is new enough is used; PYTHON=... names another.
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 JOBS ?= 2
+KILLS ?= 10000
 ARGS ?=
 
 VENV := .venv
@@ -15,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
 .NOTPARALLEL:
-.PHONY: help setup chat test lint types check bench requirements clean
+.PHONY: help setup chat test torture lint types check bench requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
@@ -28,6 +29,10 @@ chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a 
 
 test: $(READY) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+torture: $(READY) ## kill processes and pull plugs for some minutes; KILLS=1000 for less, ARGS="--seed 7"
+	@$(BIN)/python -m tests.crash.torture --kills $(KILLS) $(ARGS)
+	@$(BIN)/python -m tests.crash.torture_power
 
 lint: $(READY) ## ruff: rules and format
 	@$(BIN)/python -m ruff check

@@ -1,0 +1,271 @@
+"""Several real processes on one database: nothing is lost, nothing gets in between, and who slept too long is out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast import Agent, Model
+from holdfast.checkpointer import SQLiteCheckpointer, Thread
+from holdfast.messages import Message
+from holdfast.providers.scripted import ScriptedProvider
+from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from tests.test_recovery import flaws
+
+CHILD = Path(__file__).with_name("processes_child.py")
+
+
+class Process:
+    """A child that is open and waits for its first line; what it has said so far; and what it has complained of."""
+
+    def __init__(self, scene: str, name: str, path: Path, lease_seconds: float) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.stopped = False
+        command = [sys.executable, "-W", "error", str(CHILD), scene, name, str(path), str(lease_seconds)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def read(self, what: str) -> dict[str, Any]:
+        """Read until this was said."""
+        assert self.process.stdout is not None
+        while not self.said or self.said[-1]["what"] != what:
+            line = self.process.stdout.readline()
+            assert line, f"it ended too early: {self.said[-3:]}, {self._complaints()}"
+            self.said.append(json.loads(line))
+            assert self.said[-1]["what"] != "failed", (self.said[-1], self._complaints())
+        return self.said[-1]
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.stopped = False
+        self.process.send_signal(signal.SIGCONT)
+
+    def finish(self) -> None:
+        """Hear the rest; it ended well and had nothing to complain of."""
+        rest, complaints = self.process.communicate(timeout=60)
+        self.said += [json.loads(line) for line in rest.splitlines()]
+        assert (self.process.returncode, complaints) == (0, ""), (self.said[-3:], complaints)
+        assert self.said[-1] == {"what": "closed"}
+
+    def all(self, what: str) -> list[dict[str, Any]]:
+        return [said for said in self.said if said["what"] == what]
+
+    def acknowledged(self) -> set[str]:
+        return {said["id"] for said in self.all("message")}
+
+    def _complaints(self) -> str:
+        self.process.kill()
+        return self.process.communicate()[1] or ""
+
+
+@contextlib.contextmanager
+def processes(path: Path, *scenes: str, lease_seconds: float = 30.0) -> Iterator[list[Process]]:
+    """Children with these scenes, all of them open."""
+    children = [Process(scene, f"p{number}", path, lease_seconds) for number, scene in enumerate(scenes)]
+    try:
+        for child in children:
+            child.read("open")
+        yield children
+    finally:
+        for child in children:
+            if child.process.poll() is None:
+                child.process.kill()
+                child.process.communicate()
+
+
+def load(path: Path, thread_id: str) -> Thread:
+    async def main() -> Thread:
+        async with SQLiteCheckpointer(path) as cp:
+            thread = await cp.load(thread_id)
+            assert thread is not None
+            assert await cp.unfinished() == []
+            return thread
+
+    return asyncio.run(main())
+
+
+def lines(messages: list[Message]) -> list[str]:
+    return [f"{message.role}: {'unknown' if message.text == UNKNOWN_OUTCOME else message.text}" for message in messages]
+
+
+def run_of(prompt: str) -> list[str]:
+    """What a run adds that nobody disturbs."""
+    return [
+        f"user: {prompt}",
+        "assistant: ",
+        f"tool_result: noted {prompt}",
+        f"tool_result: noted {prompt}",
+        f"assistant: answer to {prompt}",
+    ]
+
+
+def check_database(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    assert connection.pragma("integrity_check") == "ok"
+    assert list(connection.execute("PRAGMA foreign_key_check")) == []
+    connection.close()
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_between(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with processes(path, *["prompting,8,t"] * 8) as children:
+        for child in children:
+            child.tell()
+        for child in children:
+            child.finish()
+    thread = load(path, "t")
+    seen = lines(thread.messages)
+    prompts = [line.removeprefix("user: ") for line in seen[::5]]
+    assert sorted(prompts) == sorted(f"p{child}-t-{number}" for child in range(8) for number in range(8))
+    assert seen == [line for prompt in prompts for line in run_of(prompt)]
+    for number, child in enumerate(children):
+        assert child.all("lost") == []
+        answered = {said["prompt"]: said["text"] for said in child.all("answered")}
+        assert answered == {f"p{number}-t-{i}": f"answer to p{number}-t-{i}" for i in range(8)}
+        assert child.acknowledged() <= {message.id for message in thread.messages}  # type: ignore[union-attr]
+        own = [prompt for prompt in prompts if prompt.startswith(f"p{number}-")]
+        assert own == sorted(own)
+    check_database(path)
+
+
+def test_eight_processes_on_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    scenes = [
+        f"prompting,2,shared-a,shared-b,{','.join(f'own{child}-{number}' for number in range(5))}" for child in range(8)
+    ]
+    with processes(path, *scenes) as children:
+        for child in children:
+            child.tell()
+        for child in children:
+            child.finish()
+    for number in range(8):
+        for own in range(5):
+            seen = lines(load(path, f"own{number}-{own}").messages)
+            expected = [f"p{number}-own{number}-{own}-{i}" for i in range(2)]
+            assert seen == [line for prompt in expected for line in run_of(prompt)]
+    for shared in ("shared-a", "shared-b"):
+        seen = lines(load(path, shared).messages)
+        prompts = [line.removeprefix("user: ") for line in seen[::5]]
+        assert sorted(prompts) == sorted(f"p{child}-{shared}-{number}" for child in range(8) for number in range(2))
+        assert seen == [line for prompt in prompts for line in run_of(prompt)]
+    check_database(path)
+
+
+# --- zombies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["tool", "stream"])
+def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "x.db"
+
+    async def take_over() -> list[str]:
+        async with SQLiteCheckpointer(path, lease_seconds=1.0) as cp:
+            agent = Agent(
+                provider=ScriptedProvider(["theirs"]), model=Model("m"), checkpointer=cp, thread_id="t", wait=30
+            )
+            assert (await agent.prompt("now me")).text == "theirs"
+            return lines(agent.state.messages)
+
+    with processes(path, where, lease_seconds=1.0) as (child,):
+        child.tell()
+        child.read("standing")
+        if where == "stream":
+            _wait_for_partial(path)
+        child.stop()
+        after = asyncio.run(take_over())
+        child.tell()  # what it waits for is there when it wakes up
+        child.go_on()
+        assert "lost the lease on thread 't'" in child.read("lost")["text"]
+        child.finish()
+    begun = (
+        ["user: mine", "assistant: ", "tool_result: unknown"] if where == "tool" else ["user: mine", "assistant: half "]
+    )
+    assert after == [*begun, "user: now me", "assistant: theirs"]
+    thread = load(path, "t")
+    assert lines(thread.messages) == after
+    assert thread.partial is None
+    assert child.acknowledged() <= {message.id for message in thread.messages}  # type: ignore[union-attr]
+    check_database(path)
+
+
+def _wait_for_partial(path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), SQLiteCheckpointer(path) as cp:
+            while (thread := await cp.load("t")) is None or thread.partial is None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_slept_for_less_than_its_lease_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with processes(path, "tool", lease_seconds=30.0) as (child,):
+        child.tell()
+        child.read("standing")
+        child.stop()
+        child.tell()
+        child.go_on()
+        child.read("standing")  # the model asks for the tool again, and again ...
+        child.process.kill()
+        child.process.communicate()
+    assert child.all("lost") == []
+
+
+def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    chance = random.Random(5)
+    with processes(path, *["prompting,40,t"] * 3, lease_seconds=0.5) as children:
+        readers = [threading.Thread(target=child.finish) for child in children]
+        for child in children:
+            child.tell()
+        for reader in readers:
+            reader.start()
+        while any(reader.is_alive() for reader in readers):
+            child = chance.choice(children)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGSTOP)
+                    time.sleep(0.8 if chance.random() < 0.4 else 0.05)
+                    child.process.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        for reader in readers:
+            reader.join()
+    thread = load(path, "t")
+    stored = {message.id for message in thread.messages}  # type: ignore[union-attr]
+    for child in children:
+        assert child.said[-1] == {"what": "closed"}
+        assert child.acknowledged() <= stored
+        assert len(child.all("answered")) + len(child.all("lost")) == 40
+    seen = lines(thread.messages)
+    for child in children:
+        for said in child.all("answered"):  # whoever was answered was not disturbed
+            start = seen.index(f"user: {said['prompt']}")
+            assert seen[start : start + 5] == run_of(said["prompt"])
+    assert flaws(valid_history(thread.messages)) == []
+    check_database(path)
