@@ -190,18 +190,24 @@ class Run:
         mended = await self._calls.recover()
         if self.signal.aborted:
             raise Aborted
-        if self._calls.waiting and prompts is not None:
+        if prompts is None:
+            await self._go_on_from(mended)
+        elif self._calls.waiting:
             raise answer_needed(self._setup.thread_id, journal)
-        if prompts is None and mended and any(outcome.ends_run for outcome in mended):
-            self._is_ended = True
-        if self._calls.waiting or self._is_ended:
-            raise _NothingToSay
-        if prompts is not None:
+        else:
             await journal.append(prompts)
             self._tell(prompts)
-        elif not (mended or recovery.can_continue(journal.messages) or await self._listen_to_inbox(stopping=True)):
-            if not journal.is_interrupted:
-                raise nothing_to_continue(self._setup.thread_id, journal)
+
+    async def _go_on_from(self, mended: list[Outcome] | None) -> None:
+        """Find something for the model to answer in what an earlier run has left."""
+        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended)
+        if self._calls.waiting or self._is_ended:
+            raise _NothingToSay
+        if mended or recovery.can_continue(self._journal.messages):
+            await self._listen_to_inbox(stopping=False)
+        elif not await self._listen_to_inbox(stopping=True):
+            if not self._journal.is_interrupted:
+                raise nothing_to_continue(self._setup.thread_id, self._journal)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:

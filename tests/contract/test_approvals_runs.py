@@ -317,7 +317,6 @@ def test_an_aborted_run_leaves_its_question_open(database: Database) -> None:
     with_two(database, use)
 
 
-@pytest.mark.xfail(reason="`waiting` is not set when another call of the reply fails, so that the run counts as ended")
 def test_a_run_that_failed_beside_its_question_is_taken_up_when_that_was_answered(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,7 +247,6 @@ def test_what_is_said_to_an_idle_thread_is_heard_by_its_next_run(database: Datab
 
 
 @pytest.mark.parametrize("left", ["a question", "a user's message"])
-@pytest.mark.xfail(reason="_begin() asks the model without a look at the inbox, which is heard one turn too late")
 def test_steering_that_waits_is_heard_before_a_resumed_run_asks_the_model(database: Database, left: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         asking = Slow(approval=True)
