@@ -149,9 +149,9 @@ class Agent:
         wanted = None if output is None else Output(output)
         return await self._start(self._check_promptable, prompts, wanted)
 
-    async def resume(self) -> RunResult:
+    async def resume(self, *, output: type[Any] | None = None) -> RunResult:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
-        return await self._start(self._check_resumable, None)
+        return await self._start(self._check_resumable, None, None if output is None else Output(output))
 
     def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.

@@ -299,23 +299,23 @@ class Calls:
         if entry.status == WAITING:
             return None
         call = asked.call
-        if (arguments := json.loads(entry.arguments)) != call.arguments:  # a hook has edited, perhaps mended them
+        if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
-            return self._decided(asked, entry)
+            return await self._decided(asked, entry)
         if known := self._journal.unsaved.get((self._journal.reply_key, asked.place)):
             return Outcome(known)
         return await self._recovered(asked)
 
-    def _decided(self, asked: _Call, entry: Entry) -> _Call | Outcome:
+    async def _decided(self, asked: _Call, entry: Entry) -> _Call | Outcome:
         """A person's answer, carried out."""
         decision = decode_answer(entry.answer or "{}")
         if decision.is_approved:
             return asked
         if decision.result is not None:
             result = msgspec.structs.replace(decision.result, tool_call_id=asked.call.id, tool_name=asked.call.name)
-            return Outcome(result)
+            return await self._passed(asked.call, Outcome(result, decision.ends_run))
         text = "A person was asked about this call and denied it" + (
             ". It was interrupted before, and may or may not have taken effect" if entry.reason == RECOVERY else ""
         )
@@ -340,8 +340,19 @@ class Calls:
             if isinstance(answer, NotDone):
                 return asked
             if isinstance(answer, Done):
-                return tools.outcome(asked.call, answer.result)
+                return await self._passed(asked.call, tools.outcome(asked.call, answer.result))
         return _unknown(asked)
+
+    async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
+        """A result that was not found by running the tool, past the hooks that any result passes."""
+        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context())
+        try:
+            message = await self._setup.checked(hooks, self._signal, withheld=withheld)
+        except HookFailed as error:
+            self._broken = self._broken or error
+            message = tools.failure(call, "A check around this call failed: its result is withheld.")
+        return outcome._replace(message=message)
 
     async def _ask(self, asked: _Call, reason: str, question: str) -> None:
         tool = self._setup.tools.get(asked.call.name)
@@ -356,8 +367,8 @@ class _Started:
 
 
 def _entry(asked: _Call, call: ToolCall, status: str) -> Entry:
-    try:
-        arguments = checked_dumps(call.arguments)
+    try:  # null stands for what is no JSON object: the reply has it
+        arguments = checked_dumps(call.arguments if call.malformed is None else None)
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
     return Entry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)

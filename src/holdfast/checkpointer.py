@@ -218,7 +218,7 @@ class SQLiteCheckpointer:
     async def pending(self, thread_id: str | None = None) -> list[Pending]:
         """The tool calls that wait for a person, of one thread or of all."""
         rows = await self.store.read(tool_calls.pending, None if thread_id is None else checked_id(thread_id))
-        return [Pending(*row[:3], json.loads(row.arguments), *row[4:]) for row in rows]
+        return [Pending(*row[:3], json.loads(row.arguments) or {}, *row[4:]) for row in rows]
 
     async def answer(self, thread_id: str, call_id: str, answer: Answer) -> None:
         """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
@@ -238,7 +238,7 @@ class SQLiteCheckpointer:
         after = 0
         while True:
             rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=_PAGE)
-            found += [ToolCallRecord(row[1], row[2], json.loads(row[3]), *row[4:]) for row in rows]
+            found += [ToolCallRecord(row[1], row[2], json.loads(row[3]) or {}, *row[4:]) for row in rows]
             if len(rows) < _PAGE:
                 return found
             after = rows[-1][0]

@@ -61,6 +61,7 @@ class Decision(NamedTuple):
     is_approved: bool
     reason: str = ""
     result: ToolResultMessage | None = None
+    ends_run: bool = False
 
 
 def encode_answer(answer: object) -> str:
@@ -72,7 +73,8 @@ def encode_answer(answer: object) -> str:
     if isinstance(answer, Deny) and isinstance(answer.reason, str):
         return checked_dumps({"decision": DENY, "reason": answer.reason})
     if isinstance(answer, ToolResult):
-        return checked_dumps({"decision": "result", "result": json.loads(encode(_as_message(answer)))})
+        result = json.loads(encode(_as_message(answer)))
+        return checked_dumps({"decision": "result", "result": result, "end_run": bool(answer.end_run)})
     raise InputError(f"an answer is 'approve', 'deny', Deny('reason') or ToolResult(...); got {answer!r:.80}")
 
 
@@ -84,7 +86,7 @@ def decode_answer(text: str) -> Decision:
         return Decision(is_approved=False, reason=value["reason"])
     result = decode(json.dumps(value["result"]))
     assert isinstance(result, ToolResultMessage)
-    return Decision(is_approved=False, result=result)
+    return Decision(is_approved=False, result=result, ends_run=value.get("end_run", False))
 
 
 def _as_message(result: ToolResult) -> ToolResultMessage:

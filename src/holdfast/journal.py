@@ -219,7 +219,7 @@ def pending(thread_id: str | None, entries: dict[int, Entry]) -> list[Pending]:
             thread_id,
             entry.call_id,
             entry.name,
-            json.loads(entry.arguments),
+            json.loads(entry.arguments) or {},
             entry.reason or "",
             entry.question or "",
             entry.asked_at or "",

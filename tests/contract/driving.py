@@ -38,10 +38,10 @@ FAR_AWAY = "far-away:17 pid=17 start=17 boot=another namespace=pid:[17] lease=th
 
 
 def with_two(database: Database, use: Callable[[Checkpointer, Checkpointer], Awaitable[None]]) -> None:
-    """Two open checkpointers; what hangs is a failed test and not a hung suite."""
+    """Two open checkpointers. What hangs is a failed test and not a hung suite; a busy disk may take its time."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), database.checkpointer() as cp, database.checkpointer() as other:
+        async with asyncio.timeout(90), database.checkpointer() as cp, database.checkpointer() as other:
             await use(cp, other)
 
     asyncio.run(main())

@@ -29,6 +29,7 @@ from holdfast.signals import Signal
 from tests.conftest import Checkpointer, Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (
+    Slow,
     agent_on,
     everything,
     is_free,
@@ -106,6 +107,16 @@ def test_an_answer_becomes_the_result_that_the_model_reads(
         assert await statuses(cp) == {"a": status}
         assert sent(provider)[-1] == f"tool_result: {text}"
         assert await is_free(cp)
+
+    with_two(database, use)
+
+
+def test_an_answer_may_end_the_run(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        agent = agent_on(cp, [[delete("a")], "ok"], tools=[Deleting().tool])
+        await agent.prompt("tidy up")
+        await agent.answer("a", ToolResult("I did it all", end_run=True))
+        assert (await agent.resume()).stop_reason == "stopped"
 
     with_two(database, use)
 
@@ -310,6 +321,20 @@ def test_arguments_that_a_middleware_has_mended_are_what_runs_after_the_approval
         await agent.answer("a", "approve")
         await agent.resume()
         assert deleting.deleted == ["a"]
+
+    with_two(database, use)
+
+
+def test_a_call_without_arguments_that_a_middleware_has_mended_runs_after_the_approval(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        asking = Slow(approval=True)
+        asking.let_go.set()
+        broken = ToolCall("a", "slow", malformed="{")
+        agent = agent_on(cp, [[broken], "ok"], tools=[asking.tool], middleware=[Says({})])
+        await agent.prompt("go")
+        await agent.answer("a", "approve")
+        await agent.resume()
+        assert asking.runs == 1
 
     with_two(database, use)
 

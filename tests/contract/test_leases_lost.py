@@ -542,7 +542,7 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
         chance = random.Random(seed)
         held: dict[int, Lease] = {}
         newest = 0
-        for step in range(150):
+        for step in range(80):
             writer = chance.randrange(4)
             opener = (cp, other)[writer % 2]
             row = Stored(f"m{step}", "user", encode(UserMessage(str(held[writer].epoch if writer in held else 0))))

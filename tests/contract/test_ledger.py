@@ -77,19 +77,19 @@ def test_a_result_and_the_end_of_its_call_appear_at_the_same_moment(database: Da
     def snapshot(tx: Tx) -> tuple[set[str], set[str]]:
         ended = {row[0] for row in tx.all("SELECT call_id FROM tool_calls WHERE ended_at IS NOT NULL")}
         bodies = tx.all("SELECT body FROM messages WHERE role = 'tool_result'")
-        return ended, {f"c{n}" for n in range(60) if any(f'"did {n}"' in body for (body,) in bodies)}
+        return ended, {f"c{n}" for n in range(25) if any(f'"did {n}"' in body for (body,) in bodies)}
 
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         seen: list[int] = []
 
         async def watch() -> None:
-            while len(seen) < 1 or seen[-1] < 60:
+            while len(seen) < 1 or seen[-1] < 25:
                 ended, stored = await other.store.read(snapshot)
                 assert ended == stored
                 seen.append(len(ended))
 
         watching = asyncio.create_task(watch())
-        agent = agent_on(cp, [[act(n) for n in range(60)], "ok"], tools=[Acting().tool], tool_mode=mode)
+        agent = agent_on(cp, [[act(n) for n in range(25)], "ok"], tools=[Acting().tool], tool_mode=mode)
         await agent.prompt("go")
         await watching
         assert seen == sorted(seen)

@@ -135,6 +135,20 @@ def test_a_call_that_can_be_checked_comes_to_what_the_check_says(database: Datab
     with_two(database, use)
 
 
+def test_what_a_check_answers_passes_the_hooks_as_the_result_of_the_tool_would(database: Database) -> None:
+    class Redacts(Middleware):
+        async def after_tool_call(self, call: ToolCall, result: ToolResultMessage, **_: Any) -> ToolResultMessage:
+            return ToolResultMessage(call.id, call.name, "[redacted]")
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        acting = Acting(hangs=1, check=lambda context: Done("a secret"))
+        await interrupt(cp, acting)
+        await agent_on(other, ["ok"], tools=[acting.tool], middleware=[Redacts()]).resume()
+        assert await results(cp) == ["tool_result: [redacted]"]
+
+    with_two(database, use)
+
+
 def test_an_abort_during_a_check_leaves_the_call_open(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         checking = asyncio.Event()
