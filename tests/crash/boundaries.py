@@ -30,7 +30,7 @@ from msgspec import Struct
 from tests.crash.boundary_scene import Scene, Variation, Voice
 
 STORY = "story.json"
-_SILENCE = 60.0  # seconds after which a process that says nothing is taken for stuck
+_SILENCE = 60  # seconds after which a process that says nothing is taken for stuck; one by one: machines freeze, too
 
 
 class Kill(Struct, frozen=True):
@@ -158,7 +158,6 @@ def _become(act: Callable[[Voice, int], None], speaks: int, listens: int) -> Non
     code = 70
     voice = Voice(speaks)
     try:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # without a parent there is nobody to go on for
         first, last = sorted((speaks, listens))
         os.closerange(3, first)
         os.closerange(first + 1, last)
@@ -209,9 +208,13 @@ class _Family:
 
     def live(self) -> Life:
         with self._selector:
+            silence = 0
             while self._selector.get_map():
                 ready = self._selector.select(self._patience())
-                if not ready:
+                silence = 0 if ready else silence + 1
+                if self._dies_at is not None and time.monotonic() >= self._dies_at:
+                    self._kill_now()
+                elif silence >= _SILENCE:
                     self._lose_patience()
                 for key, _ in ready:
                     self._attend(key.data)
@@ -219,14 +222,14 @@ class _Family:
         return self._main.life
 
     def _patience(self) -> float:
-        return _SILENCE if self._dies_at is None else max(0.0, self._dies_at - time.monotonic())
+        return 1.0 if self._dies_at is None else min(1.0, max(0.0, self._dies_at - time.monotonic()))
+
+    def _kill_now(self) -> None:
+        self._dies_at = None
+        if self._main.life.exit is None:
+            self._main.kill()
 
     def _lose_patience(self) -> None:
-        if self._dies_at is not None:
-            self._dies_at = None
-            with contextlib.suppress(ProcessLookupError):
-                self._main.kill()
-            return
         for key in self._selector.get_map().values():
             process: _Process = key.data
             process.life.stood_still = True

@@ -277,20 +277,18 @@ def what_was_said_is_heard_once_and_in_order(e: Evidence) -> Iterator[str]:
 
 
 @promise
-def a_follow_up_does_not_go_ahead_of_steering(e: Evidence) -> Iterator[str]:
-    kinds = {line["id"]: line["kind"] for line in e.heard("sending")}
-    receipts = {line["id"]: line["at"] for line in e.heard("receipt") if kinds[line["id"]] == "steer"}
+def steering_is_heard_before_the_next_turn(e: Evidence) -> Iterator[str]:
+    steering = {line["id"] for line in e.heard("sending") if line["kind"] == "steer"}
+    receipts = {line["id"]: line["at"] for line in e.heard("receipt") if line["id"] in steering}
     for life in e.lives:
-        since, heard_here = 0, set()  # what was there by then, the run has had every chance to hear
+        since = 0
         for line in life.said:
-            if line["what"] == "message_end":
-                heard_here.add(line["id"])
             if line["what"] == "request":
-                last = line["ids"][-1]
                 late = [each for each, at in receipts.items() if at < since and each not in line["ids"]]
-                if late and kinds.get(last) == "follow_up" and last in heard_here:
-                    yield f"{last} was heard while {late} waited"
-            if line["what"] in ("found", "request"):
+                if late and line["ids"][-1] not in steering:
+                    yield f"a model was asked about {line['ids'][-1]} while {late} waited"
+            # What was there by then, the run has had every chance to hear; but a new prompt is answered first.
+            if line["what"] == "request" or (line["what"] == "found" and not e.variation.prompts_on):
                 since = line["at"]
 
 

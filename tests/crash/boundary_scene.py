@@ -103,8 +103,11 @@ class Voice:
     def say(self, what: str, **more: Any) -> None:
         line = json.dumps({"what": what, "at": now(), **more}).encode() + b"\n"
         with self._lock:
-            while line:
-                line = line[os.write(self._fd, line) :]
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except BrokenPipeError:
+                os._exit(1)  # the parent is gone: there is nobody to go on for
 
 
 class Commits:

@@ -143,7 +143,7 @@ FALSIFIED: list[tuple[str, Falsify]] = [
             " SELECT branch, seq + 1000, id, role, body, '' FROM messages WHERE body LIKE '%steer of%'"
         ),
     ),
-    ("a_follow_up_does_not_go_ahead_of_steering", _forget_steering),
+    ("steering_is_heard_before_the_next_turn", _forget_steering),
     (
         "the_part_of_a_reply_that_was_saved_is_kept_once",
         lambda files: files.sql("UPDATE messages SET body = replace(body, '\"aborted\"', '\"stop\"')"),
