@@ -294,9 +294,9 @@ class SQLiteStore(Store):
     def _take(self, *, block: bool = True) -> Job[Any] | None:
         """The next job; None at the end of the queue."""
         while not self._first:
-            entry = self._queue.get(block=block)
-            if isinstance(entry, Job | None):
-                return entry
+            entry = self._queue.get(block)
+            if entry is not self._first:
+                return entry  # type: ignore[return-value]
         return self._first.popleft()  # what announced it is passed over later
 
     def _next(self) -> Job[Any] | None:
