@@ -216,19 +216,34 @@ class ThreadJournal:
             self._note(position)
             self._unseen += 1
             self._taken.add(seq)
+            self._saved_extra = self._saved_extra if extra is None else extra
             self.entries.pop(place, None)
             settled = True
 
         seq, reply = self._first_place + place, self._first_place - 1
+        try:  # what the tool wrote to the extra: it will not run again
+            extra = self._changed_extra()
+        except InputError:  # `finish` says it
+            extra = None
         try:
             row, store = stored(result), self._checkpointer.store
             if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
-                    tool_calls.finish_behind, self._thread_id, reply, [(place, row, status)], by=self._lease()
+                    tool_calls.finish_behind,
+                    self._thread_id,
+                    reply,
+                    [(place, row, status)],
+                    by=self._lease(),
+                    extra=extra,
                 )
             else:
                 write = store.write(
-                    tool_calls.finish, self._thread_id, reply, [(place, seq, row, status)], by=self._lease()
+                    tool_calls.finish,
+                    self._thread_id,
+                    reply,
+                    [(place, seq, row, status)],
+                    by=self._lease(),
+                    extra=extra,
                 )
             await _settled(write, note)
         except asyncio.CancelledError:

@@ -97,6 +97,29 @@ def test_a_result_and_the_end_of_its_call_appear_at_the_same_moment(database: Da
     with_two(database, use)
 
 
+def test_what_a_tool_wrote_to_the_extra_is_on_disk_with_its_result(database: Database) -> None:
+    """The tool never runs again, so its change must not wait for the end of a run that may not come."""
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        @tool
+        def pay(context: ToolContext) -> str:
+            context.extra["paid"] = 5
+            return "paid"
+
+        seen: list[Any] = []
+
+        async def answer(request: object) -> str:
+            seen.append((await loaded(other, "t")).extra)
+            return "ok"
+
+        agent = agent_on(cp, [[ToolCall("c1", "pay")], answer], tools=[pay])
+        assert (await agent.prompt("go")).text == "ok"
+        assert seen == [{"paid": 5}]
+        assert agent.state.extra == (await loaded(other, "t")).extra == {"paid": 5}
+
+    with_two(database, use)
+
+
 def test_every_way_in_which_a_call_can_end_is_written_down(database: Database) -> None:
     @tool
     def fail() -> str:

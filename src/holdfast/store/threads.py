@@ -104,18 +104,24 @@ def append(
         ],
     )
     if extra is not None:
-        tx.run("UPDATE threads SET extra = :extra WHERE key = :key", extra=extra, key=key)
+        _set_extra(tx, key, extra)
     if whole:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     return position
 
 
 def fill(
-    tx: Tx, thread_id: str, places: Sequence[tuple[int, Stored]], *, namespace: str = "", by: By = VISITOR
+    tx: Tx,
+    thread_id: str,
+    places: Sequence[tuple[int, Stored]],
+    *,
+    namespace: str = "",
+    by: By = VISITOR,
+    extra: str | None = None,
 ) -> Position:
     """Put messages into reserved places. A place that is taken means that somebody else settled it."""
     last = max(seq for seq, _ in places)
-    _, position = advance(tx, thread_id, namespace, by, count=len(places), last=last, create=False)
+    key, position = advance(tx, thread_id, namespace, by, count=len(places), last=last, create=False)
     for seq, m in places:
         stored = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at)"
@@ -129,6 +135,8 @@ def fill(
         )
         if not stored:
             raise ThreadMoved(thread_id)
+    if extra is not None:
+        _set_extra(tx, key, extra)
     return position
 
 
@@ -137,6 +145,10 @@ def save_extra(
 ) -> Position:
     """Replace the thread's extra. The thread is made if it is new."""
     return append(tx, thread_id, [], namespace=namespace, by=by, expect=expect, extra=extra)
+
+
+def _set_extra(tx: Tx, key: int, extra: str) -> None:
+    tx.run("UPDATE threads SET extra = :extra WHERE key = :key", extra=extra, key=key)
 
 
 def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:

@@ -97,10 +97,12 @@ def finish(
     ends: Sequence[tuple[int, int, Stored, str]],
     *,
     by: Lease,
+    extra: str | None = None,
     namespace: str = "",
 ) -> Position:
     """Store results, each with the call's place in the reply, its own seq and how the call ended."""
-    position = threads.fill(tx, thread_id, [(seq, message) for _, seq, message, _ in ends], namespace=namespace, by=by)
+    filled = [(seq, message) for _, seq, message, _ in ends]
+    position = threads.fill(tx, thread_id, filled, namespace=namespace, by=by, extra=extra)
     for place, _, _, status in ends:
         _end(tx, position.branch, reply, place, status)
     return position
@@ -113,10 +115,12 @@ def finish_behind(
     ends: Sequence[tuple[int, Stored, str]],
     *,
     by: Lease,
+    extra: str | None = None,
     namespace: str = "",
 ) -> Position:
     """As `finish`, at the end of the log: for a reply behind which nobody left room."""
-    position = threads.append(tx, thread_id, [message for _, message, _ in ends], namespace=namespace, by=by)
+    added = [message for _, message, _ in ends]
+    position = threads.append(tx, thread_id, added, namespace=namespace, by=by, extra=extra)
     for place, _, status in ends:
         _end(tx, position.branch, reply, place, status)
     return position
