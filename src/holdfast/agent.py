@@ -199,10 +199,7 @@ class Agent:
 
     async def withdraw(self, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        message_id = message if isinstance(message, str) else getattr(message, "id", None)
-        if not isinstance(message_id, str):
-            raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
-        return await self._journal.withdraw(message_id)
+        return await self._journal.withdraw(inbox.id_of(message))
 
     @property
     def pending(self) -> list[Pending]:

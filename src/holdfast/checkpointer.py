@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, get_args
 from holdfast import clock
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
-from holdfast.inbox import Receipt, Waiting
+from holdfast.inbox import Receipt, Waiting, id_of
 from holdfast.leasing import checked_wait, is_gone, patiently
 from holdfast.messages import (
     AssistantMessage,
@@ -36,6 +36,7 @@ from holdfast.prompts import single
 from holdfast.store import inbox, leases, sqlite, threads, tool_calls
 from holdfast.store.database import Store, Tx, in_thread
 from holdfast.store.leases import Visit
+from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
 __all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo", "ToolCallRecord"]
@@ -97,8 +98,7 @@ class SQLiteCheckpointer:
         durability: str = "full",
         lease_seconds: float = 30.0,
     ) -> None:
-        if durability not in sqlite.DURABILITIES:
-            raise InputError(f"durability must be one of {', '.join(sqlite.DURABILITIES)}, got {durability!r}")
+        check_durability(durability)
         if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, int | float) or not 0 < lease_seconds < 1e6:
             raise InputError(f"lease_seconds must be a number of seconds above 0, got {lease_seconds!r}")
         self.lease_seconds = float(lease_seconds)
@@ -205,10 +205,7 @@ class SQLiteCheckpointer:
 
     async def withdraw(self, thread_id: str, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        message_id = message if isinstance(message, str) else getattr(message, "id", None)
-        if not isinstance(message_id, str):
-            raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
-        return await self.store.write(inbox.withdraw, checked_id(thread_id), storable(message_id))
+        return await self.store.write(inbox.withdraw, checked_id(thread_id), storable(id_of(message)))
 
     async def abort(self, thread_id: str) -> bool:
         """Ask the run that drives the thread, in whatever process, to end. False if there is none."""

@@ -12,7 +12,7 @@ from holdfast.errors import InputError
 from holdfast.messages import UserMessage
 from holdfast.store.inbox import FOLLOW_UP, STEER
 
-__all__ = ["FOLLOW_UP", "STEER", "Modes", "Receipt", "Waiting", "modes"]
+__all__ = ["FOLLOW_UP", "STEER", "Modes", "Receipt", "Waiting", "id_of", "modes"]
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
 _log = logging.getLogger("holdfast")
@@ -75,6 +75,14 @@ class Receipt:
 
     def __repr__(self) -> str:
         return f"Receipt({self.id!r}, {'done' if self.done else 'under way'})"
+
+
+def id_of(message: object) -> str:
+    """The id of a message in an inbox, by whatever a caller names it."""
+    message_id = message if isinstance(message, str) else getattr(message, "id", None)
+    if not isinstance(message_id, str):
+        raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
+    return message_id
 
 
 def _report(write: Future[None]) -> None:

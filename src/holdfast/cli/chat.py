@@ -21,7 +21,7 @@ from typing import Any
 from holdfast import Agent, Model
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.cli import database, terminal
-from holdfast.errors import InputError, LeaseLost, ThreadBusy
+from holdfast.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy
 from holdfast.events import Event, MessageUpdate, TextDelta
 from holdfast.providers.base import Provider
 
@@ -124,7 +124,12 @@ class _Chat:
         try:
             with _signals_end_the_reply(self._runner.get_loop(), self._agent):
                 result = self._runner.run(self._agent.prompt(line))
-        except (InputError, ThreadBusy, LeaseLost) as error:  # this line is of no use; the next one may be
+        except (
+            AnswerNeeded,
+            InputError,
+            ThreadBusy,
+            LeaseLost,
+        ) as error:  # of no use; the next line may be
             self._fail(error)
             return
         if self._broken:

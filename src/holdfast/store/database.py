@@ -167,7 +167,8 @@ class Store(abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
     system: str  # the database's name, as OpenTelemetry writes it
-    boundary: Callable[[str], object] | None = None  # called around each commit: for tests that pull the plug there
+    # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
+    boundary: Callable[[str], object] | None = None
 
     def __init__(self) -> None:
         self._own_threads: set[int] = set()  # until they end: the number of a thread is used again

@@ -28,14 +28,21 @@ import apsw
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
 from holdfast.store.database import Job, Row, Store
-from holdfast.store.sqlite_file import MEMORY, SYNCHRONOUS, check_library, checked_path, connect, identity, translate
+from holdfast.store.sqlite_file import (
+    MEMORY,
+    check_durability,
+    check_library,
+    checked_path,
+    connect,
+    identity,
+    translate,
+)
 
 _GROUP_WRITES = 256  # a group ends here, because the lock between processes is not fair
 _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
-DURABILITIES = tuple(SYNCHRONOUS)
 _log = logging.getLogger("holdfast.store")
 
 
@@ -369,8 +376,7 @@ def open_store(
     path: str | os.PathLike[str], *, durability: str = "full", busy_seconds: float = _BUSY_SECONDS
 ) -> SQLiteStore:
     """The store on this file, made and migrated if need be. Give it back with `release`."""
-    if durability not in SYNCHRONOUS:
-        raise InputError(f"durability must be one of {sorted(SYNCHRONOUS)}, got {durability!r}")
+    check_durability(durability)
     check_library(apsw.sqlite_lib_version())
     name = checked_path(path)
     with _registry:

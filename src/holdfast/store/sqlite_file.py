@@ -33,6 +33,11 @@ _CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file o
 _log = logging.getLogger("holdfast.store")
 
 
+def check_durability(durability: object) -> None:
+    if durability not in SYNCHRONOUS:
+        raise InputError(f"durability must be one of {', '.join(SYNCHRONOUS)}, got {durability!r}")
+
+
 def check_library(version: str) -> None:
     """Refuse a SQLite that can corrupt a database."""
     if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SQLITE:
