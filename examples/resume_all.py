@@ -18,7 +18,7 @@ last_words = asyncio.Barrier(3)
 
 
 @tool
-def charge(order: int) -> str:
+async def charge(order: int) -> str:
     """Charge a card: quick, and done before the crash."""
     print(f"charging for order {order}", flush=True)
     return "charged"
