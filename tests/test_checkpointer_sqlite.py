@@ -13,7 +13,7 @@ import pytest
 from holdfast import UserMessage
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError, StoreNotOpen, StoreUnusable
-from holdfast.store import sqlite
+from holdfast.store import sharing, sqlite
 
 
 async def texts(cp: SQLiteCheckpointer, thread_id: str = "t") -> list[str]:
@@ -39,7 +39,7 @@ def read(path: str | Path) -> list[str]:
 
 def assert_nobody_has_it_open(path: Path) -> None:
     """Another durability is refused as long as anybody in this process holds the file."""
-    sqlite.release(sqlite.open_store(path, durability="normal"))
+    sharing.release(sqlite.open_store(path, durability="normal"))
 
 
 def test_the_default_is_checkpoints_db_in_the_working_directory(
@@ -229,5 +229,5 @@ def test_the_body_of_a_message_is_plain_json_in_the_file(tmp_path: Path) -> None
     write(tmp_path / "a.db", "汉字")
     store = sqlite.open_store(tmp_path / "a.db")
     rows = store.read_now(lambda tx: tx.all("SELECT role, body FROM messages"))
-    sqlite.release(store)
+    sharing.release(store)
     assert rows == [("user", '{"role":"user","content":[{"type":"text","text":"汉字"}]}')]

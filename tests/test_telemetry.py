@@ -51,7 +51,7 @@ from holdfast.errors import (
     StoreNotOpen,
 )
 from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import sqlite
+from holdfast.store import sharing, sqlite
 from holdfast.store.database import Tx
 from holdfast.store.sqlite_file import MEMORY
 
@@ -381,7 +381,7 @@ def test_a_write_of_plain_code_has_its_span_too(traces: Traces) -> None:
             with pytest.raises(KeyError):
                 store.write_now(fail)
     finally:
-        sqlite.release(store)
+        sharing.release(store)
     assert traces.tree() == ["own", ["commit test_telemetry.note", "commit test_telemetry.fail"]]
     assert failure(traces.one("commit test_telemetry.fail")) == "KeyError"
 
@@ -764,7 +764,7 @@ def test_a_lock_that_outlasts_the_wait_is_a_warning(caplog: pytest.LogCaptureFix
             store.write_now(touch)
         other.close()
     finally:
-        sqlite.release(store)
+        sharing.release(store)
     assert logged(caplog, logging.WARNING) == [
         ("holdfast.store", "WARNING", f"1 write(s) to {str(path)!r} failed: StoreBusy")
     ]

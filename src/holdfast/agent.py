@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.calling import Patience, Route
-from holdfast.checkpointer import SQLiteCheckpointer, encode_extra
+from holdfast.checkpointer import Checkpointer, encode_extra
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
@@ -97,7 +97,7 @@ class Agent:
         model: Model | Sequence[Model],
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
-        checkpointer: SQLiteCheckpointer | None = None,
+        checkpointer: Checkpointer | None = None,
         thread_id: str | None = None,
         user_id: str | None = None,
         middleware: Sequence[object] = (),
@@ -395,7 +395,7 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
     return named
 
 
-def _journal(checkpointer: SQLiteCheckpointer | None, thread_id: str | None, modes: Modes, wait: float) -> Journal:
+def _journal(checkpointer: Checkpointer | None, thread_id: str | None, modes: Modes, wait: float) -> Journal:
     if checkpointer is None and thread_id is None:
         return MemoryJournal(modes)
     if checkpointer is None:

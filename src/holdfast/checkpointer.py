@@ -4,11 +4,12 @@
         await cp.append("trip", [UserMessage("hello")])
         thread = await cp.load("trip")
 
-One checkpointer serves any number of threads and agents. Several on one file share what is below them.
+One checkpointer serves any number of threads and agents. Several on one database share what is below them.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 import os
@@ -33,13 +34,21 @@ from holdfast.messages import (
     stamped,
 )
 from holdfast.prompts import single
-from holdfast.store import inbox, leases, sqlite, threads, tool_calls
+from holdfast.store import inbox, leases, places, sharing, sqlite, threads, tool_calls
 from holdfast.store.database import Store, Tx, in_thread
 from holdfast.store.leases import Visit
 from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
-__all__ = ["SQLiteCheckpointer", "Thread", "ThreadInfo", "ToolCallRecord"]
+__all__ = [
+    "Checkpointer",
+    "PostgresCheckpointer",
+    "SQLiteCheckpointer",
+    "Thread",
+    "ThreadInfo",
+    "ToolCallRecord",
+    "checkpointer_for",
+]
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -83,51 +92,47 @@ class ToolCallRecord(NamedTuple):
     ended_at: str | None
 
 
-class SQLiteCheckpointer:
-    """Keeps threads in one SQLite file.
+class Checkpointer(abc.ABC):
+    """Keeps threads. Which database it is, only `SQLiteCheckpointer` and `PostgresCheckpointer` know."""
 
-    `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, and may lose
-    the last moments when the machine itself goes down. `lease_seconds` is how long a thread stays reserved for a run
-    whose process has stopped without a word; a run that lives renews it.
-    """
-
-    def __init__(
-        self,
-        db_path: str | os.PathLike[str] = "checkpoints.db",
-        *,
-        durability: str = "full",
-        lease_seconds: float = 30.0,
-    ) -> None:
+    def __init__(self, *, durability: str, lease_seconds: float) -> None:
         check_durability(durability)
         if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, int | float) or not 0 < lease_seconds < 1e6:
             raise InputError(f"lease_seconds must be a number of seconds above 0, got {lease_seconds!r}")
         self.lease_seconds = float(lease_seconds)
-        self._path = db_path
         self._durability = durability
-        self._store: sqlite.SQLiteStore | None = None
+        self._store: Store | None = None
         self._was_open = False
 
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The database, as people may see it."""
+
+    @abc.abstractmethod
+    def _open_store(self) -> Store: ...
+
     async def open(self) -> Self:
-        """Open the file, made and migrated if need be. `async with` does it for you."""
+        """Open the database, made and migrated if need be. `async with` does it for you."""
         if self._store is None:
-            opening = in_thread(lambda: sqlite.open_store(self._path, durability=self._durability))
+            opening = in_thread(self._open_store)
             try:
                 store = await opening
             except asyncio.CancelledError:
                 if opening.exception() is None:  # nobody would ever close it
-                    await in_thread(lambda: sqlite.release(opening.result()))
+                    await in_thread(lambda: sharing.release(opening.result()))
                 raise
             if self._store is None:
                 self._store, self._was_open = store, True
             else:  # opened twice at once
-                await in_thread(lambda: sqlite.release(store))
+                await in_thread(lambda: sharing.release(store))
         return self
 
     async def close(self) -> None:
-        """Finish what was submitted and let go of the file."""
+        """Finish what was submitted and let go of the database."""
         store, self._store = self._store, None
         if store is not None:
-            await in_thread(lambda: sqlite.release(store))
+            await in_thread(lambda: sharing.release(store))
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -141,10 +146,10 @@ class SQLiteCheckpointer:
     def store(self) -> Store:
         """What runs the queries; an error while the checkpointer is not open."""
         if self._store is None:
-            name = type(self).__name__
+            kind = type(self).__name__
             raise StoreNotOpen(
-                f"this {name} on {os.fspath(self._path)!r} {'was closed' if self._was_open else 'is not open yet'}; "
-                f"use it inside 'async with {name}(...) as cp:', or await cp.open() first"
+                f"this {kind} on {self.name!r} {'was closed' if self._was_open else 'is not open yet'}; "
+                f"use it inside 'async with {kind}(...) as cp:', or await cp.open() first"
             )
         return self._store
 
@@ -258,6 +263,74 @@ class SQLiteCheckpointer:
         elif not isinstance(before, ThreadInfo | None):
             raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
         return await self.store.read(threads.recent, limit=limit, before=before)
+
+
+class SQLiteCheckpointer(Checkpointer):
+    """Keeps threads in one SQLite file.
+
+    `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, and may lose
+    the last moments when the machine itself goes down. `lease_seconds` is how long a thread stays reserved for a run
+    whose process has stopped without a word; a run that lives renews it.
+    """
+
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str] = "checkpoints.db",
+        *,
+        durability: str = "full",
+        lease_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(durability=durability, lease_seconds=lease_seconds)
+        if places.is_dsn(db_path):
+            raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
+        self._path = db_path
+
+    @property
+    def name(self) -> str:
+        return os.fspath(self._path)
+
+    def _open_store(self) -> Store:
+        return sqlite.open_store(self._path, durability=self._durability)
+
+
+class PostgresCheckpointer(Checkpointer):
+    """Keeps threads in a Postgres database, which any number of processes on any number of machines may share.
+
+    `dsn` is `postgresql://user:password@host:5432/database`, or several hosts of which the one that can be written is
+    used. The tables are made in `schema` when they are not there. `pool_size` is how many connections this process
+    works with at most; two more serve leases and notifications. `listen_dsn` leads to the server itself where `dsn`
+    leads to a pooler, which cannot pass notifications on. The rest is as with `SQLiteCheckpointer`.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = "holdfast",
+        durability: str = "full",
+        lease_seconds: float = 30.0,
+        pool_size: int = 8,
+        listen_dsn: str | None = None,
+    ) -> None:
+        super().__init__(durability=durability, lease_seconds=lease_seconds)
+        self._server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        if isinstance(pool_size, bool) or not isinstance(pool_size, int) or not 2 <= pool_size <= 1_000:
+            raise InputError(f"pool_size must be a number of connections from 2 to 1000, got {pool_size!r}")
+        self._pool_size = pool_size
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    def _open_store(self) -> Store:
+        return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+
+
+def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:
+    """The checkpointer for a path or a DSN, for programs that are told their database from outside."""
+    if places.is_dsn(place):
+        return PostgresCheckpointer(os.fspath(place), **options)
+    return SQLiteCheckpointer(place, **options)
 
 
 async def load(store: Store, thread_id: str) -> Thread | None:

@@ -17,6 +17,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── StoreError                         the database could not do it
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
     │   ├── StoreBusy                      retry: another process holds the write lock for too long
+    │   ├── StoreUnreachable               retry: the database server does not answer
     │   ├── StoreFull                      free some disk space, then retry
     │   ├── StoreReadOnly                  give the process the right to write
     │   ├── StoreUnusable                  this file cannot be used: not ours, not a database, from a newer holdfast
@@ -134,6 +135,10 @@ class StoreNotOpen(StoreError, RuntimeError):
 
 class StoreBusy(StoreError):
     """Another process held the write lock for longer than we wait."""
+
+
+class StoreUnreachable(StoreError):
+    """The database server could not be reached, or the connection to it broke."""
 
 
 class StoreFull(StoreError):

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from holdfast import clock, owners, recovery
-from holdfast.checkpointer import SQLiteCheckpointer, Thread, checked_id, encode_extra, load, storable, stored
+from holdfast.checkpointer import Checkpointer, Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
@@ -34,7 +34,7 @@ _log = logging.getLogger("holdfast.agent")
 class ThreadJournal:
     """A thread of a store."""
 
-    def __init__(self, checkpointer: SQLiteCheckpointer, thread_id: str, modes: Modes, wait: float) -> None:
+    def __init__(self, checkpointer: Checkpointer, thread_id: str, modes: Modes, wait: float) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}

@@ -15,7 +15,7 @@ import pytest
 from holdfast import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import sqlite, threads
+from holdfast.store import sharing, sqlite, threads
 from holdfast.store.leases import Claim, Lease
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -136,7 +136,7 @@ def test_a_run_that_another_process_drives_is_told_to_end(holdfast: Command, db:
         holdfast("abort", "t")
         assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
     finally:
-        sqlite.release(store)
+        sharing.release(store)
 
 
 def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, db: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, db
         body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
         store.write_now(threads.save_partial, "t", body, by=lease)
     finally:
-        sqlite.release(store)
+        sharing.release(store)
     shown = holdfast("show", "t").stdout
     assert "aborted: its run was interrupted" in shown
     assert "Once upon" in shown

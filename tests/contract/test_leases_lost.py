@@ -36,6 +36,7 @@ from holdfast.providers.scripted import ScriptedProvider
 from holdfast.store import inbox, leases, threads, tool_calls
 from holdfast.store.database import Tx
 from holdfast.store.leases import Claim, Held, Lease
+from holdfast.store.postgres import PostgresTx
 from holdfast.store.threads import Stored
 from holdfast.store.tool_calls import Start
 from tests.conftest import Checkpointer, Database
@@ -342,16 +343,16 @@ def test_the_keeper_outlives_a_failure_of_the_store(
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         cp.lease_seconds = 0.4
         failed = 0
-        changed = cp.store.changed
+        version = cp.store.version
 
         def fail_at_first() -> bool:
             nonlocal failed
             failed += 1
             if failed == 1:
                 raise failure
-            return changed()
+            return version()
 
-        monkeypatch.setattr(cp.store, "changed", fail_at_first)
+        monkeypatch.setattr(cp.store, "version", fail_at_first)
         hanging = Hanging("Hel")
         run = asyncio.create_task(agent_on(cp, Acted(hanging)).prompt("go"))
         await hanging.begun.wait()
@@ -478,12 +479,14 @@ def test_a_pid_that_is_none_harms_nothing(pid: str) -> None:
 
 
 class Clock:
-    """The time, and how far it is off."""
+    """The time of any database, and how far it is off."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off = timedelta()
-        real = clock.now
+        real, later = clock.now, PostgresTx.later
         monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
+        monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
+        monkeypatch.setattr(PostgresTx, "later", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
 
     def _shifted(self, now: str) -> str:
         return (datetime.fromisoformat(now) + self.off).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import HoldfastError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
-from holdfast.store import sqlite, threads
+from holdfast.store import sharing, sqlite, threads
 from holdfast.store.database import Tx
 from holdfast.store.sqlite import SQLiteStore
 from holdfast.store.threads import Position, Stored
@@ -31,14 +31,14 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path) -> Iterator[SQLiteStore]:
     opened = sqlite.open_store(path)
     yield opened
-    sqlite.release(opened)
+    sharing.release(opened)
 
 
 @pytest.fixture(params=["file", "memory"])
 def any_store(request: pytest.FixtureRequest, path: Path) -> Iterator[SQLiteStore]:
     opened = sqlite.open_store(path if request.param == "file" else ":memory:")
     yield opened
-    sqlite.release(opened)
+    sharing.release(opened)
 
 
 class Gate:
@@ -470,7 +470,7 @@ def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchron
     }
     assert opened.write_now(settings_of) == expected
     assert opened.read_now(settings_of) == expected
-    sqlite.release(opened)
+    sharing.release(opened)
 
 
 def test_full_durability_is_the_default(store: SQLiteStore) -> None:
@@ -508,7 +508,7 @@ def test_every_thread_hears_that_the_store_is_closed(path: Path) -> None:
     store = sqlite.open_store(path)
     store.write_now(threads.append, "t", rows("x"))
     assert stored(store) == ["x"]
-    sqlite.release(store)
+    sharing.release(store)
     with ThreadPoolExecutor(6) as pool:  # some of them may carry the numbers of threads that are gone
         for outcome in [pool.submit(store.write_now, threads.find, "t") for _ in range(12)]:
             assert isinstance(outcome.exception(PATIENCE), StoreNotOpen)
@@ -517,8 +517,8 @@ def test_every_thread_hears_that_the_store_is_closed(path: Path) -> None:
 def test_the_last_one_out_leaves_one_file(path: Path) -> None:
     first, second = sqlite.open_store(path), sqlite.open_store(path)
     first.write_now(threads.append, "t", rows("x"))
-    sqlite.release(first)
+    sharing.release(first)
     assert stored(second) == ["x"]
     assert Path(f"{path}-wal").exists()
-    sqlite.release(second)
+    sharing.release(second)
     assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from holdfast.errors import InputError, StoreError, StoreUnusable
-from holdfast.store import sqlite, sqlite_file, threads
+from holdfast.store import sharing, sqlite, sqlite_file, threads
 from holdfast.store.sqlite import SQLiteStore
 from holdfast.store.threads import Stored
 from tests.store import child
@@ -30,7 +30,7 @@ def opened(path: str | os.PathLike[str], **options: Any) -> Iterator[SQLiteStore
     try:
         yield store
     finally:
-        sqlite.release(store)
+        sharing.release(store)
 
 
 def count(store: SQLiteStore) -> int:
@@ -83,7 +83,7 @@ def test_the_store_is_open_until_the_last_of_its_users_has_gone(tmp_path: Path) 
     stores = [sqlite.open_store(tmp_path / "a.db") for _ in range(3)]
     for store in stores:
         store.write_now(threads.append, "t", ROW)
-        sqlite.release(store)
+        sharing.release(store)
     assert not Path(f"{tmp_path / 'a.db'}-wal").exists()
     with opened(tmp_path / "a.db") as again:
         assert again is not stores[0]
@@ -319,7 +319,7 @@ UNPRIVILEGED = """
             try:
                 store.write_now(threads.append, "t", rows("x"))
             finally:
-                sqlite.release(store)
+                sharing.release(store)
         except BaseException as error:
             return f"{type(error).__name__}: {error}"
         return "written"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreBusy
-from holdfast.store import sqlite, threads
+from holdfast.store import sharing, sqlite, threads
 from holdfast.store.threads import Stored
 from tests.store import child
 
@@ -31,7 +31,7 @@ def bodies(path: Path) -> list[str]:
         assert store.read_now(lambda tx: tx.all("PRAGMA integrity_check")) == [("ok",)]
         for body in bodies(store):
             print(body)
-        sqlite.release(store)
+        sharing.release(store)
     """
     return child.run(script, path).splitlines()
 
@@ -56,7 +56,7 @@ def test_a_foreign_write_lock_is_store_busy_that_names_the_file_and_the_seconds(
         assert store.read_now(threads.find, "t") is None  # reading goes on
         other.ask("COMMIT")
         store.write_now(threads.append, "t", ROW)
-    sqlite.release(store)
+    sharing.release(store)
     assert bodies(path) == ["x"]
 
 
@@ -68,19 +68,19 @@ def test_a_foreign_lock_that_ends_in_time_is_waited_for(path: Path) -> None:
             other.tell("COMMIT")
             store.write_now(threads.append, "t", ROW)
             assert other.hear() == "done"
-    sqlite.release(store)
+    sharing.release(store)
     assert len(bodies(path)) == 10
 
 
 def test_a_file_that_cannot_be_opened_for_a_foreign_lock_is_store_busy(path: Path) -> None:
-    sqlite.release(sqlite.open_store(path))
+    sharing.release(sqlite.open_store(path))
     with child.started(LOCK, path) as other:
         other.ask("PRAGMA locking_mode = exclusive")
         other.ask("BEGIN EXCLUSIVE")
         with pytest.raises(StoreBusy, match=rf"{re.escape(str(path))}.* 0\.25 s"):
             sqlite.open_store(path, busy_seconds=0.25)
         other.ask("COMMIT")
-    sqlite.release(sqlite.open_store(path, busy_seconds=0.25))
+    sharing.release(sqlite.open_store(path, busy_seconds=0.25))
 
 
 def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) 
                 store = sqlite.open_store(line.strip())
                 for i in range(3):
                     store.write_now(threads.append, "t", rows(f"{sys.argv[1]} {i}"))
-                sqlite.release(store)
+                sharing.release(store)
                 print("done", flush=True)
             except StoreError as error:
                 print(repr(error), flush=True)
@@ -109,7 +109,7 @@ def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) 
         row = store.read_now(threads.find, "t")
         assert row is not None
         seen = [json.loads(body) for _, body in store.read_now(threads.page, row.branch, after=0, upto=99, limit=99)]
-        sqlite.release(store)
+        sharing.release(store)
         assert sorted(seen) == sorted(f"{n} {i}" for n in range(20) for i in range(3))
         for n in range(20):
             assert [body for body in seen if body.startswith(f"{n} ")] == [f"{n} {i}" for i in range(3)]
@@ -170,7 +170,7 @@ FULL = """
 
     asyncio.run(crowd())
     assert bodies(store) == acknowledged
-    sqlite.release(store)  # without room to fold the log into the file
+    sharing.release(store)  # without room to fold the log into the file
     make_room()
     store = sqlite.open_store(path)
     assert bodies(store) == acknowledged
@@ -186,7 +186,7 @@ FULL = """
     store.write_now(threads.append, "t", rows("and without reopening"))
     assert bodies(store)[-1] == "and without reopening"
     assert store.read_now(lambda tx: tx.all("PRAGMA integrity_check")) == [("ok",)]
-    sqlite.release(store)
+    sharing.release(store)
 """
 
 
@@ -231,14 +231,14 @@ def test_a_forked_child_cannot_use_what_it_inherited_and_does_not_harm_it(path: 
                         assert "in this process" in str(error), error
                     else:
                         os._exit(1)
-                sqlite.release(each)
+                sharing.release(each)
                 each.close()
             {end}
         assert os.waitpid(pid, 0)[1] == 0
         for each in (store, memory):
             each.write_now(threads.append, "t", rows("after"))
             assert bodies(each) == ["before", "after"]
-            sqlite.release(each)
+            sharing.release(each)
     """
     child.run(script, path)
     assert bodies(path) == ["before", "after"]
@@ -254,12 +254,12 @@ def test_a_forked_child_opens_a_store_of_its_own(path: Path) -> None:
             assert mine is not store
             assert bodies(mine) == ["parent"]
             mine.write_now(threads.append, "t", rows("child"))
-            sqlite.release(mine)
+            sharing.release(mine)
             sys.exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         store.write_now(threads.append, "t", rows("parent again"))
         assert bodies(store) == ["parent", "child", "parent again"]
-        sqlite.release(store)
+        sharing.release(store)
     """
     child.run(script, path)
     assert bodies(path) == ["parent", "child", "parent again"]
@@ -277,10 +277,10 @@ def test_nothing_that_a_forked_child_was_acknowledged_is_lost_when_the_parent_cl
             os.write(child_wrote[1], b"x")
             os.read(parent_closed[0], 1)
             mine.write_now(threads.append, "t", rows("child again"))
-            sqlite.release(mine)
+            sharing.release(mine)
             sys.exit(0)
         os.read(child_wrote[0], 1)
-        sqlite.release(store)
+        sharing.release(store)
         os.write(parent_closed[1], b"x")
         assert os.waitpid(pid, 0)[1] == 0
     """
@@ -307,12 +307,12 @@ def test_a_child_that_was_forked_in_the_middle_of_a_write_can_write(path: Path) 
         if pid == 0:
             mine = sqlite.open_store(sys.argv[1], busy_seconds=10)
             mine.write_now(threads.append, "t", rows("child"))
-            sqlite.release(mine)
+            sharing.release(mine)
             os._exit(0)
         writing.join()
         assert os.waitpid(pid, 0)[1] == 0
         assert sorted(bodies(store)) == ["child", "first", "parent"]
-        sqlite.release(store)
+        sharing.release(store)
     """
     child.run(script, path)
     assert sorted(bodies(path)) == ["child", "first", "parent"]
@@ -357,7 +357,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
             codes.append(os.waitpid(children[0], 0)[1])
             children.pop(0)
         assert codes == [0] * 60, codes
-        sqlite.release(store)
+        sharing.release(store)
     """
     child.run(script, path)
 

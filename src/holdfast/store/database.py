@@ -7,6 +7,7 @@ takes queries from any thread and any event loop:
     head = store.write_now(threads.append, "trip", rows)          # anywhere else
 
 - A write's outcome is delivered after its COMMIT, never before.
+- Writes whose first argument is the same text, which is a thread's id, happen in the order of their submission.
 - A write that was submitted settles before a cancellation of its caller is delivered.
 - A query cannot reach the store: it only has its transaction, and calling the store from inside one raises.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
@@ -27,6 +28,7 @@ from holdfast.errors import HoldfastError
 P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Moment = object  # a time by the database's clock: good as a parameter, and for nothing else
 
 
 class Tx(Protocol):
@@ -44,11 +46,11 @@ class Tx(Protocol):
     def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
         """The same statement for each set of parameters."""
 
-    def now(self) -> str:
-        """The database's clock: ISO 8601, UTC, microseconds."""
+    def now(self) -> Moment:
+        """The time of this transaction by the database's clock; stored, it is ISO 8601, UTC, microseconds."""
 
-    def later(self, seconds: float, /) -> str:
-        """The database's clock, so many seconds from now."""
+    def later(self, seconds: float, /) -> Moment:
+        """So many seconds after `now`."""
 
 
 class Settling(asyncio.Future[T]):
@@ -101,6 +103,11 @@ class Job(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.group = 1  # how many jobs were settled with it
+
+    @property
+    def thread(self) -> str:
+        """The thread that it is about: its first argument, where that is a text."""
+        return self._args[0] if self._args and isinstance(self._args[0], str) else ""
 
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""
@@ -166,11 +173,13 @@ def in_thread(call: Callable[[], T]) -> Settling[T]:
 class Store(abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
-    system: str  # the database's name, as OpenTelemetry writes it
+    system: str  # the database's kind, as OpenTelemetry writes it
+    name: str  # this very database, as people may see it: no password
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
     def __init__(self) -> None:
+        self.users = 0  # see sharing.py
         self._own_threads: set[int] = set()  # until they end: the number of a thread is used again
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -220,8 +229,21 @@ class Store(abc.ABC):
         """Finish what was submitted, then let go of the database."""
 
     @abc.abstractmethod
-    def changed(self) -> bool:
-        """Whether anything may have been committed since this was last asked. Cheap, and for one thread alone."""
+    def version(self) -> Hashable:
+        """Differs from what it was before when anything may have been committed since. Cheap: made to be polled."""
+
+    def before_fork(self) -> None:  # noqa: B027 - not every database minds
+        """The process is about to fork: hold still."""
+
+    def after_fork(self) -> None:  # noqa: B027
+        """In the parent: go on."""
+
+    @abc.abstractmethod
+    def abandon(self) -> None:
+        """In the child: there are no threads here, and the database's connections are the parent's."""
+
+    def keys_given(self, tables: Sequence[str]) -> None:  # noqa: B027 - most databases have nothing to do
+        """Rows with keys of their own were added to these tables: keys that the database gives go on behind them."""
 
     @abc.abstractmethod
     def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None: ...

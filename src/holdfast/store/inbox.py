@@ -66,8 +66,11 @@ def take(
     """Move what waits into the log: of the first kind that has something, so many messages. Returns their bodies."""
     thread = threads.key_of(tx, thread_id, namespace)
     for kind, limit in limits.items():
+        # In one statement: what somebody withdraws at this very moment is heard or withdrawn, and never both.
         rows = tx.all(
-            "SELECT key, id, role, body FROM inbox WHERE thread = :thread AND kind = :kind ORDER BY key LIMIT :limit",
+            "DELETE FROM inbox WHERE key IN"
+            " (SELECT key FROM inbox WHERE thread = :thread AND kind = :kind ORDER BY key LIMIT :limit)"
+            " RETURNING key, id, role, body",
             thread=thread,
             kind=kind,
             limit=limit,
@@ -76,7 +79,6 @@ def take(
             break
     else:
         return None, []
-    tx.many("DELETE FROM inbox WHERE key = :key", [{"key": key} for key, *_ in rows])
-    taken = [Stored(*row) for _, *row in rows]
+    taken = [Stored(*row) for _, *row in sorted(rows)]
     position = threads.append(tx, thread_id, taken, namespace=namespace, by=by, expect=expect)
     return position, [message.body for message in taken]

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from holdfast.errors import StoreNotOpen
 from holdfast.store import leases
@@ -21,6 +21,7 @@ LOST, ABORTED = "lease_lost", "aborted"
 
 _LOOK = 0.05  # seconds between two looks at whether somebody wants a run to stop
 _BEATS = 4  # renewals in the life of a lease
+_AT_ONCE = 64  # renewals in one transaction: their threads cannot be written meanwhile
 _LINGER = 2.0  # seconds that the thread stays awake without leases: waking it for each run would cost more
 _log = logging.getLogger("holdfast.store")
 
@@ -34,6 +35,7 @@ class Keeper:
         self._renewed: dict[Held, float] = {}
         self._changed = threading.Condition()
         self._awake = False
+        self._seen: Hashable = None  # the store's version when we last looked
 
     def keep(self, lease: Held, tell: Callable[[str], object]) -> None:
         """Renew the lease until it is dropped. `tell` is called, on the keeper's thread, with LOST or ABORTED."""
@@ -81,20 +83,22 @@ class Keeper:
                 return
 
     def _look(self, store: Store) -> None:
-        if store.changed():
+        version = store.version()
+        if version != self._seen:
             for lease in store.read_now(leases.aborted, list(self._held)):
                 self._tell(lease, ABORTED)
+            self._seen = version
 
     def _beat(self, store: Store, now: float) -> None:
         with self._changed:
             due = [lease for lease, then in self._renewed.items() if now - then > lease.seconds / _BEATS]
-        if not due:
-            return
-        lost = store.write_first(leases.renew, due)
-        with self._changed:
-            self._renewed.update((lease, now) for lease in due if lease in self._renewed)
-        for lease in lost:
-            self._tell(lease, LOST)
+        for first in range(0, len(due), _AT_ONCE):
+            some = due[first : first + _AT_ONCE]
+            lost = store.write_first(leases.renew, some)
+            with self._changed:
+                self._renewed.update((lease, now) for lease in some if lease in self._renewed)
+            for lease in lost:
+                self._tell(lease, LOST)
 
     def _give_up(self, now: float) -> None:
         """What could not be renewed for as long as it lasts is lost, whoever may have it now."""

@@ -77,17 +77,19 @@ def parameters(tx: Tx, by: By) -> dict[str, object]:
 def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     """Say why a write was refused, if that was because of a lease."""
     row = tx.one(
-        "SELECT lease_owner, lease_epoch, lease_until FROM threads WHERE namespace = :namespace AND id = :id",
+        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now FROM threads"
+        " WHERE namespace = :namespace AND id = :id",
         namespace=namespace,
         id=thread_id,
+        now=tx.now(),
     )
     if row is None:
         return
-    owner, epoch, until = row
+    owner, epoch, until, is_alive = row
     if isinstance(by, Lease):
-        if epoch != by.epoch or until is None or until <= tx.now():
+        if epoch != by.epoch or not is_alive:
             raise LeaseLost(thread_id)
-    elif until is not None and until > tx.now() and epoch != by.over:
+    elif is_alive and epoch != by.over:
         raise ThreadBusy(thread_id, owner, epoch, until)
 
 
@@ -104,7 +106,7 @@ class Held(NamedTuple):
 def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
     """Renew leases; returns those that are lost."""
     lost = []
-    for lease in held:
+    for lease in sorted(held):  # in the order in which everybody takes threads' rows
         row = tx.one(
             f"UPDATE threads SET lease_until = :until WHERE namespace = :namespace AND id = :id AND {_MINE}"
             " RETURNING lease_epoch",
@@ -121,16 +123,9 @@ def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
 
 def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
     """Those of the leases whose run was asked to stop."""
-    return [
-        lease
-        for lease in held
-        if tx.one(
-            "SELECT 1 FROM threads WHERE namespace = :namespace AND id = :id AND lease_abort = :epoch",
-            namespace=lease.namespace,
-            id=lease.thread_id,
-            epoch=lease.epoch,
-        )
-    ]
+    rows = tx.all("SELECT namespace, id, lease_abort FROM threads WHERE run IS NOT NULL AND lease_abort = lease_epoch")
+    asked = set(rows)
+    return [lease for lease in held if (lease.namespace, lease.thread_id, lease.epoch) in asked]
 
 
 def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> str | None:

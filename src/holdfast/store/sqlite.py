@@ -4,22 +4,20 @@
   what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
   failure does not sink its neighbours.
 - Readers are connections of their own on the WAL; a database in memory is read through the writer.
-- One store for each real file in a process, counted by its users: a second connection of another kind in the same
-  process could drop the first one's locks.
 - The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import itertools
 import logging
 import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +25,7 @@ import apsw
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
+from holdfast.store import sharing
 from holdfast.store.database import Job, Row, Store
 from holdfast.store.sqlite_file import (
     MEMORY,
@@ -123,9 +122,8 @@ class SQLiteStore(Store):
 
     def __init__(self, path: str, durability: str, busy_seconds: float) -> None:
         super().__init__()
-        self.path = path
+        self.name = self.path = path
         self.durability = durability
-        self.users = 0
         self._busy_seconds = busy_seconds
         self._use_writer(connect(path, durability, busy_seconds))
         self._pauses = _Pauses()
@@ -137,7 +135,8 @@ class SQLiteStore(Store):
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._local = threading.local()
         self._watching = threading.Lock()
-        self._watch: tuple[int, apsw.Connection | None, int] = (0, None, 0)  # generation, connection, data version
+        self._watch: tuple[int, apsw.Connection | None] = (0, None)  # the generation, and its connection that watches
+        self._looks = itertools.count()
         self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "holdfast-read")
         self._thread = threading.Thread(target=self._serve, name="holdfast-write", daemon=True)
         self._thread.start()
@@ -148,6 +147,14 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
+    def check_same(self, durability: str) -> None:
+        """Refuse an opener who wants something else than the first one did."""
+        if self.durability != durability:
+            raise InputError(
+                f"{self.path!r} is already open in this process with durability={self.durability!r}; "
+                f"use the same for every opener, not {durability!r}"
+            )
+
     def before_fork(self) -> None:
         """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
         self._pauses.pause()
@@ -155,7 +162,6 @@ class SQLiteStore(Store):
             self._disconnect()
 
     def after_fork(self) -> None:
-        """In the parent: go on."""
         try:
             if self.path != MEMORY:
                 self._use_writer(connect(self.path, self.durability, self._busy_seconds, create=False))
@@ -164,7 +170,6 @@ class SQLiteStore(Store):
             self._pauses.go_on()
 
     def abandon(self) -> None:
-        """In the child: there are no threads here, and the file is the parent's."""
         self._gate = threading.Lock()  # another thread may have held it when the process forked
         self._open = False
 
@@ -181,19 +186,18 @@ class SQLiteStore(Store):
         with self._watching:
             self._disconnect()
 
-    def changed(self) -> bool:
+    def version(self) -> Hashable:
         if self.path == MEMORY:
-            return True
+            return next(self._looks)
         with self._pauses, self._watching:
             if not self._open:
                 raise StoreNotOpen(f"the store on {self.path!r} is closed")
-            generation, connection, before = self._watch
+            generation, connection = self._watch
             if connection is None or generation != self._generation:
                 connection = connect(self.path, self.durability, self._busy_seconds, create=False)
                 self._connections.append(connection)
-            version = connection.pragma("data_version")
-            self._watch = (self._generation, connection, version)
-            return bool(version != before)
+                self._watch = (self._generation, connection)
+            return (self._generation, connection.pragma("data_version"))
 
     def _disconnect(self) -> None:
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
@@ -367,10 +371,6 @@ class SQLiteStore(Store):
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
-_stores: dict[tuple[int, int], SQLiteStore] = {}
-_in_memory: set[SQLiteStore] = set()
-_registry = threading.Lock()
-
 
 def open_store(
     path: str | os.PathLike[str], *, durability: str = "full", busy_seconds: float = _BUSY_SECONDS
@@ -379,73 +379,13 @@ def open_store(
     check_durability(durability)
     check_library(apsw.sqlite_lib_version())
     name = checked_path(path)
-    with _registry:
-        store = _stores.get(identity(name)) if name != MEMORY else None
-        if store is None:
-            try:
-                store = SQLiteStore(name, durability, busy_seconds)
-            except apsw.Error as error:
-                raise translate(error, name, busy_seconds) from error
-            if name == MEMORY:
-                _in_memory.add(store)
-            else:
-                _stores[identity(name)] = store
-        elif store.durability != durability:
-            raise InputError(
-                f"{name!r} is already open in this process with durability={store.durability!r}; "
-                f"use the same for every opener, not {durability!r}"
-            )
-        store.users += 1
-        return store
 
+    def make() -> SQLiteStore:
+        try:
+            return SQLiteStore(name, durability, busy_seconds)
+        except apsw.Error as error:
+            raise translate(error, name, busy_seconds) from error
 
-def release(store: SQLiteStore) -> None:
-    """Give a store back; the last one out closes it."""
-    with _registry:
-        store.users -= 1
-        if store.users > 0:
-            return
-        _in_memory.discard(store)
-        for key in [key for key, known in _stores.items() if known is store]:
-            del _stores[key]
-        # Inside the lock: whoever opens the same file next must not meet a store that is half closed.
-        store.close()
-
-
-# --- leaving ----------------------------------------------------------------------------------------------------------
-
-
-def _close_all() -> None:
-    for store in [*_stores.values(), *_in_memory]:
-        store.close()
-
-
-def _forget_all() -> None:
-    global _registry  # noqa: PLW0603 - the parent's hand is on the other one
-    for store in [*_stores.values(), *_in_memory]:
-        store.abandon()
-    _stores.clear()
-    _in_memory.clear()
-    _registry = threading.Lock()
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-    for store in [*_stores.values(), *_in_memory]:
-        store.before_fork()
-
-
-def _after_fork() -> None:
-    try:
-        for store in [*_stores.values(), *_in_memory]:
-            try:
-                store.after_fork()
-            except Exception:  # noqa: BLE001 - the other files have nothing to do with it
-                _log.exception("%r could not be opened again after a fork; close it and open it anew", store.path)
-    finally:
-        _registry.release()
-
-
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_all)
+    return sharing.share(
+        lambda: None if name == MEMORY else identity(name), make, lambda store: store.check_same(durability)
+    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import ThreadMoved
 from holdfast.store import leases
-from holdfast.store.database import Tx
+from holdfast.store.database import Moment, Tx
 from holdfast.store.leases import By, Visit
 
 ANY = -1  # whatever the thread's version is
@@ -321,7 +321,7 @@ _TOUCHES = {
 }
 
 
-def _create(tx: Tx, namespace: str, thread_id: str, now: str) -> None:
+def _create(tx: Tx, namespace: str, thread_id: str, now: Moment) -> None:
     row = tx.one(
         "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
         " VALUES (:namespace, :id, 0, 0, 0, 0, '{}', :now, :now)"

@@ -171,14 +171,15 @@ def answer(tx: Tx, thread_id: str, call_id: str, answer: str, *, namespace: str 
         id=thread_id,
         call_id=call_id,
     )
-    waiting = [key for key, status in rows if status == WAITING]
-    if not waiting:
-        raise not_waiting(f"thread {thread_id!r}", call_id, rows[0][1] if rows else None)
-    tx.run(
-        "UPDATE tool_calls SET status = 'answered', answer = :answer WHERE key = :key AND status = 'waiting'",
-        answer=answer,
-        key=waiting[-1],
-    )
+    for key in [key for key, status in reversed(rows) if status == WAITING]:
+        if tx.one(  # somebody else may have been faster
+            "UPDATE tool_calls SET status = 'answered', answer = :answer WHERE key = :key AND status = 'waiting'"
+            " RETURNING key",
+            answer=answer,
+            key=key,
+        ):
+            return
+    raise not_waiting(f"thread {thread_id!r}", call_id, rows[0][1] if rows else None)
 
 
 def not_waiting(where: str, call_id: str, status: str | None) -> InputError:

@@ -1,0 +1,43 @@
+"""Where a database is: the path of a SQLite file, or the DSN of a Postgres database."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from holdfast.errors import MissingExtra
+from holdfast.store import sqlite
+from holdfast.store.database import Store
+
+if TYPE_CHECKING:
+    from holdfast.store import postgres
+    from holdfast.store.postgres_server import Server
+
+_SCHEMES = ("postgresql://", "postgres://")
+
+
+def is_dsn(place: object) -> bool:
+    return isinstance(place, str) and place.startswith(_SCHEMES)
+
+
+def open_store(place: str | os.PathLike[str]) -> Store:
+    """The store on a path or a DSN. Give it back with `sharing.release`."""
+    if isinstance(place, str) and is_dsn(place):
+        return open_postgres(postgres_server(place))
+    return sqlite.open_store(place)
+
+
+def postgres_server(dsn: str, *, schema: str = "holdfast", listen_dsn: str | None = None) -> Server:
+    """What a DSN says, checked. Nothing is connected."""
+    try:
+        from holdfast.store import postgres_server as module  # noqa: PLC0415 - most programs do without psycopg
+    except ImportError as error:
+        raise MissingExtra("Postgres", "postgres") from error
+    return module.Server(dsn, schema=schema, listen_dsn=listen_dsn)
+
+
+def open_postgres(server: Server, *, durability: str = "full", pool_size: int = 8) -> postgres.PostgresStore:
+    """The store on a Postgres database. Give it back with `sharing.release`."""
+    from holdfast.store import postgres as module  # noqa: PLC0415 - as above
+
+    return module.open_store(server, durability=durability, pool_size=pool_size)

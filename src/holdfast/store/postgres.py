@@ -1,0 +1,485 @@
+"""Postgres behind the seam: a few writers with group commit, and readers beside them.
+
+- Each of them is a thread with a connection of its own; together they are the pool. A connection is made when it is
+  needed, made anew when it was lost, and closed when it has been idle for a while.
+- Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
+  that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
+  a transaction they are run in the order of their threads' ids, so that two processes do not lock each other out.
+- What needs no answer is sent together with what follows (a pipeline): an append costs two round trips, and the second
+  is the COMMIT.
+- A deadlock and a lost connection are not the caller's business: the transaction is run again. If the answer to a
+  COMMIT was lost, the writer's row tells what became of it, so nothing is written twice.
+- Nothing outlives its transaction on a connection to a pooler. Whether there is one is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import psycopg
+
+from holdfast import clock
+from holdfast.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
+from holdfast.store import sharing
+from holdfast.store.database import Job, Row, Store
+from holdfast.store.postgres_news import News
+from holdfast.store.postgres_server import (
+    Connection,
+    Server,
+    has_lost_a_statement,
+    is_lost,
+    is_passing,
+    is_refused,
+    tables,
+)
+from holdfast.store.sqlite_file import check_durability
+
+_GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
+_PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before a caller hears of it
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_IDLE_SECONDS = 60.0
+_SLOW_SECONDS = 1.0
+_PREPARE_AFTER = 3  # runs of a statement
+# A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
+_SETTINGS = {"lock_timeout": "30s", "idle_in_transaction_session_timeout": "15s"}
+_CLOCK = "to_char((transaction_timestamp(){}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+_MARK = (
+    "INSERT INTO writers (id, last, written_at) VALUES (:id, :last, transaction_timestamp())"
+    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
+)
+_UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timestamp() - interval '1 day'"
+_log = logging.getLogger("holdfast.store")
+
+
+class _Moment(NamedTuple):
+    """A time that the server works out, so many seconds after the transaction's beginning."""
+
+    seconds: float
+
+
+_NOW = _Moment(0.0)
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+_TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
+
+
+@lru_cache(maxsize=2_000)
+def _translated(statement: str, schema: str, moments: tuple[tuple[str, _Moment], ...]) -> bytes:
+    """A statement as psycopg takes it: tables by their full names, times as the server's clock."""
+    times = {name: _CLOCK.format(f" + interval '{at.seconds} s'" if at.seconds else "") for name, at in moments}
+    statement = _TABLE.sub(rf'\1 "{schema}".\2', statement.replace("%", "%%"))
+    return _PARAMETER.sub(lambda match: times.get(match[1]) or f"%({match[1]})s", statement).encode()
+
+
+class PostgresTx:
+    """A transaction on one connection. In a pipeline, `run` and `many` are sent with the next thing that is asked."""
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self.is_answered = False  # whether the server has answered to anything
+
+    def _execute(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
+        moments = tuple((name, value) for name, value in params.items() if type(value) is _Moment)
+        return self._connection.execute(_translated(statement, self._schema, moments), params)
+
+    def one(self, statement: str, /, **params: Any) -> Row | None:
+        row = self._execute(statement, params).fetchone()
+        self.is_answered = True
+        return row
+
+    def all(self, statement: str, /, **params: Any) -> list[Row]:
+        rows = self._execute(statement, params).fetchall()
+        self.is_answered = True
+        return rows
+
+    def run(self, statement: str, /, **params: Any) -> None:
+        self._execute(statement, params)
+
+    def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
+        for row in rows:
+            self._execute(statement, row)
+
+    def now(self) -> _Moment:
+        return _NOW
+
+    def later(self, seconds: float, /) -> _Moment:
+        return _Moment(seconds)
+
+
+class _Session:
+    """The connection of one thread."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._connection: Connection | None = None
+        self._begin: list[bytes] = []
+
+    def begin(self, mode: str) -> tuple[Connection, PostgresTx]:
+        """The connection; what begins a transaction on it is `start`."""
+        if self._connection is None:
+            self._connection = self._connect()
+        self._mode = f"BEGIN ISOLATION LEVEL {mode}".encode()
+        return self._connection, PostgresTx(self._connection, self._store.server.schema)
+
+    def start(self) -> None:
+        assert self._connection is not None
+        for statement in (self._mode, *self._begin):
+            self._connection.execute(statement, prepare=False)
+
+    def _connect(self) -> Connection:
+        connection = self._store.server.connect()
+        try:
+            row = connection.execute("SELECT pg_backend_pid(), current_setting('synchronous_commit')").fetchone()
+            assert row is not None
+            settings = dict(_SETTINGS)
+            if self._store.durability == "normal":
+                settings["synchronous_commit"] = "off"
+            elif row[1] == "off":
+                settings["synchronous_commit"] = "on"
+            # A pooler introduces itself with a number of its own.
+            if row[0] != connection.info.backend_pid:
+                self._store.has_pooler = True
+            self._begin = []
+            if self._store.has_pooler:
+                self._begin = [f"SET LOCAL {name} = '{value}'".encode() for name, value in settings.items()]
+            else:
+                for name, value in settings.items():
+                    connection.execute(f"SET {name} = '{value}'".encode())
+                connection.prepare_threshold = _PREPARE_AFTER
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Undo what is under way. A connection that may not be fit for the next transaction is closed."""
+        if self._connection is None:
+            return
+        if error is None or not (is_lost(error) or has_lost_a_statement(error)):
+            with contextlib.suppress(psycopg.Error):
+                if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                    self._connection.execute(b"ROLLBACK", prepare=False)
+                return
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.close()
+
+    def abandon(self) -> None:
+        """In a child process: close its copy of the socket without a word to the server."""
+        if self._connection is not None:
+            _inherited.append(self._connection)
+            with contextlib.suppress(psycopg.Error, OSError):
+                os.close(self._connection.fileno())
+
+
+_inherited: list[Connection] = []  # never to be closed here: the server would take it for the parent's goodbye
+
+
+class _Patience:
+    """How long to go on trying, and how often."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline: float | None = None
+        self._pause = _FIRST_PAUSE
+
+    def wait(self, error: BaseException) -> None:
+        """Wait a little before the next try; raises the error when it has been long enough."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self._seconds
+        if now >= self._deadline or is_refused(error):
+            raise error
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+class _Worker:
+    """A thread that serves a queue of jobs."""
+
+    def __init__(self, store: PostgresStore, name: str, jobs: queue.SimpleQueue[Job[Any] | None]) -> None:
+        self._store = store
+        self.jobs = jobs
+        self.session = _Session(store)
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Let the thread stop when it has finished what waits for it."""
+        if self._thread is not None:
+            self.jobs.put(None)
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._store.enter()
+        while (job := self._next()) is not None:
+            group = self._group(job)
+            began = time.monotonic()
+            try:
+                self._settle(group)
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+                why = self._store.server.translate(error)
+                for member in group:
+                    member.error = member.error or why
+                if isinstance(why, StoreError):
+                    _log.warning("%d job(s) on %r failed: %s", len(group), self._store.name, type(why).__name__)
+            if (took := time.monotonic() - began) > _SLOW_SECONDS:
+                _log.warning("%d job(s) on %r took %.1f s", len(group), self._store.name, took)
+            Job.deliver(group)
+        self._leave()
+        self.session.close()
+
+    def _next(self) -> Job[Any] | None:
+        while True:
+            try:
+                return self.jobs.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                self.session.close()
+
+    def _group(self, job: Job[Any]) -> list[Job[Any]]:
+        return [job]
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        raise NotImplementedError
+
+    def _leave(self) -> None: ...
+
+
+class _Reader(_Worker):
+    """Runs queries on a snapshot, one at a time."""
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        (job,) = group
+        patience = _Patience(self._store.patience)
+        while True:
+            try:
+                connection, tx = self.session.begin("REPEATABLE READ READ ONLY")
+                with connection.pipeline():
+                    self.session.start()
+                    job.run(tx)
+                    connection.execute(b"COMMIT", prepare=False)
+                return
+            except BaseException as error:
+                self.session.end(error)
+                if not self._store.may_try_again(error):
+                    raise
+                patience.wait(error)
+
+
+class _Writer(_Worker):
+    """Commits writes, all that wait in one transaction."""
+
+    def __init__(self, store: PostgresStore, name: str) -> None:
+        super().__init__(store, name, queue.SimpleQueue())
+        self._id = clock.new_id()
+        self._number = 0  # of the transaction
+        self._is_in_doubt = False  # whether it may have been committed without our knowledge
+
+    def _group(self, job: Job[Any]) -> list[Job[Any]]:
+        group = [job]
+        while len(group) < _GROUP_WRITES:
+            try:
+                waiting = self.jobs.get_nowait()
+            except queue.Empty:
+                break
+            if waiting is None:  # the end of the queue: leave it for the serving loop
+                self.jobs.put(None)
+                break
+            group.append(waiting)
+        return sorted(group, key=lambda member: member.thread)
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        """Run the group until it is known what became of it."""
+        self._number += 1
+        self._is_in_doubt = False
+        patience = _Patience(self._store.patience)
+        carefully = False
+        while True:
+            try:
+                if not (self._is_in_doubt and self._was_committed()):
+                    self._attempt(group, carefully=carefully)
+                self._store.news.announce()
+                return
+            except BaseException as error:
+                self.session.end(error)
+                self._is_in_doubt = self._is_in_doubt and is_lost(error)
+                if self._store.may_try_again(error):
+                    self._wait(patience, error)
+                elif carefully or len(group) == 1:
+                    raise
+                else:
+                    carefully = True
+
+    def _wait(self, patience: _Patience, error: BaseException) -> None:
+        try:
+            patience.wait(error)
+        except psycopg.Error as last:
+            if not self._is_in_doubt:
+                raise
+            raise StoreUnreachable(
+                f"{self._store.name!r} went away in the middle of a COMMIT and did not come back in "
+                f"{self._store.patience:g} s; whether the write is stored is not known: look before you repeat it"
+            ) from last
+
+    def _was_committed(self) -> bool:
+        """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
+        _, tx = self.session.begin("READ COMMITTED READ WRITE")
+        self.session.start()
+        row = tx.one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
+        self.session.end()
+        self._is_in_doubt = False
+        return row is not None and row[0] == self._number
+
+    def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
+        connection, tx = self.session.begin("READ COMMITTED READ WRITE")
+        with contextlib.nullcontext() if carefully else connection.pipeline() as pipeline:
+            self.session.start()
+            tx.run(_MARK, id=self._id, last=self._number)
+            for job in group:
+                if carefully:
+                    self._attempt_one(job, connection, tx)
+                else:
+                    job.run(tx)
+            if pipeline is not None and not tx.is_answered:
+                pipeline.sync()  # the mark must be there before the COMMIT is sent: see `_was_committed`
+            self._store.reach("before commit")
+            self._is_in_doubt = True
+            done = connection.execute(b"COMMIT", prepare=False)
+        if done.statusmessage != "COMMIT":
+            raise StoreError(f"{self._store.name!r} rolled a transaction back that should have been committed")
+        self._is_in_doubt = False
+        self._store.reach("after commit")
+
+    def _attempt_one(self, job: Job[Any], connection: Connection, tx: PostgresTx) -> None:
+        """Run one job so that its failure is its own."""
+        connection.execute(b"SAVEPOINT job", prepare=False)
+        try:
+            job.run(tx)
+        except BaseException as error:
+            if self._store.may_try_again(error):
+                raise
+            job.error = self._store.server.translate(error)
+            connection.execute(b"ROLLBACK TO SAVEPOINT job", prepare=False)
+        connection.execute(b"RELEASE SAVEPOINT job", prepare=False)
+
+    def _leave(self) -> None:
+        if self._number:
+            with contextlib.suppress(psycopg.Error):
+                connection, tx = self.session.begin("READ COMMITTED READ WRITE")
+                self.session.start()
+                tx.run(_UNMARK, id=self._id)
+                connection.execute(b"COMMIT", prepare=False)
+
+
+class PostgresStore(Store):
+    """One schema of a Postgres database. Get it from `open_store`, which shares it within the process."""
+
+    system = "postgresql"
+
+    def __init__(self, server: Server, durability: str, pool_size: int, patience: float = _PATIENCE) -> None:
+        super().__init__()
+        self.server = server
+        self.name = server.name
+        self.durability = durability
+        self.pool_size = pool_size
+        self.patience = patience
+        self.has_pooler = False
+        self._open = True
+        self._gate = threading.Lock()  # nothing is queued behind the end of a queue
+        self.news = News(server)
+        reads: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._readers = [_Reader(self, "holdfast-read", reads) for _ in range(pool_size // 2)]
+        self._writers = [_Writer(self, "holdfast-write") for _ in range(pool_size - len(self._readers))]
+        self._first = _Writer(self, "holdfast-write-first")
+
+    def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
+        with self._gate:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.name!r} is closed; open it again in this process to go on")
+            workers: Sequence[_Worker] = self._readers
+            if writes:
+                workers = [self._first if first else self._writers[hash(job.thread) % len(self._writers)]]
+            workers[0].jobs.put(job)
+            for worker in workers:
+                worker.start()
+
+    def enter(self) -> None:
+        """The current thread is one of ours: a query on it must not call the store."""
+        self._own_threads.add(threading.get_ident())
+
+    def reach(self, boundary: str) -> None:
+        if self.boundary is not None:
+            self.boundary(boundary)
+
+    def may_try_again(self, error: BaseException) -> bool:
+        """Whether the error is of the kind that goes away by itself."""
+        if has_lost_a_statement(error):
+            self.has_pooler = True
+            return True
+        return is_lost(error) or is_passing(error)
+
+    def version(self) -> Hashable:
+        if not self._open:
+            raise StoreNotOpen(f"the store on {self.name!r} is closed")
+        return self.news.version()
+
+    def close(self) -> None:
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
+            for worker in self._workers():
+                worker.end()
+        for worker in self._workers():
+            worker.join()
+        self.news.close()
+        self._own_threads.clear()
+
+    def abandon(self) -> None:
+        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._open = False
+        self.news.abandon()
+        for worker in self._workers():
+            worker.session.abandon()
+
+    def _workers(self) -> Sequence[_Worker]:
+        return (*self._readers, *self._writers, self._first)
+
+    def check_same(self, durability: str, pool_size: int) -> None:
+        """Refuse an opener who wants something else than the first one did."""
+        if (self.durability, self.pool_size) != (durability, pool_size):
+            raise InputError(
+                f"{self.name!r} is already open in this process with durability={self.durability!r} and "
+                f"pool_size={self.pool_size}; use the same for every opener, not {durability!r} and {pool_size}"
+            )
+
+
+def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) -> PostgresStore:
+    """The store on this database, its tables made and migrated if need be. Give it back with `sharing.release`."""
+    check_durability(durability)
+
+    def make() -> PostgresStore:
+        server.prepare()
+        return PostgresStore(server, durability, pool_size)
+
+    return sharing.share(lambda: server.key, make, lambda store: store.check_same(durability, pool_size))
