@@ -1,11 +1,16 @@
-"""Durable appends (synchronous=FULL) through the checkpointer, against raw apsw with a commit for each message."""
+"""Durable appends (synchronous=FULL) through the checkpointer, against raw apsw with a commit for each message.
+
+`--database postgres` does the same against raw psycopg.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import time
 
+from bench import append_postgres
 from bench.measure import alternate, message, raw_append, raw_database, report, scratch
 from holdfast import clock
 from holdfast.checkpointer import SQLiteCheckpointer
@@ -13,6 +18,12 @@ from holdfast.messages import encode
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
+    append_postgres.main() if parser.parse_args().database == "postgres" else _sqlite()
+
+
+def _sqlite() -> None:
     folder = scratch()
     said = message()
     raw = raw_database(folder / "raw.db")

@@ -15,7 +15,8 @@ from pathlib import Path
 import apsw
 
 from holdfast.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
-from holdfast.store.sqlite import open_store, release
+from holdfast.store.sharing import release
+from holdfast.store.sqlite import open_store
 
 TEXT = "x" * 330  # a message of about 400 bytes
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
 from holdfast.errors import ProviderError, RateLimited
 from holdfast.events import (
     AgentEnd,
@@ -248,7 +248,7 @@ def sent(provider: Any, call: int = -1) -> list[str]:
     return [f"{message.role}: {message.text}" for message in provider.requests[call].messages]
 
 
-async def history(cp: SQLiteCheckpointer, thread_id: str) -> list[str]:
+async def history(cp: Checkpointer, thread_id: str) -> list[str]:
     """What a thread holds, in short."""
     thread = await cp.load(thread_id)
     return [f"{message.role}: {message.text}" for message in thread.messages] if thread else []

@@ -37,6 +37,7 @@ from holdfast.prompts import single
 from holdfast.store import inbox, leases, places, sharing, sqlite, threads, tool_calls
 from holdfast.store.database import Store, Tx, in_thread
 from holdfast.store.leases import Visit
+from holdfast.store.places import is_dsn
 from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
@@ -48,6 +49,7 @@ __all__ = [
     "ThreadInfo",
     "ToolCallRecord",
     "checkpointer_for",
+    "is_dsn",
 ]
 
 Appendable: TypeAlias = Message | dict[str, Any]
@@ -281,7 +283,7 @@ class SQLiteCheckpointer(Checkpointer):
         lease_seconds: float = 30.0,
     ) -> None:
         super().__init__(durability=durability, lease_seconds=lease_seconds)
-        if places.is_dsn(db_path):
+        if is_dsn(db_path):
             raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
         self._path = db_path
 
@@ -297,16 +299,17 @@ class PostgresCheckpointer(Checkpointer):
     """Keeps threads in a Postgres database, which any number of processes on any number of machines may share.
 
     `dsn` is `postgresql://user:password@host:5432/database`, or several hosts of which the one that can be written is
-    used. The tables are made in `schema` when they are not there. `pool_size` is how many connections this process
-    works with at most; two more serve leases and notifications. `listen_dsn` leads to the server itself where `dsn`
-    leads to a pooler, which cannot pass notifications on. The rest is as with `SQLiteCheckpointer`.
+    used. The tables are made where they are not there yet, in the schema "holdfast"; `schema`, or `?schema=` in the
+    DSN, names another. `pool_size` is how many connections this process works with at most; two more serve leases and
+    notifications. `listen_dsn` leads to the server itself where `dsn` leads to a pooler, which cannot pass
+    notifications on. The rest is as with `SQLiteCheckpointer`.
     """
 
     def __init__(
         self,
         dsn: str,
         *,
-        schema: str = "holdfast",
+        schema: str | None = None,
         durability: str = "full",
         lease_seconds: float = 30.0,
         pool_size: int = 8,
@@ -328,7 +331,7 @@ class PostgresCheckpointer(Checkpointer):
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:
     """The checkpointer for a path or a DSN, for programs that are told their database from outside."""
-    if places.is_dsn(place):
+    if is_dsn(place):
         return PostgresCheckpointer(os.fspath(place), **options)
     return SQLiteCheckpointer(place, **options)
 

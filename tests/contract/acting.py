@@ -10,9 +10,9 @@ from holdfast import (
     ToolContext,
     ToolResultMessage,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.recovery import UNKNOWN_OUTCOME
 from holdfast.tools import Tool
-from tests.conftest import Checkpointer
 from tests.contract.driving import agent_on, die, look
 from tests.contract.opened import loaded
 

@@ -14,9 +14,9 @@ from holdfast import (
     ToolContext,
     tool,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.messages import ToolResultMessage
 from holdfast.results import RunResult
-from tests.conftest import Checkpointer
 from tests.contract.opened import loaded
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from holdfast import Agent, ToolCall, UserMessage, owners, tool
-from holdfast.checkpointer import stored
+from holdfast.checkpointer import Checkpointer, stored
 from holdfast.errors import StoreFull
 from holdfast.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
 from holdfast.messages import Message, stamped
@@ -28,7 +28,7 @@ from holdfast.store import threads
 from holdfast.store.database import Row, Store, Tx
 from holdfast.store.leases import Claim, Lease
 from holdfast.tools import Tool
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.test_agent_events import make
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.checkpointer import Thread
-from tests.conftest import Checkpointer, Database
+from holdfast.checkpointer import Checkpointer, Thread
+from tests.conftest import Database
 
 
 def with_cp(database: Database, use: Callable[[Checkpointer], Awaitable[None]]) -> None:

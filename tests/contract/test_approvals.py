@@ -20,13 +20,14 @@ from holdfast import (
     UserMessage,
     tool,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import AnswerNeeded, InputError
 from holdfast.events import ToolExecutionStart
 from holdfast.messages import ImageContent
 from holdfast.middleware import HookContext
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.signals import Signal
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (
     Slow,

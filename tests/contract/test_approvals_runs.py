@@ -16,13 +16,14 @@ from holdfast import (
     ToolResult,
     tool,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import AnswerNeeded, HookFailed, InputError, StoreFull, ThreadBusy
 from holdfast.events import ToolExecutionEnd, ToolExecutionStart
 from holdfast.messages import ToolResultMessage
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.store import tool_calls
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (
     Slow,

@@ -31,6 +31,7 @@ from holdfast import (
     Usage,
     UserMessage,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     AnswerNeeded,
     HookFailed,
@@ -45,7 +46,7 @@ from holdfast.leasing import is_gone
 from holdfast.providers.base import Request
 from holdfast.signals import Signal
 from holdfast.tools import Tool
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import agent_on, die, is_free, lease_of, unfinished, with_two
 from tests.contract.opened import loaded
 from tests.test_agent_events import Heard, check_whole, text_events

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpointer import Thread
+from holdfast.checkpointer import Checkpointer, Thread
 from holdfast.errors import InputError, StoreCorrupt
 from holdfast.messages import (
     AssistantMessage,
@@ -31,7 +31,7 @@ from holdfast.messages import (
 )
 from holdfast.store import threads
 from holdfast.store.threads import Stored
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast import UserMessage
-from holdfast.checkpointer import ThreadInfo
+from holdfast.checkpointer import Checkpointer, ThreadInfo
 from holdfast.errors import InputError, StoreNotOpen
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 
 # --- the list of threads ----------------------------------------------------------------------------------------------

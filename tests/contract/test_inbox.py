@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast import Limits, ToolCall, UserMessage
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InputError, NothingToContinue
 from holdfast.events import MessageEnd
 from holdfast.inbox import Receipt
 from holdfast.messages import ImageContent, TextContent
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
     LOOK,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Middleware, ToolCall, UserMessage
-from holdfast.checkpointer import stored
+from holdfast.checkpointer import Checkpointer, stored
 from holdfast.errors import StoreFull
 from holdfast.events import Event, TurnEnd
 from holdfast.inbox import Receipt
@@ -19,7 +19,7 @@ from holdfast.providers.base import Request
 from holdfast.store import inbox, threads
 from holdfast.store.database import Store, Tx
 from holdfast.store.leases import Claim
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,
     LOOK,

@@ -22,6 +22,7 @@ from holdfast import (
     owners,
     tool,
 )
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     InputError,
     NothingToContinue,
@@ -35,7 +36,7 @@ from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import open_calls
 from holdfast.results import RunResult
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
     FAR_AWAY,

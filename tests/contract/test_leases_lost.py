@@ -7,7 +7,7 @@ import functools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from holdfast import (
     owners,
     tool,
 )
-from holdfast.checkpointer import stored
+from holdfast.checkpointer import Checkpointer, stored
 from holdfast.errors import (
     LeaseLost,
     StoreError,
@@ -39,7 +39,7 @@ from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.postgres import PostgresTx
 from holdfast.store.threads import Stored
 from holdfast.store.tool_calls import Start
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
     FAR_AWAY,
@@ -345,7 +345,7 @@ def test_the_keeper_outlives_a_failure_of_the_store(
         failed = 0
         version = cp.store.version
 
-        def fail_at_first() -> bool:
+        def fail_at_first() -> Hashable:
             nonlocal failed
             failed += 1
             if failed == 1:

@@ -17,13 +17,13 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.checkpointer import ToolCallRecord
+from holdfast.checkpointer import Checkpointer, ToolCallRecord
 from holdfast.errors import InputError, StoreFull
 from holdfast.providers.scripted import Step
 from holdfast.store import tool_calls
 from holdfast.store.database import Tx
 from holdfast.tools import Tool
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.acting import UNKNOWN, Acting, act, interrupt, ledger, results
 from tests.contract.driving import agent_on, break_query, die, look, until, with_two
 from tests.contract.opened import loaded

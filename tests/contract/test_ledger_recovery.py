@@ -22,12 +22,12 @@ from holdfast import (
     Unknown,
     UserMessage,
 )
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
 from holdfast.messages import encode
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import open_calls
 from holdfast.store import schema
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.acting import UNKNOWN, Acting, act, interrupt, ledger, results
 from tests.contract.driving import Slow, agent_on, die, is_free, look, until, with_two
 from tests.contract.opened import loaded

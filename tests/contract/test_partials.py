@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import AssistantMessage, Middleware, ToolCall
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import HookFailed, LeaseLost, NetworkFailed, ThreadBusy
 from holdfast.events import (
     MessageEnd,
@@ -28,7 +29,7 @@ from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.signals import Signal
 from holdfast.store import threads
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,
     Streaming,

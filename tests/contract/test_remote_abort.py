@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, AssistantMessage, Middleware, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
 from holdfast.errors import RateLimited
 from holdfast.events import (
     AgentEnd,
 )
 from holdfast.providers.base import Request
 from holdfast.recovery import valid_history
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,
     LOOK,

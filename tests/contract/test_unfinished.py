@@ -11,7 +11,7 @@ from holdfast import (
     ToolCall,
     UserMessage,
 )
-from holdfast.checkpointer import stored
+from holdfast.checkpointer import Checkpointer, stored
 from holdfast.errors import (
     NothingToContinue,
     ProviderError,
@@ -20,7 +20,7 @@ from holdfast.events import MessageEnd
 from holdfast.messages import stamped
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.store import threads
-from tests.conftest import Checkpointer, Database
+from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
     FAR_AWAY,

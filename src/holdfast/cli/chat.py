@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from holdfast import Agent, Model
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.cli import database, terminal
 from holdfast.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy
 from holdfast.events import Event, MessageUpdate, TextDelta
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     provider, model = _speaker(args.provider, args.model)
     if (check := getattr(provider, "check", None)) is not None:
         check()
-    checkpointer = SQLiteCheckpointer(database.path_of(args))
+    checkpointer = database.checkpointer_of(args)
     agent = Agent(
         provider=provider, model=model, system_prompt=args.system, checkpointer=checkpointer, thread_id=args.thread
     )

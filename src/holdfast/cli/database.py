@@ -8,23 +8,32 @@ from pathlib import Path
 
 import platformdirs
 
+from holdfast.checkpointer import Checkpointer, checkpointer_for, is_dsn
 from holdfast.errors import InputError
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", metavar="PATH", help="the database (default: $HOLDFAST_DB, or the user's chat.db)")
+    parser.add_argument(
+        "--db",
+        metavar="DATABASE",
+        help="a path or a postgresql:// DSN (default: $HOLDFAST_DB, or the user's chat.db)",
+    )
 
 
-def path_of(args: argparse.Namespace) -> str:
+def checkpointer_of(args: argparse.Namespace) -> Checkpointer:
     """The database that the command line means."""
+    return checkpointer_for(_place_of(args))
+
+
+def existing_checkpointer_of(args: argparse.Namespace) -> Checkpointer:
+    """The same, for commands that only look: they make no file."""
+    place = _place_of(args)
+    if not is_dsn(place) and not Path(place).exists():
+        raise InputError(f"there is no database at {place} yet; 'holdfast chat' makes one, --db DATABASE names another")
+    return checkpointer_for(place)
+
+
+def _place_of(args: argparse.Namespace) -> str:
     if args.db is not None:
         return str(args.db)
     return os.environ.get("HOLDFAST_DB") or str(platformdirs.user_data_path("holdfast", appauthor=False) / "chat.db")
-
-
-def existing_path_of(args: argparse.Namespace) -> str:
-    """The same, for commands that only look: they make no file."""
-    path = path_of(args)
-    if not Path(path).exists():
-        raise InputError(f"there is no database at {path} yet; 'holdfast chat' makes one, --db PATH names another")
-    return path

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.cli import database, terminal
 from holdfast.decisions import Answer, Deny, Pending
 from holdfast.errors import InputError
@@ -59,15 +59,15 @@ def _add(
     return parser
 
 
-def _with(args: argparse.Namespace, work: Callable[[SQLiteCheckpointer], Awaitable[T]]) -> T:
+def _with(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]]) -> T:
     """Do something with the database, and with a thread only if there is such a thread."""
-    path = database.existing_path_of(args)
+    checkpointer = database.existing_checkpointer_of(args)
 
     async def main() -> T:
-        async with SQLiteCheckpointer(path) as cp:
+        async with checkpointer as cp:
             thread: str | None = getattr(args, "thread", None)
             if thread is not None and await cp.info(thread) is None:
-                raise InputError(f"there is no thread {thread!r} in {path}; 'holdfast threads' lists them")
+                raise InputError(f"there is no thread {thread!r} in {cp.name}; 'holdfast threads' lists them")
             return await work(cp)
 
     return asyncio.run(main())
@@ -134,7 +134,7 @@ def _inbox(args: argparse.Namespace) -> int:
 
 
 def _send(args: argparse.Namespace) -> int:
-    async def send(cp: SQLiteCheckpointer) -> str:
+    async def send(cp: Checkpointer) -> str:
         receipt = await (cp.steer if args.kind == "steer" else cp.follow_up)(args.thread, args.text)
         return receipt.id
 

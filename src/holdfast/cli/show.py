@@ -7,7 +7,7 @@ import asyncio
 import json
 from typing import Any
 
-from holdfast.checkpointer import SQLiteCheckpointer, Thread
+from holdfast.checkpointer import Checkpointer, Thread
 from holdfast.cli import database, terminal
 from holdfast.errors import InputError
 from holdfast.messages import (
@@ -37,10 +37,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path = database.existing_path_of(args)
-    thread = asyncio.run(_load(path, args.thread))
+    checkpointer = database.existing_checkpointer_of(args)
+    thread = asyncio.run(_load(checkpointer, args.thread))
     if thread is None:
-        raise InputError(f"there is no thread {args.thread!r} in {path}; 'holdfast threads' lists them")
+        raise InputError(f"there is no thread {args.thread!r} in {checkpointer.name}; 'holdfast threads' lists them")
     if args.json:
         messages = [to_value(message) for message in thread.messages]
         partial = to_value(thread.partial) if thread.partial else None
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _load(path: str, thread_id: str) -> Thread | None:
-    async with SQLiteCheckpointer(path) as checkpointer:
+async def _load(checkpointer: Checkpointer, thread_id: str) -> Thread | None:
+    async with checkpointer:
         return await checkpointer.load(thread_id)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 from typing import Any
 
-from holdfast.checkpointer import SQLiteCheckpointer, ThreadInfo
+from holdfast.checkpointer import Checkpointer, ThreadInfo
 from holdfast.cli import database, terminal
 
 
@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    listed = asyncio.run(_list(database.existing_path_of(args), args.limit))
+    listed = asyncio.run(_list(database.existing_checkpointer_of(args), args.limit))
     if args.json:
         print(json.dumps([info._asdict() for info in listed], indent=2))
     elif listed:
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _list(path: str, limit: int) -> list[ThreadInfo]:
-    async with SQLiteCheckpointer(path) as checkpointer:
+async def _list(checkpointer: Checkpointer, limit: int) -> list[ThreadInfo]:
+    async with checkpointer:
         return await checkpointer.threads(limit=limit)
 
 

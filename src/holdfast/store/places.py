@@ -27,7 +27,7 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     return sqlite.open_store(place)
 
 
-def postgres_server(dsn: str, *, schema: str = "holdfast", listen_dsn: str | None = None) -> Server:
+def postgres_server(dsn: str, *, schema: str | None = None, listen_dsn: str | None = None) -> Server:
     """What a DSN says, checked. Nothing is connected."""
     try:
         from holdfast.store import postgres_server as module  # noqa: PLC0415 - most programs do without psycopg
