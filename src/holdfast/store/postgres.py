@@ -30,7 +30,7 @@ import psycopg
 from holdfast import clock
 from holdfast.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from holdfast.store import sharing
-from holdfast.store.database import Job, Row, Store
+from holdfast.store.database import Job, Row, Store, Tx
 from holdfast.store.postgres_news import News
 from holdfast.store.postgres_server import (
     Connection,
@@ -121,18 +121,19 @@ class _Session:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._connection: Connection | None = None
-        self._begin: list[bytes] = []
+        self._mode = b""
+        self._settings: list[bytes] = []  # what each transaction needs on a connection to a pooler
 
-    def begin(self, mode: str) -> tuple[Connection, PostgresTx]:
-        """The connection; what begins a transaction on it is `start`."""
+    def open(self, mode: str) -> tuple[Connection, PostgresTx]:
+        """The connection, and a transaction that `begin` begins: in a pipeline, if the caller opens one before."""
         if self._connection is None:
             self._connection = self._connect()
         self._mode = f"BEGIN ISOLATION LEVEL {mode}".encode()
         return self._connection, PostgresTx(self._connection, self._store.server.schema)
 
-    def start(self) -> None:
+    def begin(self) -> None:
         assert self._connection is not None
-        for statement in (self._mode, *self._begin):
+        for statement in (self._mode, *self._settings):
             self._connection.execute(statement, prepare=False)
 
     def _connect(self) -> Connection:
@@ -148,9 +149,9 @@ class _Session:
             # A pooler introduces itself with a number of its own.
             if row[0] != connection.info.backend_pid:
                 self._store.has_pooler = True
-            self._begin = []
+            self._settings = []
             if self._store.has_pooler:
-                self._begin = [f"SET LOCAL {name} = '{value}'".encode() for name, value in settings.items()]
+                self._settings = [f"SET LOCAL {name} = '{value}'".encode() for name, value in settings.items()]
             else:
                 for name, value in settings.items():
                     connection.execute(f"SET {name} = '{value}'".encode())
@@ -273,9 +274,9 @@ class _Reader(_Worker):
         patience = _Patience(self._store.patience)
         while True:
             try:
-                connection, tx = self.session.begin("REPEATABLE READ READ ONLY")
+                connection, tx = self.session.open("REPEATABLE READ READ ONLY")
                 with connection.pipeline():
-                    self.session.start()
+                    self.session.begin()
                     job.run(tx)
                     connection.execute(b"COMMIT", prepare=False)
                 return
@@ -322,51 +323,53 @@ class _Writer(_Worker):
                 return
             except BaseException as error:
                 self.session.end(error)
-                self._is_in_doubt = self._is_in_doubt and is_lost(error)
-                if self._store.may_try_again(error):
-                    self._wait(patience, error)
+                if self._is_in_doubt:  # whatever it was: nothing may be run again before that is settled
+                    self._wait_in_doubt(patience, error)
+                elif self._store.may_try_again(error):
+                    patience.wait(error)
                 elif carefully or len(group) == 1:
                     raise
                 else:
                     carefully = True
 
-    def _wait(self, patience: _Patience, error: BaseException) -> None:
+    def _wait_in_doubt(self, patience: _Patience, error: BaseException) -> None:
         try:
             patience.wait(error)
-        except psycopg.Error as last:
-            if not self._is_in_doubt:
-                raise
+        except BaseException as last:
             raise StoreUnreachable(
-                f"{self._store.name!r} went away in the middle of a COMMIT and did not come back in "
-                f"{self._store.patience:g} s; whether the write is stored is not known: look before you repeat it"
+                f"{self._store.name!r} went away in the middle of a COMMIT, and for {self._store.patience:g} s there "
+                "was no telling whether the write is stored; look before you repeat it"
             ) from last
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        _, tx = self.session.begin("READ COMMITTED READ WRITE")
-        self.session.start()
+        _, tx = self.session.open("READ COMMITTED READ WRITE")
+        self.session.begin()
         row = tx.one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
         self.session.end()
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        connection, tx = self.session.begin("READ COMMITTED READ WRITE")
-        with contextlib.nullcontext() if carefully else connection.pipeline() as pipeline:
-            self.session.start()
-            tx.run(_MARK, id=self._id, last=self._number)
-            for job in group:
-                if carefully:
-                    self._attempt_one(job, connection, tx)
-                else:
-                    job.run(tx)
-            if pipeline is not None and not tx.is_answered:
-                pipeline.sync()  # the mark must be there before the COMMIT is sent: see `_was_committed`
-            self._store.reach("before commit")
-            self._is_in_doubt = True
-            done = connection.execute(b"COMMIT", prepare=False)
-        if done.statusmessage != "COMMIT":
-            raise StoreError(f"{self._store.name!r} rolled a transaction back that should have been committed")
+        connection, tx = self.session.open("READ COMMITTED READ WRITE")
+        try:
+            with contextlib.nullcontext() if carefully else connection.pipeline() as pipeline:
+                self.session.begin()
+                tx.run(_MARK, id=self._id, last=self._number)
+                for job in group:
+                    if carefully:
+                        self._attempt_one(job, connection, tx)
+                    else:
+                        job.run(tx)
+                if pipeline is not None and not tx.is_answered:
+                    pipeline.sync()  # the mark must be there before the COMMIT is sent: see `_was_committed`
+                self._store.reach("before commit")
+                self._is_in_doubt = True
+                done = connection.execute(b"COMMIT", prepare=False)
+            assert done.statusmessage == "COMMIT", done.statusmessage
+        except BaseException as error:
+            self._is_in_doubt = self._is_in_doubt and is_lost(error)  # else the server has said no
+            raise
         self._is_in_doubt = False
         self._store.reach("after commit")
 
@@ -385,8 +388,8 @@ class _Writer(_Worker):
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                connection, tx = self.session.begin("READ COMMITTED READ WRITE")
-                self.session.start()
+                connection, tx = self.session.open("READ COMMITTED READ WRITE")
+                self.session.begin()
                 tx.run(_UNMARK, id=self._id)
                 connection.execute(b"COMMIT", prepare=False)
 
@@ -443,6 +446,10 @@ class PostgresStore(Store):
             raise StoreNotOpen(f"the store on {self.name!r} is closed")
         return self.news.version()
 
+    def keys_given(self, tables: Sequence[str]) -> None:
+        for table in tables:
+            self.write_now(_restart_keys, table, f'"{self.server.schema}".{table}')
+
     def close(self) -> None:
         with self._gate:
             if not self._open:
@@ -472,6 +479,14 @@ class PostgresStore(Store):
                 f"{self.name!r} is already open in this process with durability={self.durability!r} and "
                 f"pool_size={self.pool_size}; use the same for every opener, not {durability!r} and {pool_size}"
             )
+
+
+def _restart_keys(tx: Tx, table: str, full_name: str) -> None:
+    """The next key that the database gives is above all that are there."""
+    tx.one(
+        f"SELECT setval(pg_get_serial_sequence(:name, 'key'), COALESCE(MAX(key), 0) + 1, false) FROM {table}",
+        name=full_name,
+    )
 
 
 def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) -> PostgresStore:

@@ -105,7 +105,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether the connection, and the transaction on it, is gone: the next one may be fine."""
     if isinstance(error, errors.ReadOnlySqlTransaction):  # this server was demoted: another one is the primary now
         return True
-    if isinstance(error, _REFUSED):
+    if isinstance(error, (*_REFUSED, psycopg.errors.PipelineAborted)):  # the latter only follows another one
         return False
     # Without a SQLSTATE it is libpq that speaks: the connection could not be made, or broke.
     plain = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
@@ -193,7 +193,8 @@ _TRANSLATIONS: list[tuple[tuple[type[Exception], ...], Callable[[str, str], Hold
     (
         (psycopg.OperationalError, psycopg.InterfaceError),
         lambda name, why: StoreUnreachable(
-            f"{name!r} cannot be reached ({why}); check that the server runs and that the DSN is right"
+            f"cannot connect to {name!r} ({why}); check that the server runs, and the user, the password and the "
+            "database in the DSN"
         ),
     ),
 ]
