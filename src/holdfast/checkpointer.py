@@ -13,11 +13,11 @@ import abc
 import asyncio
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, get_args
 
-from holdfast import clock
+from holdfast import clock, watching
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
 from holdfast.inbox import Receipt, Waiting, id_of
@@ -178,6 +178,13 @@ class Checkpointer(abc.ABC):
         """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
         thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
         await patiently(lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait))
+
+    def watch(self, thread_id: str) -> AsyncGenerator[Message, None]:
+        """What the thread holds, and then each message a moment after it was committed, by whichever process.
+
+        It goes on until you break out of the loop. A thread that does not exist yet is waited for.
+        """
+        return watching.watch(self.store, checked_id(thread_id))
 
     # --- runs, seen from outside --------------------------------------------------------------------------------------
 

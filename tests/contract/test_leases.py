@@ -394,7 +394,7 @@ def test_a_run_that_is_cut_off_gives_its_thread_back(database: Database, where: 
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         slow, hanging = Slow(), Hanging("Hel")
         script: Any = [CALL_SLOW] if where == "tool" else Acted(hanging)
-        limits = Limits(seconds=0.1) if how == "time limit" else None
+        limits = Limits(seconds=1) if how == "time limit" else None
         agent = agent_on(cp, script, tools=[slow.tool], limits=limits)
         run = asyncio.create_task(agent.prompt("go"))
         await (slow if where == "tool" else hanging).begun.wait()

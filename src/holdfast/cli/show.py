@@ -32,12 +32,15 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="as JSON: id, messages, extra and what has arrived of a reply"
     )
+    parser.add_argument("--follow", action="store_true", help="go on with what is added, until Ctrl-C")
     database.add_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     checkpointer = database.existing_checkpointer_of(args)
+    if args.follow:
+        asyncio.run(_follow(checkpointer, args.thread, as_json=args.json))
     thread = asyncio.run(_load(checkpointer, args.thread))
     if thread is None:
         raise InputError(f"there is no thread {args.thread!r} in {checkpointer.name}; 'holdfast threads' lists them")
@@ -50,9 +53,24 @@ def run(args: argparse.Namespace) -> int:
         return 0
     unfinished = [interrupted(thread.partial)] if thread.partial else []
     for message in [*thread.messages, *unfinished]:
-        print(terminal.line(_headline(message)))
-        print(terminal.clean(_body(message).replace("\r\n", "\n")), end="\n\n")
+        _print(message)
     return 0
+
+
+async def _follow(checkpointer: Checkpointer, thread_id: str, *, as_json: bool) -> None:
+    """Show each message as it is stored; as JSON, one a line."""
+    async with checkpointer:
+        async for message in checkpointer.watch(thread_id):
+            if as_json:
+                print(dumps(to_value(message)))
+            else:
+                _print(message)
+            terminal.flush()
+
+
+def _print(message: Message) -> None:
+    print(terminal.line(_headline(message)))
+    print(terminal.clean(_body(message).replace("\r\n", "\n")), end="\n\n")
 
 
 async def _load(checkpointer: Checkpointer, thread_id: str) -> Thread | None:

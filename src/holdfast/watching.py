@@ -1,0 +1,59 @@
+"""Following a thread that others write: each message once, a moment after it was committed, by whichever process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+
+from holdfast.messages import AssistantMessage, Message, decode
+from holdfast.store import threads
+from holdfast.store.database import Store, Tx
+
+_LOOK = 0.02  # seconds between two looks at whether anything was committed
+_PAGE = 1_000
+
+
+async def watch(store: Store, thread_id: str) -> AsyncGenerator[Message, None]:
+    """What the thread holds, and then what is added to it, for ever."""
+    seen = _Seen()
+    version: Hashable = None
+    while True:
+        before, version = version, await asyncio.to_thread(store.version)
+        if version != before:
+            async for page in _pages(store, thread_id, seen.upto):
+                for message in seen.news(page):
+                    yield message
+        await asyncio.sleep(_LOOK)
+
+
+async def _pages(store: Store, thread_id: str, after: int) -> AsyncIterator[list[tuple[int, Message]]]:
+    row = await store.read(threads.find, thread_id)
+    while row is not None:
+        page = await store.read(_page, row.branch, after=after, upto=row.head)
+        yield page
+        if len(page) < _PAGE:
+            return
+        after = page[-1][0]
+
+
+def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
+    rows = threads.page(tx, branch, after=after, upto=upto, limit=_PAGE)
+    return [(seq, decode(body)) for seq, body in rows]
+
+
+class _Seen:
+    """Which places of the log were read. Results of parallel tools fill the places behind their reply in any order."""
+
+    def __init__(self) -> None:
+        self.upto = 0  # nothing new comes up to here
+        self._behind: set[int] = set()
+
+    def news(self, page: list[tuple[int, Message]]) -> list[Message]:
+        fresh = [(seq, message) for seq, message in page if seq not in self._behind]
+        self._behind.update(seq for seq, _ in fresh)
+        replies = [seq for seq, message in fresh if isinstance(message, AssistantMessage)]
+        self.upto = max(self.upto, *replies, 0)  # before a reply is stored, the last one's calls are settled
+        while self.upto + 1 in self._behind:
+            self.upto += 1
+        self._behind = {seq for seq in self._behind if seq > self.upto}
+        return [message for _, message in fresh]
