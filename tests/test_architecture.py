@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"record", "models", "values", "ground"},
     ),
     "record": (
-        {"journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing"},
+        {"journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"},
         {"store", "values", "ground"},
     ),
     "models": ({"providers", "reply"}, {"values", "ground"}),
@@ -44,6 +44,7 @@ ONLY_IN = {
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
+    "psycopg": ["store/postgres.py", "store/postgres_news.py", "store/postgres_server.py"],
     "opentelemetry": ["telemetry.py"],
     "xllamacpp": ["providers/local.py"],
 }
@@ -161,7 +162,8 @@ def test_importing_holdfast_imports_no_heavy_package() -> None:
     script = (
         "import sys, holdfast, holdfast.checkpointer, holdfast.providers.scripted, holdfast.providers.anthropic,"
         " holdfast.providers.local\n"
-        "print(*{'anthropic', 'httpx', 'httpx2', 'openai', 'pydantic', 'xllamacpp', 'numpy'} & sys.modules.keys())"
+        "heavy = {'anthropic', 'httpx', 'httpx2', 'openai', 'psycopg', 'pydantic', 'xllamacpp', 'numpy'}\n"
+        "print(*heavy & sys.modules.keys())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -193,7 +195,11 @@ def test_a_function_ends_after_50_lines_at_most(file: str) -> None:
 
 # --- databases --------------------------------------------------------------------------------------------------------
 
-KNOW_DATABASES = {"store/sqlite.py", "store/sqlite_file.py", "store/postgres.py", "store/search.py", "checkpointer.py"}
+KNOW_DATABASES = {
+    *("store/sqlite.py", "store/sqlite_file.py"),
+    *("store/postgres.py", "store/postgres_news.py", "store/postgres_server.py"),
+    *("store/places.py", "store/search.py", "checkpointer.py"),
+}
 DATABASE_WORDS = ("sqlite", "postgres", "psycopg")
 
 

@@ -67,7 +67,7 @@ class _Moment(NamedTuple):
 
 
 _NOW = _Moment(0.0)
-_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
 _TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
 
 

@@ -61,7 +61,7 @@ class Server:
         if schema is not None and named is not None and schema != named:
             raise InputError(f"the DSN says schema={named!r}, and the argument says {schema!r}; say it once")
         self.schema = _checked_schema(schema if schema is not None else named if named is not None else _SCHEMA)
-        self.name = _name(self._settings)
+        self.name = _name(self._settings) + (f"?schema={self.schema}" if self.schema != _SCHEMA else "")
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -1,0 +1,197 @@
+"""`holdfast copy`, as people and scripts meet it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import UserMessage
+from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.cli.copy import _Bar
+from holdfast.copying import Progress
+from tests.cli.test_cli import Terminal
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+# The command, in small pages, which a test can stop before any commit: it says so, and waits.
+SLOWLY = """\
+import sys, threading
+from holdfast import cli
+from holdfast.store import copying
+from holdfast.store.database import Store
+
+left = int(sys.argv[1])
+
+def boundary(_):
+    global left
+    left -= 1
+    if left == 0:
+        print("commit", flush=True)
+        sys.stdin.readline()
+
+copying.PAGE_ROWS = 5
+Store.boundary = staticmethod(boundary)
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.db"
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(path) as cp:
+            for thread in range(3):
+                await cp.append(f"thread {thread}", [UserMessage(f"message {n}") for n in range(10)])
+
+    asyncio.run(main())
+    return path
+
+
+@pytest.fixture
+def holdfast(tmp_path: Path) -> Command:
+    def run(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *map(str, args)],
+            env={**os.environ, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    done = holdfast("copy", db, "new folder/backup.db")
+    first, *tables, last = done.stdout.splitlines()
+    assert first == f"The copy of {db} in {tmp_path}/new folder/backup.db is complete."
+    assert {tuple(line.split()) for line in tables} == {
+        ("threads", "3"),
+        ("branches", "3"),
+        ("segments", "3"),
+        ("messages", "30"),
+        ("tool_calls", "0"),
+        ("inbox", "0"),
+        ("partials", "0"),
+    }
+    assert re.fullmatch(r"Verified: both hold the same 39 rows, sha256 [0-9a-f]{64}", last)
+    assert done.stderr == ""  # nobody watches
+    listed = [
+        holdfast("threads", "--json", "--db", path).stdout for path in (db, tmp_path / "new folder" / "backup.db")
+    ]
+    assert listed[0] == listed[1]
+
+
+def test_a_script_gets_json(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    copied = json.loads(holdfast("copy", "chat.db", "backup.db", "--json").stdout)
+    assert (copied["source"], copied["target"]) == (str(db), str(tmp_path / "backup.db"))
+    tables = {table["name"]: table for table in copied["tables"]}
+    assert (tables["messages"]["rows"], tables["messages"]["written"]) == (30, 30)
+    assert copied["was_finished"] is False
+    again = json.loads(holdfast("copy", "chat.db", "backup.db", "--json").stdout)
+    assert again["was_finished"] is True
+    assert again["sha256"] == copied["sha256"]
+
+
+def test_a_finished_copy_is_only_verified(holdfast: Command, db: Path) -> None:
+    holdfast("copy", db, "backup.db")
+    assert "was a finished copy already: nothing was written." in holdfast("copy", db, "backup.db").stdout
+
+
+def slowly(commits: int, *args: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOWLY, str(commits), *map(str, args)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    with slowly(9, "copy", db, tmp_path / "backup.db") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "commit\n"
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate("\n", timeout=60)
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr == "Stopped. What was copied is kept: run the same command again to go on.\n"
+    done = holdfast("copy", db, "backup.db")
+    assert re.search(r"is complete: \d\d rows were written, the others were there already\.\n", done.stdout)
+    assert "both hold the same 39 rows" in done.stdout
+
+
+def test_a_person_sees_a_bar_that_goes_away(db: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "backup.db")
+    command = [sys.executable, "-c", SLOWLY, "-1", "copy", str(db), target]
+    tty = Terminal(*command, env={"PYTHONUTF8": "1"})
+    try:
+        tty.wait_for(r"\r(comparing|copying  ) \[#* *\] +\d+%  \d+ of \d+ rows \(\w+\)")
+        tty.wait_for(r"\r +\rThe copy of [^\r]+ is complete\.")
+        tty.wait_for("Verified")
+        assert tty.process.wait(60) == 0
+    finally:
+        tty.close()
+
+
+def test_the_bar_fits_into_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    bar = _Bar()
+    bar.show(Progress("copying", "messages", 5, 0, 0))
+    bar.clear()
+    assert [len(line) for line in capsys.readouterr().err.split("\r")] == [0, 19, 19, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nowhere.db", "backup.db"], "there is no database at nowhere.db"),
+        (["chat.db", "chat.db"], "cannot be copied into itself"),
+        (["chat.db", "./chat.db"], "cannot be copied into itself"),
+        (["chat.db", "used.db"], "name an empty database"),
+        (["chat.db", "diary.txt"], "is not a SQLite database"),
+        (["chat.db", ":memory:"], "name a file"),
+    ],
+)
+def test_what_cannot_be_copied_is_one_line_and_exit_code_1(
+    holdfast: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    (tmp_path / "used.db").write_bytes(db.read_bytes())
+    (tmp_path / "diary.txt").write_text("dear diary\n" * 1000)
+    done = holdfast("copy", *arguments, code=1)
+    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    assert complaint in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "backup.db").exists()
+    assert not (tmp_path / "nowhere.db").exists()
+
+
+def test_a_copy_that_differs_is_exit_code_1(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    holdfast("copy", db, "backup.db")
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(tmp_path / "backup.db") as cp:
+            await cp.append("thread 1", UserMessage("one more"))
+
+    asyncio.run(main())
+    done = holdfast("copy", db, "backup.db", "--json", code=1)
+    assert done.stdout == ""
+    assert "table threads: 3 rows in the source, 3 in the target; between the beginning and the end" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["chat.db"], ["a", "b", "--nonsense"]])
+def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
+    assert holdfast("copy", *arguments, code=2).stderr.startswith("usage: holdfast")
