@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from holdfast.messages import ToolCall
+from tests import postgres
 from tests.wire import Anthropic, Server, Step
 
 ROOT = Path(__file__).parent.parent
@@ -27,12 +30,20 @@ def snippets(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def run(*arguments: str, folder: Path, server: Server | None = None, stdin: str = "", code: int = 0) -> str:
+def run(
+    *arguments: str,
+    folder: Path,
+    server: Server | None = None,
+    stdin: str = "",
+    code: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> str:
     environment = {
         **os.environ,
+        **(variables or {}),
         "ANTHROPIC_API_KEY": "test-key",
         "ANTHROPIC_BASE_URL": server.url if server else "http://127.0.0.1:9",
-        "HOLDFAST_DB": str(folder / "holdfast.db"),
+        "HOLDFAST_DB": str(folder / "chat.db"),
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONWARNINGS": "error",
     }
@@ -49,8 +60,19 @@ def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: P
     steps: list[Step] = []
     if "AnthropicProvider" in code:
         steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
-    with Server(steps) as server:
-        run("-c", code, folder=tmp_path, server=server)
+    with Server(steps) as server, databases(code) as variables:
+        run("-c", code, folder=tmp_path, server=server, variables=variables)
+
+
+@contextlib.contextmanager
+def databases(code: str) -> Iterator[dict[str, str]]:
+    """What a snippet that asks for a Postgres finds in its environment."""
+    if "DATABASE_URL" not in code:
+        yield {}
+        return
+    place = postgres.server_for_tests().fresh_schema()
+    yield {"DATABASE_URL": f"{place.dsn}&schema={place.name}"}
+    postgres.server_for_tests().drop(place)
 
 
 def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_another_thread(tmp_path: Path) -> None:
@@ -158,7 +180,7 @@ def test_example_resume_all_finishes_what_a_crash_interrupted(tmp_path: Path) ->
 
 
 def test_each_example_has_a_test() -> None:
-    tested = Path(__file__).read_text("utf-8")
+    tested = "".join(Path(__file__).with_name(f"test_{name}.py").read_text("utf-8") for name in ("docs", "fastapi_app"))
     assert [path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' not in tested] == []
 
 
