@@ -1,4 +1,4 @@
-"""The program that is told to end: python -m tests.termination_child SCENE DATABASE
+"""The program that is told to end: python -m tests.termination_child SCENE [DATABASE]
 
 Each line on stdout is written at once. "ready" says that the moment for a signal has come; the lines after it tell what
 the program could still do. Its database is that of the test, which looks at it afterwards.
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from holdfast import Agent, Model, ToolCall, ToolContext, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer, checkpointer_for
 from holdfast.events import AgentEnd, Event, MessageUpdate, StreamEvent, StreamStart, TextDelta, TextStart
 from holdfast.providers.base import Provider, Request
 from holdfast.providers.scripted import ScriptedProvider, Step
@@ -69,17 +69,15 @@ class Talking:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[SQLiteCheckpointer]:
+async def opened() -> AsyncIterator[Checkpointer]:
     try:
-        async with SQLiteCheckpointer(sys.argv[2]) as cp:
+        async with checkpointer_for(sys.argv[2]) as cp:
             yield cp
     finally:
         say("closed")
 
 
-def make(
-    cp: SQLiteCheckpointer | None, thread_id: str = "t", provider: Provider | None = None, **options: Any
-) -> Agent:
+def make(cp: Checkpointer | None, thread_id: str = "t", provider: Provider | None = None, **options: Any) -> Agent:
     where: Any = {"checkpointer": cp, "thread_id": thread_id} if cp else {}
     return Agent(provider=provider or Talking(), model=Model("m"), **where, **options)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import ToolCall, ToolContext, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     AgentBusy,
     RateLimited,
@@ -20,6 +19,7 @@ from holdfast.messages import AssistantMessage, Message, ToolResultMessage
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
+from .conftest import Database
 from .test_agent_events import (
     REPLY,
     USER,
@@ -39,7 +39,7 @@ from .test_agent_events import (
 from .test_recovery import flaws
 
 
-async def can_go_on(cp: SQLiteCheckpointer, thread_id: str = "t") -> list[str]:
+async def can_go_on(cp: Checkpointer, thread_id: str = "t") -> list[str]:
     """Another agent, as in another process, goes on with the thread; returns what its model was sent."""
     provider = ScriptedProvider(["on we go"])
     result = await make(provider, checkpointer=cp, thread_id=thread_id).prompt("again")
@@ -48,10 +48,10 @@ async def can_go_on(cp: SQLiteCheckpointer, thread_id: str = "t") -> list[str]:
     return sent(provider)
 
 
-def test_an_abort_ends_a_stream_that_hangs_and_keeps_what_was_said(tmp_path: Path) -> None:
+def test_an_abort_ends_a_stream_that_hangs_and_keeps_what_was_said(database: Database) -> None:
     async def main() -> None:
         hanging = Hanging("Hel", "lo")
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -71,10 +71,10 @@ def test_an_abort_ends_a_stream_that_hangs_and_keeps_what_was_said(tmp_path: Pat
     within(main())
 
 
-def test_an_abort_before_anything_was_said_leaves_the_prompt(tmp_path: Path) -> None:
+def test_an_abort_before_anything_was_said_leaves_the_prompt(database: Database) -> None:
     async def main() -> None:
         hanging = Hanging()
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -112,10 +112,10 @@ def test_an_abort_before_the_run_has_begun_ends_it_too() -> None:
     within(main())
 
 
-def test_an_abort_does_not_wait_for_a_provider_that_ignores_it(tmp_path: Path) -> None:
+def test_an_abort_does_not_wait_for_a_provider_that_ignores_it(database: Database) -> None:
     async def main() -> None:
         stubborn = Stubborn()
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(stubborn), checkpointer=cp, thread_id="t", abort_grace=0.01)
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -164,7 +164,7 @@ def test_an_abort_reaches_a_listener_that_takes_the_signal() -> None:
     within(main())
 
 
-def test_an_abort_does_not_wait_for_a_plain_tool_that_is_blocked(tmp_path: Path) -> None:
+def test_an_abort_does_not_wait_for_a_plain_tool_that_is_blocked(database: Database) -> None:
     async def main() -> None:
         begun, release = asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ def test_an_abort_does_not_wait_for_a_plain_tool_that_is_blocked(tmp_path: Path)
             release.wait(60)
             return "late"
 
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([[ToolCall("c1", "stuck")]], tools=[stuck], checkpointer=cp, thread_id="t", abort_grace=0.01)
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("go"))
@@ -196,7 +196,7 @@ def test_an_abort_does_not_wait_for_a_plain_tool_that_is_blocked(tmp_path: Path)
     within(main())
 
 
-def test_an_abort_does_not_wait_for_an_async_tool_that_swallows_its_cancellation(tmp_path: Path) -> None:
+def test_an_abort_does_not_wait_for_an_async_tool_that_swallows_its_cancellation(database: Database) -> None:
     async def main() -> None:
         begun, release = asyncio.Event(), asyncio.Event()
         kept: list[ToolContext] = []
@@ -208,7 +208,7 @@ def test_an_abort_does_not_wait_for_an_async_tool_that_swallows_its_cancellation
             await stubbornly(release)
             return "late"
 
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([[ToolCall("c1", "stuck")]], tools=[stuck], checkpointer=cp, thread_id="t", abort_grace=0.01)
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("go"))
@@ -225,7 +225,7 @@ def test_an_abort_does_not_wait_for_an_async_tool_that_swallows_its_cancellation
     within(main())
 
 
-def test_an_abort_keeps_the_results_of_tools_that_had_finished_and_starts_no_others(tmp_path: Path) -> None:
+def test_an_abort_keeps_the_results_of_tools_that_had_finished_and_starts_no_others(database: Database) -> None:
     async def main() -> None:
         ran: list[str] = []
 
@@ -248,7 +248,7 @@ def test_an_abort_keeps_the_results_of_tools_that_had_finished_and_starts_no_oth
             return "never"
 
         calls = [ToolCall("c1", "first"), ToolCall("c2", "second"), ToolCall("c3", "third")]
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([calls], tools=[first, second, third], checkpointer=cp, thread_id="t", tool_mode="sequential")
             heard = Heard(agent)
             result = await agent.prompt("go")

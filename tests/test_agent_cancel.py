@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Agent, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.events import AgentEnd
 
+from .conftest import Database
 from .test_agent_abort import can_go_on
 from .test_agent_events import (
     Acted,
@@ -26,10 +25,10 @@ from .test_agent_events import (
 )
 
 
-def test_cancelling_a_prompt_ends_its_run_in_good_order(tmp_path: Path) -> None:
+def test_cancelling_a_prompt_ends_its_run_in_good_order(database: Database) -> None:
     async def main() -> None:
         hanging = Hanging("Hel")
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -46,9 +45,9 @@ def test_cancelling_a_prompt_ends_its_run_in_good_order(tmp_path: Path) -> None:
     within(main())
 
 
-def test_a_timeout_around_a_prompt_is_a_timeout(tmp_path: Path) -> None:
+def test_a_timeout_around_a_prompt_is_a_timeout(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(Hanging("Hel")), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             with pytest.raises(TimeoutError):
@@ -82,7 +81,7 @@ def test_cancelling_twice_still_waits_for_the_run_to_end() -> None:
     within(main())
 
 
-def test_cancelling_a_prompt_under_a_running_tool_settles_its_call(tmp_path: Path) -> None:
+def test_cancelling_a_prompt_under_a_running_tool_settles_its_call(database: Database) -> None:
     async def main() -> None:
         begun = asyncio.Event()
 
@@ -91,7 +90,7 @@ def test_cancelling_a_prompt_under_a_running_tool_settles_its_call(tmp_path: Pat
             begun.set()
             await asyncio.Event().wait()
 
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([[ToolCall("c1", "stuck")]], tools=[stuck], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("go"))
@@ -106,8 +105,8 @@ def test_cancelling_a_prompt_under_a_running_tool_settles_its_call(tmp_path: Pat
     within(main())
 
 
-def test_a_loop_that_shuts_down_ends_the_run_in_good_order(tmp_path: Path) -> None:
-    cp = SQLiteCheckpointer(tmp_path / "x.db")
+def test_a_loop_that_shuts_down_ends_the_run_in_good_order(database: Database) -> None:
+    cp = database.checkpointer()
     agent: Agent | None = None
     heard: Heard | None = None
     kept: list[asyncio.Task[Any]] = []
@@ -137,8 +136,8 @@ def test_a_loop_that_shuts_down_ends_the_run_in_good_order(tmp_path: Path) -> No
     within(afterwards())
 
 
-def test_a_loop_that_shuts_down_under_running_tools_settles_their_calls(tmp_path: Path) -> None:
-    cp = SQLiteCheckpointer(tmp_path / "x.db")
+def test_a_loop_that_shuts_down_under_running_tools_settles_their_calls(database: Database) -> None:
+    cp = database.checkpointer()
     kept: list[asyncio.Task[Any]] = []
     heards: list[Heard] = []
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from holdfast import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage, tool
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ProviderError, RateLimited
 from holdfast.events import (
     AgentEnd,
@@ -37,6 +36,7 @@ from holdfast.providers.base import Provider, Request
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.signals import Signal
 from holdfast.store.database import Tx
+from tests.conftest import Database
 
 T = TypeVar("T")
 Scene = Callable[[Request, Signal], AsyncIterator[StreamEvent]]
@@ -216,21 +216,12 @@ def bodies(tx: Tx) -> list[str]:
     return [body for (body,) in tx.all("SELECT body FROM messages ORDER BY branch, seq")]
 
 
-def is_stored(cp: SQLiteCheckpointer, message: Message) -> bool:
+def is_stored(cp: Checkpointer, message: Message) -> bool:
     """Whether a reader beside the writer sees the message."""
     assert not isinstance(message, (dict, type(None)))
     message_id = getattr(message, "id", None)
     row = cp.store.read_now(lambda tx: tx.one("SELECT body FROM messages WHERE id = :id", id=message_id))
     return row is not None
-
-
-def fill_disk(cp: SQLiteCheckpointer) -> None:
-    """From now on the database cannot grow."""
-    cp.store.write_now(lambda tx: tx.one("PRAGMA max_page_count = 1"))
-
-
-def free_disk(cp: SQLiteCheckpointer) -> None:
-    cp.store.write_now(lambda tx: tx.one("PRAGMA max_page_count = 1073741823"))
 
 
 def within(work: Coroutine[Any, Any, T]) -> T:
@@ -442,11 +433,11 @@ def test_an_assistants_message_starts_empty_and_ends_whole() -> None:
 # --- record first, publish after --------------------------------------------------------------------------------------
 
 
-def test_a_message_is_on_disk_when_its_end_is_told(tmp_path: Path) -> None:
+def test_a_message_is_on_disk_when_its_end_is_told(database: Database) -> None:
     seen: list[tuple[str, bool]] = []
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             @tool
             def look() -> str:
@@ -467,12 +458,12 @@ def test_a_message_is_on_disk_when_its_end_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["parallel", "sequential"])
-def test_a_result_is_on_disk_when_its_tool_has_ended_while_others_still_run(tmp_path: Path, mode: str) -> None:
+def test_a_result_is_on_disk_when_its_tool_has_ended_while_others_still_run(database: Database, mode: str) -> None:
     seen: list[bool] = []
 
     async def main() -> None:
         first_has_ended = asyncio.Event()
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             @tool
             async def fast() -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from holdfast import ToolCall, ToolResult, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import (
     HoldfastError,
     NetworkFailed,
@@ -26,6 +25,7 @@ from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider, ScriptError
 from holdfast.signals import Signal
 
+from .conftest import Database
 from .test_agent_abort import can_go_on
 from .test_agent_events import (
     REPLY,
@@ -33,8 +33,6 @@ from .test_agent_events import (
     Acted,
     Heard,
     check_whole,
-    fill_disk,
-    free_disk,
     history,
     make,
     run_story,
@@ -53,10 +51,10 @@ BIG = "x" * 200_000
 @pytest.mark.parametrize("words", [(), ("Hel",)], ids=["before output", "in mid-stream"])
 @pytest.mark.parametrize("error", [ProviderError("cut"), NetworkFailed("gone"), KeyError("inside")])
 def test_a_models_failure_is_the_result_and_leaves_a_thread_that_can_go_on(
-    tmp_path: Path, words: tuple[str, ...], error: Exception
+    database: Database, words: tuple[str, ...], error: Exception
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(saying(*words, then=error)), checkpointer=cp, thread_id="t", max_retries=0)
             heard = Heard(agent)
             result = await agent.prompt("hi")
@@ -95,7 +93,7 @@ def test_a_run_after_a_failure_starts_with_a_clean_slate() -> None:
     within(main())
 
 
-def test_the_tools_of_a_reply_that_failed_do_not_run(tmp_path: Path) -> None:
+def test_the_tools_of_a_reply_that_failed_do_not_run(database: Database) -> None:
     """The reply is not whole: perhaps the next words would have been another call, or a warning."""
     ran: list[int] = []
 
@@ -105,7 +103,7 @@ def test_the_tools_of_a_reply_that_failed_do_not_run(tmp_path: Path) -> None:
         return "paid"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             script = Acted(saying("I will", then=NetworkFailed("cut"), calls=[ToolCall("c1", "pay")]))
             agent = make(script, tools=[pay], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
@@ -177,9 +175,9 @@ def test_a_stream_that_just_ends_is_a_failure() -> None:
 # --- the program fails ------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_nobody_scripted_is_raised_and_the_thread_can_go_on(tmp_path: Path) -> None:
+def test_a_call_that_nobody_scripted_is_raised_and_the_thread_can_go_on(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             with pytest.raises(ScriptError, match="not scripted"):
@@ -200,7 +198,7 @@ class Outrage(BaseException):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_tool_that_raises_beyond_exceptions_has_its_end_told_too(tmp_path: Path, kind: str) -> None:
+def test_a_tool_that_raises_beyond_exceptions_has_its_end_told_too(database: Database, kind: str) -> None:
     def sync() -> None:
         raise Outrage("mine")
 
@@ -208,7 +206,7 @@ def test_a_tool_that_raises_beyond_exceptions_has_its_end_told_too(tmp_path: Pat
         raise Outrage("mine")
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             made = tool(name="t")(sync) if kind == "sync" else tool(name="t")(later)
             agent = make([[ToolCall("c1", "t")], "went on"], tools=[made], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
@@ -263,30 +261,30 @@ def test_a_provider_whose_own_work_was_cancelled_has_failed_and_was_not_aborted(
 # --- the database fails -----------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_at_the_prompt_is_raised_and_nothing_is_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_prompt_is_raised_and_nothing_is_half_written(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b"], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             await agent.prompt("first")
-            fill_disk(cp)
-            with pytest.raises(StoreFull, match=r"x\.db"):
+            database.fill(cp.store)
+            with pytest.raises(StoreFull, match=re.escape(cp.name)):
                 await agent.prompt(BIG)
             check_whole(heard)
             assert await history(cp, "t") == ["user: first", "assistant: a"]
-            free_disk(cp)
+            database.free(cp.store)
             assert (await agent.prompt("second")).text == "b"
             assert await history(cp, "t") == ["user: first", "assistant: a", "user: second", "assistant: b"]
 
     within(main())
 
 
-def test_a_full_disk_at_the_reply_is_raised_and_the_reply_is_told_as_not_stored(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_reply_is_raised_and_the_reply_is_told_as_not_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             def answer(request: Request) -> str:
-                fill_disk(cp)
+                database.fill(cp.store)
                 return BIG
 
             agent = make([answer, "better"], checkpointer=cp, thread_id="t")
@@ -297,7 +295,7 @@ def test_a_full_disk_at_the_reply_is_raised_and_the_reply_is_told_as_not_stored(
             assert [event.stored for event in heard.of(MessageEnd)] == [True, False]
             assert isinstance(agent.state.error, StoreFull)
             assert await history(cp, "t") == ["user: hi"]
-            free_disk(cp)
+            database.free(cp.store)
             assert (await agent.resume()).text == "better"
             assert await history(cp, "t") == ["user: hi", "assistant: better"]
             assert [m.text for m in agent.state.messages] == ["hi", "better"]
@@ -306,11 +304,11 @@ def test_a_full_disk_at_the_reply_is_raised_and_the_reply_is_told_as_not_stored(
 
 
 @pytest.mark.parametrize("mode", ["parallel", "sequential"])
-def test_a_full_disk_at_a_result_is_raised_and_what_was_stored_stays(tmp_path: Path, mode: str) -> None:
+def test_a_full_disk_at_a_result_is_raised_and_what_was_stored_stays(database: Database, mode: str) -> None:
     ran: list[str] = []
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             small_is_stored = asyncio.Event()
 
             @tool
@@ -322,7 +320,7 @@ def test_a_full_disk_at_a_result_is_raised_and_what_was_stored_stays(tmp_path: P
             async def big() -> str:
                 ran.append("big")
                 await small_is_stored.wait()
-                fill_disk(cp)
+                database.fill(cp.store)
                 return BIG
 
             calls = [ToolCall("c1", "small"), ToolCall("c2", "big")]
@@ -334,7 +332,7 @@ def test_a_full_disk_at_a_result_is_raised_and_what_was_stored_stays(tmp_path: P
                 await agent.prompt("go")
             check_whole(heard)
             assert await history(cp, "t") == ["user: go", "assistant: ", "tool_result: small"]
-            free_disk(cp)
+            database.free(cp.store)
             assert (await agent.resume()).text == "better"
             assert sent(provider)[:3] == ["user: go", "assistant: ", "tool_result: small"]
             assert flaws(provider.requests[-1].messages) == []
@@ -343,13 +341,13 @@ def test_a_full_disk_at_a_result_is_raised_and_what_was_stored_stays(tmp_path: P
     within(main())
 
 
-def test_a_result_that_cannot_be_written_is_not_told_as_committed(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_written_is_not_told_as_committed(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             @tool
             async def big() -> str:
-                fill_disk(cp)
+                database.fill(cp.store)
                 return BIG
 
             agent = make([[ToolCall("c1", "big")]], tools=[big], checkpointer=cp, thread_id="t")
@@ -362,9 +360,9 @@ def test_a_result_that_cannot_be_written_is_not_told_as_committed(tmp_path: Path
     within(main())
 
 
-def test_closing_the_checkpointer_in_mid_run_is_raised_by_name_and_can_be_mended(tmp_path: Path) -> None:
+def test_closing_the_checkpointer_in_mid_run_is_raised_by_name_and_can_be_mended(database: Database) -> None:
     async def main() -> None:
-        cp = SQLiteCheckpointer(tmp_path / "x.db")
+        cp = database.checkpointer()
         await cp.open()
 
         async def answer(request: Request) -> str:
@@ -384,9 +382,9 @@ def test_closing_the_checkpointer_in_mid_run_is_raised_by_name_and_can_be_mended
     within(main())
 
 
-def test_closing_the_checkpointer_under_a_tool_keeps_what_was_stored_and_can_be_mended(tmp_path: Path) -> None:
+def test_closing_the_checkpointer_under_a_tool_keeps_what_was_stored_and_can_be_mended(database: Database) -> None:
     async def main() -> None:
-        cp = SQLiteCheckpointer(tmp_path / "x.db")
+        cp = database.checkpointer()
         await cp.open()
         first_is_stored = asyncio.Event()
 
@@ -422,7 +420,7 @@ def test_closing_the_checkpointer_under_a_tool_keeps_what_was_stored_and_can_be_
     within(main())
 
 
-def test_a_result_that_cannot_be_stored_does_not_lock_the_agent_out_of_its_thread(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_stored_does_not_lock_the_agent_out_of_its_thread(database: Database) -> None:
     async def main() -> None:
         first_is_stored = asyncio.Event()
 
@@ -435,7 +433,7 @@ def test_a_result_that_cannot_be_stored_does_not_lock_the_agent_out_of_its_threa
             await first_is_stored.wait()
             return ToolResult("second", {"n": 10**5000})
 
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             calls = [ToolCall("c1", "first"), ToolCall("c2", "second")]
             provider = ScriptedProvider([calls, "ok", "ok again"])
             agent = make(provider, tools=[first, second], checkpointer=cp, thread_id="t")
@@ -452,13 +450,13 @@ def test_a_result_that_cannot_be_stored_does_not_lock_the_agent_out_of_its_threa
 
 
 @pytest.mark.parametrize("way", ["steer", "follow_up"])
-def test_what_waits_in_the_inbox_is_not_lost_when_it_cannot_be_stored(tmp_path: Path, way: str) -> None:
+def test_what_waits_in_the_inbox_is_not_lost_when_it_cannot_be_stored(database: Database, way: str) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             def fill(event: Event) -> None:
                 if event.type == "turn_end" and not agent.state.error:
-                    fill_disk(cp)
+                    database.fill(cp.store)
 
             provider = ScriptedProvider(["a", "b"])
             agent = make(provider, checkpointer=cp, thread_id="t")
@@ -467,7 +465,7 @@ def test_what_waits_in_the_inbox_is_not_lost_when_it_cannot_be_stored(tmp_path: 
             with pytest.raises(StoreFull):
                 await agent.prompt("hi")
             stop()
-            free_disk(cp)
+            database.free(cp.store)
             result = await agent.resume()
             assert result.text == "b"
             assert sent(provider)[-1] == "user: important " + BIG
@@ -478,9 +476,9 @@ def test_what_waits_in_the_inbox_is_not_lost_when_it_cannot_be_stored(tmp_path: 
 # --- somebody else writes ---------------------------------------------------------------------------------------------
 
 
-def test_another_writer_in_mid_stream_finds_the_thread_busy_and_the_run_goes_on_unharmed(tmp_path: Path) -> None:
+def test_another_writer_in_mid_stream_finds_the_thread_busy_and_the_run_goes_on_unharmed(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+        async with database.checkpointer() as cp, database.checkpointer() as other:
             stranger = make(["never"], checkpointer=other, thread_id="t")
 
             async def answer(request: Request) -> str:
@@ -512,9 +510,9 @@ def test_another_writer_in_mid_stream_finds_the_thread_busy_and_the_run_goes_on_
     within(main())
 
 
-def test_another_writer_under_running_tools_finds_the_thread_busy_and_costs_no_result(tmp_path: Path) -> None:
+def test_another_writer_under_running_tools_finds_the_thread_busy_and_costs_no_result(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+        async with database.checkpointer() as cp, database.checkpointer() as other:
             refused = asyncio.Event()
 
             @tool
@@ -542,9 +540,9 @@ def test_another_writer_under_running_tools_finds_the_thread_busy_and_costs_no_r
     within(main())
 
 
-def test_another_writer_that_waits_comes_behind_the_run(tmp_path: Path) -> None:
+def test_another_writer_that_waits_comes_behind_the_run(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+        async with database.checkpointer() as cp, database.checkpointer() as other:
             waiting: list[asyncio.Task[None]] = []
 
             async def answer(request: Request) -> list[ToolCall]:

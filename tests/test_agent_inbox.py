@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import ToolCall, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError
 from holdfast.events import Event
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
+from .conftest import Database
 from .test_agent_events import Acted, Hanging, Heard, check_whole, history, make, sent, within
 
 
@@ -99,10 +98,10 @@ def test_a_listener_may_steer_on_the_last_event_that_still_counts() -> None:
     assert within(agent.prompt("go")).text == "b"
 
 
-def test_what_was_steered_into_a_run_that_was_aborted_waits_for_the_next_one(tmp_path: Path) -> None:
+def test_what_was_steered_into_a_run_that_was_aborted_waits_for_the_next_one(database: Database) -> None:
     async def main() -> None:
         hanging = Hanging("Hel")
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -121,9 +120,9 @@ def test_what_was_steered_into_a_run_that_was_aborted_waits_for_the_next_one(tmp
     within(main())
 
 
-def test_what_was_taken_from_the_inbox_is_stored_in_order(tmp_path: Path) -> None:
+def test_what_was_taken_from_the_inbox_is_stored_in_order(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b", "c"], checkpointer=cp, thread_id="t")
             agent.steer("s")
             agent.follow_up("f")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Agent, AssistantMessage, Limits, Model, Prices, ToolCall, Usage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError
 from holdfast.events import AgentEnd
 from holdfast.providers.scripted import ScriptedProvider
 
+from .conftest import Database
 from .test_agent_events import (
     Acted,
     Hanging,
@@ -25,9 +24,9 @@ from .test_agent_events import (
 )
 
 
-def test_a_time_limit_ends_a_stream_that_hangs(tmp_path: Path) -> None:
+def test_a_time_limit_ends_a_stream_that_hangs(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(Hanging("Hel")), checkpointer=cp, thread_id="t", limits=Limits(seconds=0.01))
             heard = Heard(agent)
             result = await agent.prompt("hi")
@@ -83,9 +82,9 @@ def calling(usage: Usage = Usage()) -> AssistantMessage:  # noqa: B008
         (Limits(turns=5, tokens=20, cost=0.25), "cost_limit", 1),
     ],
 )
-def test_a_limit_stops_a_run_behind_a_whole_turn(tmp_path: Path, limits: Limits, reason: str, turns: int) -> None:
+def test_a_limit_stops_a_run_behind_a_whole_turn(database: Database, limits: Limits, reason: str, turns: int) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             usage = Usage(4, 3, 2, 1, 0.25)
             provider = ScriptedProvider([calling(usage)] * turns + ["ok"])
             agent = make(provider, tools=[look], limits=limits, checkpointer=cp, thread_id="t")

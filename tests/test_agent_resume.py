@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Agent, AssistantMessage, ToolCall, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InputError, ThreadBusy
 from holdfast.events import MessageEnd
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
 
+from .conftest import Database
 from .test_agent_events import Heard, check_whole, history, make, sent, within
 
 
-async def resumed(tmp_path: Path, messages: list[Any]) -> tuple[Agent, ScriptedProvider, list[str]]:
+async def resumed(database: Database, messages: list[Any]) -> tuple[Agent, ScriptedProvider, list[str]]:
     """A fresh agent resumes a thread that somebody else wrote; the thread afterwards."""
-    async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+    async with database.checkpointer() as cp:
         await cp.append("t", messages)
         provider = ScriptedProvider(["ok"])
         agent = make(provider, checkpointer=cp, thread_id="t")
@@ -42,65 +42,65 @@ def short(lines: list[str]) -> list[str]:
     return [line.split(":")[0] + (" unknown" if UNKNOWN in line else "") for line in lines]
 
 
-def test_a_thread_that_ends_with_a_user_is_answered(tmp_path: Path) -> None:
-    _, provider, lines = within(resumed(tmp_path, [UserMessage("hi")]))
+def test_a_thread_that_ends_with_a_user_is_answered(database: Database) -> None:
+    _, provider, lines = within(resumed(database, [UserMessage("hi")]))
     assert sent(provider) == ["user: hi"]
     assert lines == ["user: hi", "assistant: ok"]
 
 
-def test_a_thread_that_ends_with_a_result_is_answered(tmp_path: Path) -> None:
+def test_a_thread_that_ends_with_a_result_is_answered(database: Database) -> None:
     result = {"role": "tool_result", "tool_call_id": "c1", "tool_name": "look", "content": "seen"}
-    _, provider, lines = within(resumed(tmp_path, [UserMessage("hi"), ASK, result]))
+    _, provider, lines = within(resumed(database, [UserMessage("hi"), ASK, result]))
     assert short(sent(provider)) == ["user", "assistant", "tool_result"]
     assert lines[-1] == "assistant: ok"
 
 
-def test_a_thread_that_ends_with_an_open_call_gets_a_result_that_says_so(tmp_path: Path) -> None:
-    agent, provider, lines = within(resumed(tmp_path, [UserMessage("hi"), ASK]))
+def test_a_thread_that_ends_with_an_open_call_gets_a_result_that_says_so(database: Database) -> None:
+    agent, provider, lines = within(resumed(database, [UserMessage("hi"), ASK]))
     assert short(sent(provider)) == ["user", "assistant", "tool_result unknown"]
     assert short(lines) == ["user", "assistant", "tool_result unknown", "assistant"]
     assert [m.role for m in agent.state.messages] == ["user", "assistant", "tool_result", "assistant"]
 
 
-def test_a_thread_with_one_of_two_results_keeps_it_and_gets_the_other(tmp_path: Path) -> None:
+def test_a_thread_with_one_of_two_results_keeps_it_and_gets_the_other(database: Database) -> None:
     ask = AssistantMessage([LOOK, ToolCall("c2", "look")], "tool_use")
     result = {"role": "tool_result", "tool_call_id": "c1", "tool_name": "look", "content": "seen"}
-    _, provider, lines = within(resumed(tmp_path, [UserMessage("hi"), ask, result]))
+    _, provider, lines = within(resumed(database, [UserMessage("hi"), ask, result]))
     assert short(sent(provider)) == ["user", "assistant", "tool_result", "tool_result unknown"]
     assert short(lines) == ["user", "assistant", "tool_result", "tool_result unknown", "assistant"]
 
 
-def test_a_thread_with_only_the_second_result_keeps_it_and_gets_the_first(tmp_path: Path) -> None:
+def test_a_thread_with_only_the_second_result_keeps_it_and_gets_the_first(database: Database) -> None:
     ask = AssistantMessage([LOOK, ToolCall("c2", "look")], "tool_use")
     result = {"role": "tool_result", "tool_call_id": "c2", "tool_name": "look", "content": "seen"}
-    _, provider, _ = within(resumed(tmp_path, [UserMessage("hi"), ask, result]))
+    _, provider, _ = within(resumed(database, [UserMessage("hi"), ask, result]))
     assert short(sent(provider)) == ["user", "assistant", "tool_result unknown", "tool_result"]
 
 
-def test_a_thread_with_an_open_call_and_a_message_behind_it_is_answered(tmp_path: Path) -> None:
-    _, provider, _ = within(resumed(tmp_path, [UserMessage("hi"), ASK, UserMessage("well?")]))
+def test_a_thread_with_an_open_call_and_a_message_behind_it_is_answered(database: Database) -> None:
+    _, provider, _ = within(resumed(database, [UserMessage("hi"), ASK, UserMessage("well?")]))
     assert short(sent(provider)) == ["user", "assistant", "tool_result unknown", "user"]
 
 
 @pytest.mark.parametrize("reason", ["error", "aborted"])
 @pytest.mark.parametrize("text", ["", "Hel"])
 def test_a_thread_that_ends_with_a_reply_that_broke_off_is_answered_anew(
-    tmp_path: Path, reason: str, text: str
+    database: Database, reason: str, text: str
 ) -> None:
     broken = AssistantMessage(text or [], reason)
-    _, provider, lines = within(resumed(tmp_path, [UserMessage("hi"), broken]))
+    _, provider, lines = within(resumed(database, [UserMessage("hi"), broken]))
     assert sent(provider) == ["user: hi"]
     assert lines == ["user: hi", f"assistant: {text}", "assistant: ok"]
 
 
-def test_a_thread_that_ends_with_an_answer_cannot_be_continued(tmp_path: Path) -> None:
+def test_a_thread_that_ends_with_an_answer_cannot_be_continued(database: Database) -> None:
     with pytest.raises(InputError, match="Cannot continue from message role: assistant"):
-        within(resumed(tmp_path, [UserMessage("hi"), AssistantMessage("hello")]))
+        within(resumed(database, [UserMessage("hi"), AssistantMessage("hello")]))
 
 
-def test_a_thread_that_ends_with_an_answer_is_continued_when_something_waits(tmp_path: Path) -> None:
+def test_a_thread_that_ends_with_an_answer_is_continued_when_something_waits(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await cp.append("t", [UserMessage("hi"), AssistantMessage("hello")])
             for way in ("steer", "follow_up"):
                 provider = ScriptedProvider(["ok"])
@@ -115,9 +115,9 @@ def test_a_thread_that_ends_with_an_answer_is_continued_when_something_waits(tmp
 
 
 @pytest.mark.parametrize("with_thread", [True, False])
-def test_nothing_cannot_be_continued(tmp_path: Path, with_thread: bool) -> None:
+def test_nothing_cannot_be_continued(database: Database, with_thread: bool) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options: dict[str, Any] = {"checkpointer": cp, "thread_id": "t"} if with_thread else {}
             agent = make([], **options)
             heard = Heard(agent)
@@ -130,9 +130,9 @@ def test_nothing_cannot_be_continued(tmp_path: Path, with_thread: bool) -> None:
     within(main())
 
 
-def test_a_prompt_to_a_thread_with_open_calls_settles_them_first(tmp_path: Path) -> None:
+def test_a_prompt_to_a_thread_with_open_calls_settles_them_first(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             ask = AssistantMessage([LOOK, ToolCall("c2", "look")], "tool_use")
             await cp.append("t", [UserMessage("go"), ask])
             provider = ScriptedProvider(["ok", "ok again"])
@@ -149,7 +149,7 @@ def test_a_prompt_to_a_thread_with_open_calls_settles_them_first(tmp_path: Path)
     within(main())
 
 
-def test_resuming_does_not_run_a_tool_again(tmp_path: Path) -> None:
+def test_resuming_does_not_run_a_tool_again(database: Database) -> None:
     ran: list[int] = []
 
     @tool
@@ -158,7 +158,7 @@ def test_resuming_does_not_run_a_tool_again(tmp_path: Path) -> None:
         return "seen"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await cp.append("t", [UserMessage("go"), ASK])
             agent = make(["ok"], tools=[look], checkpointer=cp, thread_id="t")
             assert (await agent.resume()).text == "ok"
@@ -178,13 +178,13 @@ def test_an_agent_in_memory_resumes_after_a_failure() -> None:
     within(main())
 
 
-def test_of_two_agents_that_resume_at_once_one_goes_on_and_the_other_finds_the_thread_busy(tmp_path: Path) -> None:
+def test_of_two_agents_that_resume_at_once_one_goes_on_and_the_other_finds_the_thread_busy(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             for number in range(20):
                 await resume_twice(cp, f"t{number}")
 
-    async def resume_twice(cp: SQLiteCheckpointer, thread_id: str) -> None:
+    async def resume_twice(cp: Checkpointer, thread_id: str) -> None:
         told = asyncio.Event()
 
         async def answer(request: Request) -> str:

@@ -8,28 +8,28 @@ import math
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import AssistantMessage, ImageContent, TextContent, ToolCall, ToolContext, Usage, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
 from holdfast.errors import InputError, StoreNotOpen
 from holdfast.events import AgentStart
 from holdfast.providers.scripted import ScriptedProvider
 
+from .conftest import Database
 from .test_agent_events import Acted, Hanging, Heard, check_whole, history, make, sent, within
 
 CHAT = """
     import asyncio, json, sys
     from holdfast import Agent, Model
-    from holdfast.checkpointer import SQLiteCheckpointer
+    from holdfast.checkpointer import checkpointer_for
     from holdfast.providers.scripted import ScriptedProvider
 
-    async def main(path, thread_id, prompt):
+    async def main(place, thread_id, prompt):
         provider = ScriptedProvider(["noted"])
-        async with SQLiteCheckpointer(path) as cp:
+        async with checkpointer_for(place) as cp:
             agent = Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id=thread_id)
             agent.state.extra["prompts"] = agent.state.extra.get("prompts", []) + [prompt]
             await agent.prompt(prompt)
@@ -39,10 +39,10 @@ CHAT = """
 """
 
 
-def chat(path: Path, thread_id: str, prompt: str) -> list[str]:
+def chat(place: str, thread_id: str, prompt: str) -> list[str]:
     """One prompt in a process of its own; returns what the model was sent."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(CHAT), str(path), thread_id, prompt],
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(CHAT), place, thread_id, prompt],
         capture_output=True,
         text=True,
         check=True,
@@ -52,20 +52,19 @@ def chat(path: Path, thread_id: str, prompt: str) -> list[str]:
     return found
 
 
-def test_a_second_process_remembers_and_another_thread_is_blank(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
-    assert chat(path, "trip", "I am Ann") == ["I am Ann"]
-    assert chat(path, "trip", "who am I?") == ["I am Ann", "noted", "who am I?"]
-    assert chat(path, "other", "who am I?") == ["who am I?"]
+def test_a_second_process_remembers_and_another_thread_is_blank(database: Database) -> None:
+    assert chat(database.place, "trip", "I am Ann") == ["I am Ann"]
+    assert chat(database.place, "trip", "who am I?") == ["I am Ann", "noted", "who am I?"]
+    assert chat(database.place, "other", "who am I?") == ["who am I?"]
 
 
-def test_another_agent_remembers_everything_as_it_was(tmp_path: Path) -> None:
+def test_another_agent_remembers_everything_as_it_was(database: Database) -> None:
     @tool
     def look() -> str:
         return "seen"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             first = make(
                 [AssistantMessage([TextContent("hm"), ToolCall("c1", "look")], usage=Usage(1, 2)), "done"],
                 tools=[look],
@@ -82,9 +81,9 @@ def test_another_agent_remembers_everything_as_it_was(tmp_path: Path) -> None:
     within(main())
 
 
-def test_thousands_of_threads_share_one_checkpointer(tmp_path: Path) -> None:
+def test_thousands_of_threads_share_one_checkpointer(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             async def one(number: int) -> None:
                 agent = make([f"re {number}"], checkpointer=cp, thread_id=f"t{number}")
@@ -100,9 +99,9 @@ def test_thousands_of_threads_share_one_checkpointer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["\0", "a\ud800b", "\U0001f600", "x" * 20_000_000], ids=["NUL", "surrogate", "emoji", "20 MB"]
 )
-def test_hard_text_is_said_stored_and_remembered(tmp_path: Path, text: str) -> None:
+def test_hard_text_is_said_stored_and_remembered(database: Database, text: str) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await make([lambda request: request.messages[-1].text], checkpointer=cp, thread_id="t").prompt(text)
             provider = ScriptedProvider(["ok"])
             await make(provider, checkpointer=cp, thread_id="t").prompt("again")
@@ -112,9 +111,9 @@ def test_hard_text_is_said_stored_and_remembered(tmp_path: Path, text: str) -> N
     within(main())
 
 
-def test_the_system_prompt_is_not_stored(tmp_path: Path) -> None:
+def test_the_system_prompt_is_not_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await make(["a"], system_prompt="old", checkpointer=cp, thread_id="t").prompt("hi")
             provider = ScriptedProvider(["b"])
             await make(provider, system_prompt="new", checkpointer=cp, thread_id="t").prompt("hi")
@@ -124,9 +123,9 @@ def test_the_system_prompt_is_not_stored(tmp_path: Path) -> None:
     within(main())
 
 
-def test_a_run_names_its_thread(tmp_path: Path) -> None:
+def test_a_run_names_its_thread(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             @tool
             def where(ctx: ToolContext) -> str:
@@ -146,9 +145,9 @@ def test_a_run_names_its_thread(tmp_path: Path) -> None:
 # --- others write -----------------------------------------------------------------------------------------------------
 
 
-def test_what_another_wrote_between_two_prompts_is_seen_by_the_next(tmp_path: Path) -> None:
+def test_what_another_wrote_between_two_prompts_is_seen_by_the_next(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp, SQLiteCheckpointer(tmp_path / "x.db") as other:
+        async with database.checkpointer() as cp, database.checkpointer() as other:
             provider = ScriptedProvider(["a", "b"])
             agent = make(provider, checkpointer=cp, thread_id="t")
             await agent.prompt("one")
@@ -163,9 +162,9 @@ def test_what_another_wrote_between_two_prompts_is_seen_by_the_next(tmp_path: Pa
     within(main())
 
 
-def test_two_agents_that_take_turns_see_each_other(tmp_path: Path) -> None:
+def test_two_agents_that_take_turns_see_each_other(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             providers = [ScriptedProvider(["a0", "a1"]), ScriptedProvider(["b0", "b1"])]
             agents = [make(provider, checkpointer=cp, thread_id="t") for provider in providers]
             for turn in range(2):
@@ -176,22 +175,22 @@ def test_two_agents_that_take_turns_see_each_other(tmp_path: Path) -> None:
     within(main())
 
 
-def test_a_process_that_wrote_between_two_prompts_is_seen_by_the_next(tmp_path: Path) -> None:
+def test_a_process_that_wrote_between_two_prompts_is_seen_by_the_next(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider(["a", "b"])
             agent = make(provider, checkpointer=cp, thread_id="t")
             await agent.prompt("one")
-            await asyncio.to_thread(chat, tmp_path / "x.db", "t", "from elsewhere")
+            await asyncio.to_thread(chat, database.place, "t", "from elsewhere")
             await agent.prompt("two")
             assert [line.split(": ")[1] for line in sent(provider)] == ["one", "a", "from elsewhere", "noted", "two"]
 
     within(main())
 
 
-def test_a_broken_row_of_a_foreign_hand_does_not_stop_the_agent(tmp_path: Path) -> None:
+def test_a_broken_row_of_a_foreign_hand_does_not_stop_the_agent(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             odd: list[dict[str, Any]] = [
                 {"role": "assistant", "content": None},
                 {"role": "user"},
@@ -211,15 +210,15 @@ def test_a_broken_row_of_a_foreign_hand_does_not_stop_the_agent(tmp_path: Path) 
 # --- extra ------------------------------------------------------------------------------------------------------------
 
 
-async def stored_extra(cp: SQLiteCheckpointer) -> dict[str, Any]:
+async def stored_extra(cp: Checkpointer) -> dict[str, Any]:
     thread = await cp.load("t")
     assert thread is not None
     return thread.extra
 
 
-def test_extra_is_stored_with_the_run_and_known_to_the_next_agent(tmp_path: Path) -> None:
+def test_extra_is_stored_with_the_run_and_known_to_the_next_agent(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b"], checkpointer=cp, thread_id="t")
             agent.state.extra["mood"] = {"now": ["good", None, 2**70]}
             await agent.prompt("hi")
@@ -232,9 +231,9 @@ def test_extra_is_stored_with_the_run_and_known_to_the_next_agent(tmp_path: Path
     within(main())
 
 
-def test_a_key_that_was_removed_from_extra_is_removed(tmp_path: Path) -> None:
+def test_a_key_that_was_removed_from_extra_is_removed(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b"], checkpointer=cp, thread_id="t")
             agent.state.extra.update(keep=1, drop=2)
             await agent.prompt("hi")
@@ -245,9 +244,9 @@ def test_a_key_that_was_removed_from_extra_is_removed(tmp_path: Path) -> None:
     within(main())
 
 
-def test_a_tool_may_write_to_extra(tmp_path: Path) -> None:
+def test_a_tool_may_write_to_extra(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
 
             @tool
             def remember(ctx: ToolContext) -> None:
@@ -262,9 +261,9 @@ def test_a_tool_may_write_to_extra(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2**300, "\0\ud800", {"": [None]}], ids=repr)
-def test_extra_holds_hard_values(tmp_path: Path, value: Any) -> None:
+def test_extra_holds_hard_values(database: Database, value: Any) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a"], checkpointer=cp, thread_id="t")
             agent.state.extra["x"] = value
             await agent.prompt("hi")
@@ -276,10 +275,10 @@ def test_extra_holds_hard_values(tmp_path: Path, value: Any) -> None:
 @pytest.mark.parametrize("with_thread", [True, False])
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"x", 10**5000], ids=["object", "set", "bytes", "endless"])
 def test_extra_that_cannot_be_stored_is_named_before_anything_is_written(
-    tmp_path: Path, value: Any, with_thread: bool
+    database: Database, value: Any, with_thread: bool
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options: dict[str, Any] = {"checkpointer": cp, "thread_id": "t"} if with_thread else {}
             provider = ScriptedProvider(["ok"])
             agent = make(provider, **options)
@@ -298,9 +297,9 @@ def test_extra_that_cannot_be_stored_is_named_before_anything_is_written(
     within(main())
 
 
-def test_extra_survives_an_abort_and_a_failure_of_the_model(tmp_path: Path) -> None:
+def test_extra_survives_an_abort_and_a_failure_of_the_model(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             hanging = Hanging()
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             agent.state.extra["x"] = 1
@@ -313,9 +312,9 @@ def test_extra_survives_an_abort_and_a_failure_of_the_model(tmp_path: Path) -> N
     within(main())
 
 
-def test_extra_that_was_set_before_a_resume_is_stored(tmp_path: Path) -> None:
+def test_extra_that_was_set_before_a_resume_is_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([ValueError("down"), "ok"], checkpointer=cp, thread_id="t")
             await agent.prompt("hi")
             agent.state.extra["tried"] = 2
@@ -325,9 +324,9 @@ def test_extra_that_was_set_before_a_resume_is_stored(tmp_path: Path) -> None:
     within(main())
 
 
-def test_extra_that_was_set_before_others_wrote_to_the_thread_is_stored(tmp_path: Path) -> None:
+def test_extra_that_was_set_before_others_wrote_to_the_thread_is_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b"], checkpointer=cp, thread_id="t")
             agent.state.extra["kept"] = 0
             await agent.prompt("hi")
@@ -339,9 +338,9 @@ def test_extra_that_was_set_before_others_wrote_to_the_thread_is_stored(tmp_path
     within(main())
 
 
-def test_extra_that_was_set_before_calls_are_recovered_is_stored(tmp_path: Path) -> None:
+def test_extra_that_was_set_before_calls_are_recovered_is_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await cp.append("t", [UserMessage("go"), AssistantMessage([ToolCall("c1", "look")], "tool_use")])
             agent = make(["ok"], checkpointer=cp, thread_id="t")
             agent.state.extra["mine"] = 1
@@ -351,9 +350,9 @@ def test_extra_that_was_set_before_calls_are_recovered_is_stored(tmp_path: Path)
     within(main())
 
 
-def test_extra_that_another_saved_between_two_prompts_is_seen(tmp_path: Path) -> None:
+def test_extra_that_another_saved_between_two_prompts_is_seen(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a", "b"], checkpointer=cp, thread_id="t")
             await agent.prompt("hi")
             await cp.save_extra("t", {"theirs": 1})
@@ -367,26 +366,26 @@ def test_extra_that_another_saved_between_two_prompts_is_seen(tmp_path: Path) ->
 # --- how it is built and opened ---------------------------------------------------------------------------------------
 
 
-def test_a_thread_id_without_a_checkpointer_is_refused_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_thread_id_without_a_checkpointer_is_refused_and_the_other_way_round(database: Database) -> None:
     with pytest.raises(InputError, match="'t' without a checkpointer"):
         make([], thread_id="t")
     with pytest.raises(InputError, match="checkpointer without a thread_id"):
-        make([], checkpointer=SQLiteCheckpointer(tmp_path / "x.db"))
+        make([], checkpointer=database.checkpointer())
 
 
 @pytest.mark.parametrize("thread_id", ["", "a\0b", "\ud800", 5])
-def test_a_thread_id_that_cannot_be_one_is_refused_when_the_agent_is_built(tmp_path: Path, thread_id: Any) -> None:
+def test_a_thread_id_that_cannot_be_one_is_refused_when_the_agent_is_built(database: Database, thread_id: Any) -> None:
     with pytest.raises(InputError, match="thread id"):
-        make([], checkpointer=SQLiteCheckpointer(tmp_path / "x.db"), thread_id=thread_id)
+        make([], checkpointer=database.checkpointer(), thread_id=thread_id)
 
 
 @pytest.mark.parametrize("way", ["prompt", "resume", "load"])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_checkpointer_that_is_not_open_is_an_error_that_says_what_to_do(
-    tmp_path: Path, way: str, closed: bool
+    database: Database, way: str, closed: bool
 ) -> None:
     async def main() -> None:
-        cp = SQLiteCheckpointer(tmp_path / "x.db")
+        cp = database.checkpointer()
         agent = make(["ok"], checkpointer=cp, thread_id="t")
         heard = Heard(agent)
         if closed:
@@ -402,8 +401,8 @@ def test_a_checkpointer_that_is_not_open_is_an_error_that_says_what_to_do(
     within(main())
 
 
-def test_an_agent_and_its_checkpointer_serve_several_event_loops(tmp_path: Path) -> None:
-    cp = SQLiteCheckpointer(tmp_path / "x.db")
+def test_an_agent_and_its_checkpointer_serve_several_event_loops(database: Database) -> None:
+    cp = database.checkpointer()
     asyncio.run(cp.open())
     agent = make(["a", "b", "c"], checkpointer=cp, thread_id="t")
     for prompt in ("one", "two", "three"):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Agent, AssistantMessage, Model, Prices, TextContent, ToolCall, ToolResultMessage, Usage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import (
     AuthenticationFailed,
     ContentRefused,
@@ -42,6 +40,7 @@ from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.reply import parse_tool_call
 from holdfast.signals import Signal
+from tests.conftest import Database
 from tests.test_middleware_full import Heard, look, make, run
 
 PASSING: list[type[ProviderError]] = [RateLimited, Overloaded, NetworkFailed]
@@ -120,10 +119,10 @@ def test_a_lasting_failure_is_not_tried_again(kind: type[ProviderError]) -> None
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_a_call_is_repeated_as_often_as_was_asked_for_and_the_last_failure_is_the_result(
-    tmp_path: Path, retries: int
+    database: Database, retries: int
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             errors = [soon(Overloaded, f"busy {n}") for n in range(retries + 1)]
             provider = ScriptedProvider([*errors, "later"])
             agent = make(provider, max_retries=retries, checkpointer=cp, thread_id="t")
@@ -226,7 +225,7 @@ def test_a_service_that_asks_for_more_patience_than_there_is_is_not_asked_again(
     assert waits == []
 
 
-def test_an_abort_ends_the_pause_before_the_next_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_ends_the_pause_before_the_next_attempt(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         pausing = asyncio.Event()
 
@@ -235,7 +234,7 @@ def test_an_abort_ends_the_pause_before_the_next_attempt(tmp_path: Path, monkeyp
             await asyncio.Event().wait()
 
         monkeypatch.setattr("holdfast.calling.asyncio.sleep", endless)
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([Overloaded("busy")], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             running = asyncio.create_task(agent.prompt("hi"))
@@ -334,9 +333,9 @@ def test_a_provider_without_a_key_is_passed_over_when_there_is_another() -> None
 
 
 @pytest.mark.parametrize("step", [soon(Overloaded), "never"])
-def test_a_last_provider_without_a_key_is_a_result_like_any_other_failure(tmp_path: Path, step: Step) -> None:
+def test_a_last_provider_without_a_key_is_a_result_like_any_other_failure(database: Database, step: Step) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             first = Named("a", [step]) if isinstance(step, Exception) else Keyless("a")
             models = [Model("a", provider="a"), Model("b", provider="b")]
             options: Any = {"max_retries": 0, "checkpointer": cp, "thread_id": "t"}
@@ -494,7 +493,7 @@ def test_a_model_may_be_silent_for_ever_when_there_is_no_limit() -> None:
 
 @pytest.mark.parametrize("text", ['{"at": "he', "[1, 2]", '"here"', "null", "}{", '{"at": NaN', "\ud800", "{" * 5_000])
 def test_broken_json_in_a_call_goes_back_to_the_model_as_a_helpful_error_and_the_run_goes_on(
-    tmp_path: Path, text: str
+    database: Database, text: str
 ) -> None:
     ran: list[str] = []
 
@@ -504,7 +503,7 @@ def test_broken_json_in_a_call_goes_back_to_the_model_as_a_helpful_error_and_the
         return "visited"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             broken = parse_tool_call("c1", "visit", text)
             assert broken.malformed == text
             provider = ScriptedProvider([[broken, ToolCall("c2", "visit", {"at": "home"})], "ok"])
@@ -528,9 +527,9 @@ def test_broken_json_in_a_call_goes_back_to_the_model_as_a_helpful_error_and_the
     run(main())
 
 
-def test_arguments_nested_too_deep_to_be_stored_are_a_broken_call_and_not_a_broken_run(tmp_path: Path) -> None:
+def test_arguments_nested_too_deep_to_be_stored_are_a_broken_call_and_not_a_broken_run(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             deep = parse_tool_call("c1", "look", '{"at":' * 600 + "1" + "}" * 600)
             provider = ScriptedProvider([[deep], "ok"])
             result = await make(provider, tools=[look], checkpointer=cp, thread_id="t").prompt("go")

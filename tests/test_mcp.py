@@ -16,12 +16,12 @@ from mcp import Client, StdioServerParameters
 from mcp.server import MCPServer
 
 from holdfast import Agent, ImageContent, Model, TextContent, ToolCall, ToolResultMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError, McpServerFailed
 from holdfast.events import Event, ToolExecutionEnd, ToolExecutionUpdate
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.tools import Tool
 from holdfast.tools.mcp import mcp_tools
+from tests.conftest import Database
 from tests.mcp_server import server
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
@@ -132,10 +132,10 @@ def test_the_model_is_told_what_the_server_says_of_its_tools() -> None:
 
 
 def test_structured_content_is_in_the_details_and_survives_storage(
-    options: Callable[[], dict[str, Any]], tmp_path: Path
+    options: Callable[[], dict[str, Any]], database: Database
 ) -> None:
     async def main() -> None:
-        async with mcp_tools(**options()) as tools, SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with mcp_tools(**options()) as tools, database.checkpointer() as cp:
             script = ScriptedProvider([[call("forecast", {"place": {"city": "Oslo"}})], "done"])
             agent = Agent(provider=script, model=Model("m"), tools=tools, checkpointer=cp, thread_id="t")
             await agent.prompt("go")

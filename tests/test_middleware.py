@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Middleware, SlidingWindow, ToolCall, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import HookFailed, InputError
 from holdfast.events import AgentEnd
 from holdfast.messages import AssistantMessage, Message, TextContent
@@ -17,6 +15,7 @@ from holdfast.middleware import HookContext
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.signals import Signal
 
+from .conftest import Database
 from .test_agent_events import Heard, check_whole, history, make, sent, within
 from .test_recovery import flaws
 
@@ -52,9 +51,9 @@ class Window:
 
 
 @pytest.mark.parametrize("middleware", [LastTwo(), LastTwoPlain(), SlidingWindow(2)])
-def test_a_window_limits_the_model_and_not_the_database(tmp_path: Path, middleware: object) -> None:
+def test_a_window_limits_the_model_and_not_the_database(database: Database, middleware: object) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider(["a", "b", "c"])
             agent = make(provider, middleware=[middleware], checkpointer=cp, thread_id="t")
             for prompt in ("one", "two", "three"):
@@ -70,10 +69,10 @@ def test_a_window_limits_the_model_and_not_the_database(tmp_path: Path, middlewa
 @pytest.mark.parametrize("kind", [SlidingWindow, Window])
 @pytest.mark.parametrize("n", range(1, 12))
 def test_a_window_of_any_size_is_a_valid_history_also_between_calls_and_results(
-    tmp_path: Path, kind: type[Any], n: int
+    database: Database, kind: type[Any], n: int
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             calls = [ToolCall(f"c{number}", "look") for number in range(3)]
             provider = ScriptedProvider([calls, calls[:1], "done", calls[:2], "done again"])
             agent = make(provider, tools=[look], middleware=[kind(n)], checkpointer=cp, thread_id="t")
@@ -146,7 +145,7 @@ def test_a_hook_is_asked_before_each_model_call_and_gets_the_runs_signal() -> No
     assert isinstance(signals[0], Signal)
 
 
-def test_what_a_hook_writes_to_extra_is_stored(tmp_path: Path) -> None:
+def test_what_a_hook_writes_to_extra_is_stored(database: Database) -> None:
     class Count:
         async def transform_context(
             self, messages: list[Message], *, context: HookContext, signal: Any = None
@@ -156,7 +155,7 @@ def test_what_a_hook_writes_to_extra_is_stored(tmp_path: Path) -> None:
             return messages
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             for _ in range(2):  # the second agent is as good as another process
                 agent = make(
                     [[ToolCall("c1", "look")], "ok"],
@@ -186,13 +185,13 @@ def test_a_hook_that_takes_anything_gets_everything() -> None:
     assert got == [{"signal", "context"}]
 
 
-def test_what_a_hook_makes_up_is_seen_by_the_model_and_not_stored(tmp_path: Path) -> None:
+def test_what_a_hook_makes_up_is_seen_by_the_model_and_not_stored(database: Database) -> None:
     class Remind:
         def transform_context(self, messages: list[Message]) -> list[Message]:
             return [UserMessage("remember me"), AssistantMessage("I do"), *messages]
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider(["ok"])
             await make(provider, middleware=[Remind()], checkpointer=cp, thread_id="t").prompt("hi")
             assert sent(provider) == ["user: remember me", "assistant: I do", "user: hi"]
@@ -230,9 +229,9 @@ def explained(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("answer", [None, "text", 5, {"a": 1}, [1], ["text"], [{"role": "user", "content": "x"}]])
-def test_a_hook_that_returns_something_else_is_named(tmp_path: Path, answer: Any) -> None:
+def test_a_hook_that_returns_something_else_is_named(database: Database, answer: Any) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             bad = make([], middleware=[Bad(answer)], checkpointer=cp, thread_id="t")
             heard = Heard(bad)
             with pytest.raises(HookFailed, match=r"Bad\.transform_context must return a list of messages"):
@@ -246,9 +245,9 @@ def test_a_hook_that_returns_something_else_is_named(tmp_path: Path, answer: Any
     within(main())
 
 
-def test_a_hook_that_raises_is_named_and_the_thread_can_go_on(tmp_path: Path) -> None:
+def test_a_hook_that_raises_is_named_and_the_thread_can_go_on(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             hook = Bad(KeyError("mine"))
             provider = ScriptedProvider(["ok"])
             agent = make(provider, middleware=[hook], checkpointer=cp, thread_id="t")
@@ -285,14 +284,14 @@ def test_a_middleware_that_is_not_in_a_list_is_refused_by_name() -> None:
         make([], middleware=SlidingWindow(2))
 
 
-def test_extra_that_a_hook_made_unstorable_is_named_and_costs_no_message(tmp_path: Path) -> None:
+def test_extra_that_a_hook_made_unstorable_is_named_and_costs_no_message(database: Database) -> None:
     class Spoil:
         def transform_context(self, messages: list[Message], *, context: HookContext) -> list[Message]:
             context.extra["when"] = object()
             return messages
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["ok", "ok again"], middleware=[Spoil()], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             with pytest.raises(InputError, match=r"extra\['when'\]"):

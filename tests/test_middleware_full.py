@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast import Agent, Deny, HookContext, Middleware, Model, Redact, RunResult, ToolContext, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import HookFailed, InputError, NetworkFailed
 from holdfast.events import (
     AgentEnd,
@@ -39,6 +38,7 @@ from holdfast.middleware import HOOKS
 from holdfast.providers.base import Provider
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.signals import Signal
+from tests.conftest import Database
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def stored(thread: Any) -> list[str]:
     return [f"{message.role}: {message.text}" for message in thread.messages]
 
 
-async def content(cp: SQLiteCheckpointer) -> str:
+async def content(cp: Checkpointer) -> str:
     """All that the database holds of a thread, in one text."""
     thread = await cp.load("t")
     assert thread is not None
@@ -134,10 +134,10 @@ class Decorate:
 
 @pytest.mark.parametrize("redactor", [Mask(), Redact(r"sk-\d+", replacement="***")], ids=["mine", "ready-made"])
 def test_a_redactor_followed_by_a_decorator_leaks_neither_to_the_model_nor_to_the_database(
-    tmp_path: Path, redactor: object
+    database: Database, redactor: object
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider, decorator = ScriptedProvider([[ToolCall("c", "leak")], "ok"]), Decorate()
             agent = make(provider, tools=[leak], middleware=[redactor, decorator], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
@@ -225,7 +225,7 @@ def test_signal_and_context_are_given_to_those_who_declare_them_and_to_no_others
     assert [message.text for message in got[3]] == ["hi"]
 
 
-def test_the_context_tells_where_a_hook_is_called(tmp_path: Path) -> None:
+def test_the_context_tells_where_a_hook_is_called(database: Database) -> None:
     contexts: list[HookContext] = []
 
     def note(text: str, context: HookContext) -> str:
@@ -233,7 +233,7 @@ def test_the_context_tells_where_a_hook_is_called(tmp_path: Path) -> None:
         return text
 
     async def main() -> RunResult:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options: Any = {"checkpointer": cp, "thread_id": "t", "user_id": "u"}
             return await make(["ok"], middleware=[hooks(transform_system_prompt=note)], **options).prompt("hi")
 
@@ -244,7 +244,7 @@ def test_the_context_tells_where_a_hook_is_called(tmp_path: Path) -> None:
     assert (context.provider.name, context.model) == ("scripted", Model("m"))
 
 
-def test_every_hook_may_write_to_extra_which_is_stored(tmp_path: Path) -> None:
+def test_every_hook_may_write_to_extra_which_is_stored(database: Database) -> None:
     def count(name: str) -> Callable[..., Any]:
         def hook(*args: Any, context: HookContext) -> Any:
             context.extra[name] = context.extra.get(name, 0) + 1
@@ -253,7 +253,7 @@ def test_every_hook_may_write_to_extra_which_is_stored(tmp_path: Path) -> None:
         return hook
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             counters = hooks(**{name: count(name) for name in HOOKS})
             for _ in range(2):  # the second agent is as good as another process
                 script: list[Step] = [[ToolCall("c", "look")], "ok"]
@@ -286,7 +286,7 @@ def test_extra_cannot_be_replaced_by_mistake() -> None:
 # --- what is sent, and what is stored ---------------------------------------------------------------------------------
 
 
-def test_convert_to_llm_changes_what_is_sent_and_never_what_is_stored(tmp_path: Path) -> None:
+def test_convert_to_llm_changes_what_is_sent_and_never_what_is_stored(database: Database) -> None:
     def vandalise(messages: list[Message]) -> list[Message]:
         for message in messages:
             for block in message.content:  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def test_convert_to_llm_changes_what_is_sent_and_never_what_is_stored(tmp_path: 
         return [UserMessage("made up"), *messages]
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider([[ToolCall("c", "look", {"at": "here"})], "ok"])
             vandal = hooks(convert_to_llm=vandalise)
             agent = make(provider, tools=[look], middleware=[vandal], checkpointer=cp, thread_id="t")
@@ -311,12 +311,12 @@ def test_convert_to_llm_changes_what_is_sent_and_never_what_is_stored(tmp_path: 
     run(main())
 
 
-def test_a_changed_reply_is_stored_told_and_acted_upon(tmp_path: Path) -> None:
+def test_a_changed_reply_is_stored_told_and_acted_upon(database: Database) -> None:
     def strip_calls(message: AssistantMessage) -> AssistantMessage:
         return AssistantMessage("I will not.")
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             reply = AssistantMessage([ToolCall("c", "look")], "tool_use", Usage(3, 4))
             guard = hooks(after_model_response=strip_calls)
             agent = make([reply], tools=[look], middleware=[guard], checkpointer=cp, thread_id="t")
@@ -439,10 +439,10 @@ def edits() -> list[Any]:
 
 @pytest.mark.parametrize("edit", edits(), ids=["a dict", "a call", "in place"])
 def test_edited_arguments_are_run_and_told_while_the_stored_reply_keeps_the_models_own(
-    tmp_path: Path, edit: Callable[[ToolCall], Any]
+    database: Database, edit: Callable[[ToolCall], Any]
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             afterwards: list[Any] = []
 
             def after_tool_call(call: ToolCall, result: ToolResultMessage) -> None:
@@ -516,7 +516,7 @@ def test_after_tool_call_sees_the_failures_of_tools_too() -> None:
 # --- ending a run -----------------------------------------------------------------------------------------------------
 
 
-def test_should_stop_after_turn_ends_the_run_behind_the_results(tmp_path: Path) -> None:
+def test_should_stop_after_turn_ends_the_run_behind_the_results(database: Database) -> None:
     seen: list[tuple[str, list[str]]] = []
 
     def stop(message: AssistantMessage, results: list[ToolResultMessage]) -> bool:
@@ -525,7 +525,7 @@ def test_should_stop_after_turn_ends_the_run_behind_the_results(tmp_path: Path) 
         return len(seen) == 2
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             script: list[Step] = [[ToolCall("1", "look")], [TextContent("two"), ToolCall("2", "look")]]
             others = hooks(should_stop_after_turn=lambda message, results: len(results) > 1)
             agent = make(
@@ -550,9 +550,9 @@ def test_should_stop_after_turn_ends_the_run_behind_the_results(tmp_path: Path) 
     run(main())
 
 
-def test_on_run_end_sees_the_result_after_its_messages_are_stored(tmp_path: Path) -> None:
+def test_on_run_end_sees_the_result_after_its_messages_are_stored(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             ends: list[tuple[RunResult, int]] = []
 
             async def on_run_end(result: RunResult) -> None:
@@ -581,7 +581,7 @@ def test_a_failing_on_run_end_does_not_keep_the_others_from_hearing() -> None:
     assert heard == ["ok"]
 
 
-def test_extra_is_stored_although_a_later_hook_fails(tmp_path: Path) -> None:
+def test_extra_is_stored_although_a_later_hook_fails(database: Database) -> None:
     def remember(text: str, context: HookContext) -> str:
         context.extra["mine"] = 1
         return text
@@ -590,7 +590,7 @@ def test_extra_is_stored_although_a_later_hook_fails(tmp_path: Path) -> None:
         raise ValueError("full")
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             for name in ("on_run_end", "after_model_response"):
                 middleware = [hooks(transform_system_prompt=remember), hooks(**{name: fail})]
                 with pytest.raises(HookFailed, match="full"):
@@ -646,11 +646,13 @@ COUNTED: list[int] = []
     ],
     ids=lambda value: value if isinstance(value, str) and value in HOOKS else repr(value)[:30],
 )
-def test_a_hook_that_fails_is_named_and_the_thread_can_go_on(tmp_path: Path, name: str, answer: Any, mode: str) -> None:
+def test_a_hook_that_fails_is_named_and_the_thread_can_go_on(
+    database: Database, name: str, answer: Any, mode: str
+) -> None:
     COUNTED.clear()
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options: Any = {"tools": [count, look], "checkpointer": cp, "thread_id": "t", "tool_mode": mode}
             calls = [ToolCall("c", "count"), ToolCall("d", "count")]
             agent = make([calls, "ok"], middleware=[Broken(name, answer)], **options)
@@ -688,9 +690,11 @@ def test_a_hook_that_fails_is_named_and_the_thread_can_go_on(tmp_path: Path, nam
 @pytest.mark.parametrize("name", ["before_tool_call", "after_tool_call", "should_stop_after_turn"])
 @pytest.mark.parametrize("mode", ["parallel", "sequential"])
 @pytest.mark.parametrize("durable", [True, False], ids=["stored", "in memory"])
-def test_the_same_agent_goes_on_when_its_hook_is_mended(tmp_path: Path, name: str, mode: str, durable: bool) -> None:
+def test_the_same_agent_goes_on_when_its_hook_is_mended(
+    database: Database, name: str, mode: str, durable: bool
+) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options: Any = {"checkpointer": cp, "thread_id": "t"} if durable else {}
             broken = Broken(name, KeyError("mine"))
             provider = ScriptedProvider([[ToolCall("c", "look"), ToolCall("d", "look")], "resumed", "prompted"])
@@ -734,12 +738,12 @@ def test_the_same_agent_goes_on_when_its_hook_is_mended(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", [name for name in HOOKS if name != "on_run_end"])
 def test_an_abort_ends_a_run_whose_hook_waits_for_ever_and_what_it_would_have_checked_is_withheld(
-    tmp_path: Path, name: str
+    database: Database, name: str
 ) -> None:
     COUNTED.clear()
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent: Agent
 
             async def wait(*args: Any) -> Any:
@@ -862,9 +866,9 @@ def test_a_whole_reply_is_kept_although_the_abort_came_before_its_hooks() -> Non
     assert [message.text for message in agent.state.messages] == ["go", "ALL SAID"]
 
 
-def test_a_reply_whose_hook_hangs_in_an_aborted_run_is_withheld_and_the_thread_can_go_on(tmp_path: Path) -> None:
+def test_a_reply_whose_hook_hangs_in_an_aborted_run_is_withheld_and_the_thread_can_go_on(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             options = {"checkpointer": cp, "thread_id": "t", "abort_grace": 0.05}
             agent = make(ScriptedProvider(["a secret"]), middleware=[Stuck()], **options)
             abort_when_done(agent)

@@ -8,7 +8,6 @@ import datetime
 import decimal
 import enum
 import json
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -18,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Agent, Deny, Limits, Model, ToolCall, ToolResult, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError, NetworkFailed, OutputInvalid
 from holdfast.events import AgentEnd
 from holdfast.messages import AssistantMessage
 from holdfast.output import Output
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
+from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 
 
@@ -253,9 +252,9 @@ class Dangling:
     [Strange, list[Strange], Callback, Dangling, Line | Invoice, Person | Line, 5, "Invoice", [int], Invoice(1), len],
     ids=str,
 )
-def test_a_type_that_cannot_be_described_is_refused_before_anything_is_stored(tmp_path: Path, kind: Any) -> None:
+def test_a_type_that_cannot_be_described_is_refused_before_anything_is_stored(database: Database, kind: Any) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             with pytest.raises(InputError, match=r"output=.* cannot be described to a model") as caught:
@@ -330,9 +329,9 @@ def test_only_the_final_reply_is_read() -> None:
 # --- the repair round -------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_that_does_not_fit_gets_one_chance_with_the_error_told(tmp_path: Path) -> None:
+def test_a_reply_that_does_not_fit_gets_one_chance_with_the_error_told(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider(["seven", INVOICE])
             agent = make(provider, checkpointer=cp, thread_id="t")
             result = await agent.prompt("go", output=Invoice)
@@ -351,10 +350,10 @@ def test_a_reply_that_does_not_fit_gets_one_chance_with_the_error_told(tmp_path:
 
 
 def test_a_reply_that_does_not_fit_the_second_time_either_is_the_runs_error_and_the_thread_goes_on(
-    tmp_path: Path,
+    database: Database,
 ) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             provider = ScriptedProvider(["seven", "SEVEN", INVOICE, "eight", INVOICE, "fine"])
             agent = make(provider, checkpointer=cp, thread_id="t")
             heard = Heard(agent)

@@ -7,7 +7,6 @@ import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ import pytest
 
 from holdfast import Agent, Model, ToolCall, ToolContext, tool
 from holdfast.calling import _Watch
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import (
     AgentBusy,
     AuthenticationFailed,
@@ -46,6 +44,7 @@ from holdfast.results import RunResult
 from holdfast.signals import Signal
 from holdfast.stream import Backlog, EventStream
 
+from .conftest import Database
 from .test_agent_abort import can_go_on
 from .test_agent_events import (
     REPLY,
@@ -57,8 +56,6 @@ from .test_agent_events import (
     Stubborn,
     check_whole,
     executed,
-    fill_disk,
-    free_disk,
     history,
     is_stored,
     make,
@@ -128,9 +125,9 @@ def test_a_stream_gives_what_a_listener_hears_and_then_the_result() -> None:
     within(main())
 
 
-def test_a_message_end_of_a_stream_means_that_the_message_is_on_disk(tmp_path: Path) -> None:
+def test_a_message_end_of_a_stream_means_that_the_message_is_on_disk(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([[ToolCall("c1", "look")], "ok"], tools=[look], checkpointer=cp, thread_id="t")
             ends = [event async for event in agent.stream("hi") if isinstance(event, MessageEnd)]
             assert len(ends) == 4
@@ -149,9 +146,9 @@ def test_a_stream_takes_whatever_a_prompt_takes() -> None:
     within(main())
 
 
-def test_a_stream_without_a_message_resumes(tmp_path: Path) -> None:
+def test_a_stream_without_a_message_resumes(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             await make([OSError("no network")], checkpointer=cp, thread_id="t").prompt("hi")
             stream = make(["ok"], checkpointer=cp, thread_id="t").stream()
             check_whole(await taken(stream))
@@ -243,9 +240,9 @@ def test_an_agent_streams_one_run_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("message", ["", "  ", [], 5, [None]])
-def test_bad_input_is_raised_out_of_the_iteration_and_nothing_is_stored(tmp_path: Path, message: Any) -> None:
+def test_bad_input_is_raised_out_of_the_iteration_and_nothing_is_stored(database: Database, message: Any) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make([], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             stream = agent.stream(message)
@@ -308,19 +305,19 @@ def test_a_hook_that_fails_is_raised_after_all_events() -> None:
     within(main())
 
 
-def test_a_full_disk_is_raised_after_all_events(tmp_path: Path) -> None:
+def test_a_full_disk_is_raised_after_all_events(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["a" * 100_000, "ok"], checkpointer=cp, thread_id="t")
             events: list[Event] = []
             with pytest.raises(StoreFull):
                 async for event in agent.stream("hi"):
                     events.append(event)
                     if isinstance(event, MessageEnd):
-                        fill_disk(cp)
+                        database.fill(cp.store)
             check_whole(events)
             assert isinstance(events[-1], AgentEnd)
-            free_disk(cp)
+            database.free(cp.store)
             assert (await agent.resume()).text == "ok"
 
     within(main())
@@ -374,10 +371,10 @@ def test_a_stream_that_is_never_iterated_starts_nothing_and_warns_of_nothing(qui
     make([]).stream("hi")  # and needs no event loop for it
 
 
-def test_breaking_out_ends_the_run_in_good_order_and_waits_for_it(tmp_path: Path) -> None:
+def test_breaking_out_ends_the_run_in_good_order_and_waits_for_it(database: Database) -> None:
     async def main() -> None:
         hanging = Hanging("Hel")
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(hanging), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             async with agent.stream("hi") as events:
@@ -439,10 +436,10 @@ def test_a_failure_of_the_run_that_nobody_took_is_raised_when_the_stream_is_clos
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_cancelling_the_consumer_ends_the_run_in_good_order_and_waits_for_it(tmp_path: Path, times: int) -> None:
+def test_cancelling_the_consumer_ends_the_run_in_good_order_and_waits_for_it(database: Database, times: int) -> None:
     async def main() -> None:
         stubborn = Stubborn()
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(stubborn), checkpointer=cp, thread_id="t", abort_grace=0.05)
             heard = Heard(agent)
             consuming = asyncio.create_task(taken(agent.stream("hi")))
@@ -485,9 +482,9 @@ def test_cancelling_the_consumer_in_its_own_work_ends_the_run_too() -> None:
     within(main())
 
 
-def test_cancelling_the_consumer_before_the_run_has_begun_leaves_nothing(tmp_path: Path) -> None:
+def test_cancelling_the_consumer_before_the_run_has_begun_leaves_nothing(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(["ok"], checkpointer=cp, thread_id="t")
             loading = asyncio.create_task(agent.load())
             await asyncio.sleep(0)
@@ -534,7 +531,7 @@ def test_an_exception_of_the_consumer_is_its_own_and_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "cancellation"])
-def test_a_stream_that_is_merely_dropped_aborts_its_run(tmp_path: Path, how: str, quiet: None) -> None:
+def test_a_stream_that_is_merely_dropped_aborts_its_run(database: Database, how: str, quiet: None) -> None:
     async def consume(agent: Agent) -> None:
         async for event in agent.stream("hi"):
             if isinstance(event, MessageUpdate) and isinstance(event.stream_event, TextDelta):
@@ -543,7 +540,7 @@ def test_a_stream_that_is_merely_dropped_aborts_its_run(tmp_path: Path, how: str
                 raise KeyError("mine") if how == "exception" else asyncio.CancelledError
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent = make(Acted(Hanging("Hel")), checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             await asyncio.gather(consume(agent), return_exceptions=True)
@@ -584,9 +581,9 @@ def test_a_failure_of_a_run_whose_stream_was_dropped_is_kept_by_the_agent(quiet:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_loop_that_shuts_down_under_a_stream_ends_its_run_in_good_order(
-    tmp_path: Path, kept: bool, quiet: None
+    database: Database, kept: bool, quiet: None
 ) -> None:
-    cp = SQLiteCheckpointer(tmp_path / "x.db")
+    cp = database.checkpointer()
     streams: list[EventStream] = []
     heards: list[Heard] = []
 
@@ -891,9 +888,9 @@ def test_a_full_stream_that_is_left_ends_its_run(how: str) -> None:
     within(main())
 
 
-def test_a_reply_that_is_whole_is_recorded_without_waiting_for_the_consumer(tmp_path: Path) -> None:
+def test_a_reply_that_is_whole_is_recorded_without_waiting_for_the_consumer(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             words = SIZE - len(["turn_start", "user", "user", "assistant", "start", "text_start", "text_end", "done"])
             agent = make(Acted(Chatty(words)), checkpointer=cp, thread_id="t", listener_timeout=LONG)
             stream = agent.stream("hi")

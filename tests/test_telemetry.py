@@ -39,7 +39,7 @@ from holdfast import (
     telemetry,
     tool,
 )
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     AuthenticationFailed,
     HookFailed,
@@ -51,9 +51,9 @@ from holdfast.errors import (
     StoreNotOpen,
 )
 from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import sharing, sqlite
-from holdfast.store.database import Tx
-from holdfast.store.sqlite_file import MEMORY
+from holdfast.store import postgres, sharing, sqlite
+from holdfast.store.database import Store, Tx
+from tests.conftest import Database
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)
 SECRET = "the-secret"
@@ -126,15 +126,15 @@ def failure(span: ReadableSpan) -> str | None:
     return str(kind) if kind is not None else None
 
 
-def prompt(*steps: Step, path: Path | None = None, **options: Any) -> holdfast.RunResult:
-    """One run of an agent, stored in a file if there is one."""
+def prompt(*steps: Step, database: Database | None = None, **options: Any) -> holdfast.RunResult:
+    """One run of an agent, stored in a database if there is one."""
 
     async def run() -> holdfast.RunResult:
         with ScriptedProvider(steps) as provider:
             settings: dict[str, Any] = {"provider": provider, "model": MODEL, **options}
-            if path is None:
+            if database is None:
                 return await Agent(**settings).prompt("hello")
-            async with SQLiteCheckpointer(path) as cp:
+            async with database.checkpointer() as cp:
                 return await Agent(**settings, checkpointer=cp, thread_id="trip").prompt("hello")
 
     return asyncio.run(run())
@@ -162,10 +162,10 @@ def break_down() -> str:
 
 
 def test_a_run_with_parallel_tools_is_one_tree_of_turns_model_calls_tools_and_commits(
-    traces: Traces, tmp_path: Path
+    traces: Traces, database: Database
 ) -> None:
     calls = [ToolCall("c1", "look", {}), ToolCall("c2", "count", {})]
-    prompt(calls, "done", path=tmp_path / "t.db", tools=[look, count])
+    prompt(calls, "done", database=database, tools=[look, count])
     assert traces.tree() == [
         "invoke_agent",
         [
@@ -223,15 +223,15 @@ def test_a_providers_own_span_is_a_child_of_the_model_calls_span(traces: Traces)
     assert traces.tree() == ["invoke_agent", ["turn", ["chat m1", ["POST"]]]]
 
 
-def test_an_agent_inside_a_tool_is_a_subtree_with_a_conversation_of_its_own(traces: Traces, tmp_path: Path) -> None:
+def test_an_agent_inside_a_tool_is_a_subtree_with_a_conversation_of_its_own(traces: Traces, database: Database) -> None:
     @tool
     async def delegate() -> str:
         """Ask another agent."""
-        async with SQLiteCheckpointer(tmp_path / "inner.db") as cp:
+        async with database.checkpointer() as cp:
             inner = Agent(provider=ScriptedProvider(["42"]), model=Model("m2"), checkpointer=cp, thread_id="inner")
             return (await inner.prompt("?")).text
 
-    prompt([ToolCall("1", "delegate", {})], "done", path=tmp_path / "outer.db", tools=[delegate])
+    prompt([ToolCall("1", "delegate", {})], "done", database=database, tools=[delegate])
     assert attributes(traces.one("chat m2"))["gen_ai.conversation.id"] == "inner"
     assert {attributes(span)["gen_ai.conversation.id"] for span in traces.named("chat m1")} == {"trip"}
     first_turn = traces.tree()[1][1]
@@ -254,9 +254,9 @@ def test_nothing_is_current_any_more_after_a_run(traces: Traces) -> None:
 # --- names and attributes ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_and_its_model_call_say_who_answered_and_what_it_took(traces: Traces, tmp_path: Path) -> None:
+def test_a_run_and_its_model_call_say_who_answered_and_what_it_took(traces: Traces, database: Database) -> None:
     reply = AssistantMessage("hi", usage=Usage(10, 5, 100, 20, 0.25), model="m1-0613")
-    result = prompt(reply, path=tmp_path / "t.db")
+    result = prompt(reply, database=database)
     usage = {
         "gen_ai.usage.input_tokens": 130,  # the conventions count what the cache gave and took
         "gen_ai.usage.output_tokens": 5,
@@ -288,8 +288,8 @@ def test_a_run_and_its_model_call_say_who_answered_and_what_it_took(traces: Trac
     assert (run.kind, chat.kind) == (SpanKind.INTERNAL, SpanKind.CLIENT)
 
 
-def test_a_tool_call_says_which_call_of_which_tool_it_is(traces: Traces, tmp_path: Path) -> None:
-    prompt([ToolCall("call-7", "look", {})], "done", path=tmp_path / "t.db", tools=[look])
+def test_a_tool_call_says_which_call_of_which_tool_it_is(traces: Traces, database: Database) -> None:
+    prompt([ToolCall("call-7", "look", {})], "done", database=database, tools=[look])
     span = traces.one("execute_tool look")
     assert span.kind is SpanKind.INTERNAL
     assert dict(attributes(span)) == {
@@ -303,8 +303,8 @@ def test_a_tool_call_says_which_call_of_which_tool_it_is(traces: Traces, tmp_pat
     assert [attributes(turn)["holdfast.turn.number"] for turn in traces.named("turn")] == [1, 2]
 
 
-def test_every_gen_ai_attribute_is_a_name_of_the_conventions(talkative: Traces, tmp_path: Path) -> None:
-    prompt([ToolCall("1", "look", {})], "done", path=tmp_path / "t.db", tools=[look], system_prompt="Be kind.")
+def test_every_gen_ai_attribute_is_a_name_of_the_conventions(talkative: Traces, database: Database) -> None:
+    prompt([ToolCall("1", "look", {})], "done", database=database, tools=[look], system_prompt="Be kind.")
     known = {value for name, value in vars(gen_ai_attributes).items() if name.isupper()}
     used = {key for span in talkative.spans for key in attributes(span) if key.startswith("gen_ai.")}
     assert used - known == set()
@@ -321,21 +321,23 @@ def test_a_wish_for_a_structured_reply_is_told(traces: Traces) -> None:
 
 
 def test_writes_that_share_a_commit_have_a_span_each_under_whoever_waits_and_tell_their_number(
-    traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traces: Traces, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "_GROUP_SECONDS", 60.0)  # all that waits, however slow this machine is
-    queued = threading.Event()
+    begun, queued = threading.Event(), threading.Event()
 
-    def hold(_: Tx) -> None:
+    def hold(_: Tx, thread_id: str) -> None:
+        begun.set()
         queued.wait(60)
 
-    async def append(cp: SQLiteCheckpointer, name: str) -> None:
+    async def append(cp: Checkpointer, name: str) -> None:
         with traces.tracer.start_as_current_span(name):
-            await cp.append(name, UserMessage("x"))
+            await cp.append("t", UserMessage(name))
 
     async def run() -> None:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
-            held = cp.store.write(hold)
+        async with database.checkpointer() as cp:
+            held = cp.store.write(hold, "t")
+            await asyncio.to_thread(begun.wait, 60)
             tasks = [asyncio.create_task(append(cp, name)) for name in "abc"]
             asyncio.get_running_loop().call_soon(queued.set)  # behind the first steps of the three
             await asyncio.gather(held, *tasks)
@@ -343,14 +345,16 @@ def test_writes_that_share_a_commit_have_a_span_each_under_whoever_waits_and_tel
     asyncio.run(run())
     commits = ["commit threads.append"]
     assert traces.tree() == ["commit test_telemetry.hold", "a", commits, "b", commits, "c", commits]
-    for span in (*traces.named("commit threads.append"), traces.one("commit test_telemetry.hold")):
+    spans = [traces.one("commit test_telemetry.hold"), *traces.named("commit threads.append")]
+    for span in spans:
         assert span.kind is SpanKind.CLIENT
-        assert attributes(span)["db.system.name"] == "sqlite"
+        assert attributes(span)["db.system.name"] == database.system
         assert attributes(span)["db.operation.name"] in span.name
-        assert attributes(span)["holdfast.commit.writes"] == 4
+    numbers = [attributes(span)["holdfast.commit.writes"] for span in spans]
+    assert numbers == ([4, 4, 4, 4] if database.commits_latecomers else [1, 3, 3, 3])
 
 
-def test_a_write_that_fails_fails_its_span_and_not_its_neighbours(traces: Traces, tmp_path: Path) -> None:
+def test_a_write_that_fails_fails_its_span_and_not_its_neighbours(traces: Traces, database: Database) -> None:
     def fail(_: Tx) -> None:
         raise KeyError(SECRET)
 
@@ -358,7 +362,7 @@ def test_a_write_that_fails_fails_its_span_and_not_its_neighbours(traces: Traces
         pass
 
     async def run() -> None:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             await asyncio.gather(cp.store.write(fail), cp.store.write(succeed), return_exceptions=True)
 
     asyncio.run(run())
@@ -366,22 +370,18 @@ def test_a_write_that_fails_fails_its_span_and_not_its_neighbours(traces: Traces
     assert failure(traces.one("commit test_telemetry.succeed")) is None
 
 
-def test_a_write_of_plain_code_has_its_span_too(traces: Traces) -> None:
+def test_a_write_of_plain_code_has_its_span_too(traces: Traces, store: Store) -> None:
     def note(_: Tx) -> int:
         return 7
 
     def fail(_: Tx) -> None:
         raise KeyError
 
-    store = sqlite.open_store(MEMORY)
-    try:
-        with traces.tracer.start_as_current_span("own"):
-            assert store.write_now(note) == 7
-            assert store.read_now(note) == 7
-            with pytest.raises(KeyError):
-                store.write_now(fail)
-    finally:
-        sharing.release(store)
+    with traces.tracer.start_as_current_span("own"):
+        assert store.write_now(note) == 7
+        assert store.read_now(note) == 7
+        with pytest.raises(KeyError):
+            store.write_now(fail)
     assert traces.tree() == ["own", ["commit test_telemetry.note", "commit test_telemetry.fail"]]
     assert failure(traces.one("commit test_telemetry.fail")) == "KeyError"
 
@@ -407,8 +407,8 @@ def test_a_fallback_is_a_second_model_call_and_leaves_the_run_without_an_error(t
     assert errors == {"invoke_agent": None, "turn": None, "chat m1": "AuthenticationFailed", "chat m2": None}
 
 
-def test_a_failed_model_fails_its_call_its_turn_and_its_run(traces: Traces, tmp_path: Path) -> None:
-    result = prompt(AuthenticationFailed("no"), path=tmp_path / "t.db")
+def test_a_failed_model_fails_its_call_its_turn_and_its_run(traces: Traces, database: Database) -> None:
+    result = prompt(AuthenticationFailed("no"), database=database)
     assert isinstance(result.error, AuthenticationFailed)
     errors = {span.name: failure(span) for span in traces.spans}
     assert errors == dict.fromkeys(["invoke_agent", "turn", "chat m1"], "AuthenticationFailed") | {
@@ -427,10 +427,8 @@ def test_an_error_that_prompt_raises_ends_and_fails_what_is_open(traces: Traces)
     assert [failure(turn) for turn in traces.named("turn")] == [None, "ScriptError"]
 
 
-def test_a_run_that_cannot_begin_has_a_span_that_says_why(traces: Traces, tmp_path: Path) -> None:
-    agent = Agent(
-        provider=ScriptedProvider(), model=MODEL, checkpointer=SQLiteCheckpointer(tmp_path / "t.db"), thread_id="trip"
-    )
+def test_a_run_that_cannot_begin_has_a_span_that_says_why(traces: Traces, database: Database) -> None:
+    agent = Agent(provider=ScriptedProvider(), model=MODEL, checkpointer=database.checkpointer(), thread_id="trip")
     with pytest.raises(StoreNotOpen):
         asyncio.run(agent.prompt("hello"))
     assert [(span.name, failure(span)) for span in traces.spans] == [("invoke_agent", "StoreNotOpen")]
@@ -465,13 +463,13 @@ def test_a_hook_that_fails_fails_the_call_the_turn_and_the_run(traces: Traces) -
     assert {span.name: failure(span) for span in traces.spans} == dict.fromkeys(names, "HookFailed") | {"chat m1": None}
 
 
-def test_an_abort_in_mid_stream_ends_every_span_and_is_no_error(traces: Traces, tmp_path: Path) -> None:
+def test_an_abort_in_mid_stream_ends_every_span_and_is_no_error(traces: Traces, database: Database) -> None:
     async def run() -> None:
         async def hang(_: object) -> None:
             agent.abort()
             await asyncio.Event().wait()
 
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             agent = Agent(provider=ScriptedProvider([hang]), model=MODEL, checkpointer=cp, thread_id="trip")
             await agent.prompt("hello")
 
@@ -551,15 +549,15 @@ def everything(traces: Traces) -> str:
     return "".join(span.to_json() for span in traces.spans)
 
 
-def say_all(path: Path) -> None:
+def say_all(database: Database) -> None:
     """A run that has a secret wherever one can be."""
     calls = [ToolCall("1", "look", {"at": SECRET}), ToolCall("2", "break_down", {})]
-    prompt(calls, SECRET, path=path, tools=[look, break_down], system_prompt=SECRET)
-    prompt(RateLimited(SECRET, retry_after=0), AuthenticationFailed(SECRET), path=path)
+    prompt(calls, SECRET, database=database, tools=[look, break_down], system_prompt=SECRET)
+    prompt(RateLimited(SECRET, retry_after=0), AuthenticationFailed(SECRET), database=database)
 
 
-def test_by_default_nothing_that_was_said_is_recorded(traces: Traces, tmp_path: Path) -> None:
-    say_all(tmp_path / "t.db")
+def test_by_default_nothing_that_was_said_is_recorded(traces: Traces, database: Database) -> None:
+    say_all(database)
     assert "execute_tool break_down" in everything(traces)
     assert SECRET not in everything(traces)
     assert "hello" not in everything(traces)
@@ -582,9 +580,9 @@ def test_with_capture_content_a_model_call_carries_what_was_sent_and_answered(ta
 
 
 def test_with_capture_content_a_tool_call_carries_arguments_and_result_and_errors_their_texts(
-    talkative: Traces, tmp_path: Path
+    talkative: Traces, database: Database
 ) -> None:
-    say_all(tmp_path / "t.db")
+    say_all(database)
     looked = attributes(talkative.one("execute_tool look"))
     assert json.loads(looked["gen_ai.tool.call.arguments"]) == {"at": SECRET}
     assert looked["gen_ai.tool.call.result"] == f"seen {SECRET}"
@@ -632,14 +630,13 @@ def test_nothing_is_recorded_after_disable_nor_by_a_sampler_that_wants_nothing(t
     assert traces.spans == []
 
 
-def run_python(code: str, folder: Path) -> str:
+def run_python(code: str, database: Database) -> str:
     source = str(Path(holdfast.__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", code, database.place],
         capture_output=True,
         text=True,
         check=False,
-        cwd=folder,
         env={"PYTHONPATH": source},
         timeout=60,
     )
@@ -651,12 +648,12 @@ def run_python(code: str, folder: Path) -> str:
 AGENT = """
 import asyncio, sys
 from holdfast import Agent, Model, telemetry
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import checkpointer_for
 from holdfast.errors import AuthenticationFailed
 from holdfast.providers.scripted import ScriptedProvider
 
 async def run():
-    async with SQLiteCheckpointer("t.db") as cp:
+    async with checkpointer_for(sys.argv[1]) as cp:
         provider = ScriptedProvider(["hi", AuthenticationFailed("no")])
         agent = Agent(provider=provider, model=Model("m1"), checkpointer=cp, thread_id="trip")
         await agent.prompt("hello")
@@ -664,12 +661,12 @@ async def run():
 """
 
 
-def test_a_process_without_telemetry_never_imports_opentelemetry_and_logs_nowhere(tmp_path: Path) -> None:
+def test_a_process_without_telemetry_never_imports_opentelemetry_and_logs_nowhere(database: Database) -> None:
     code = f"{AGENT}\nasyncio.run(run())\nprint([name for name in sys.modules if name.startswith('opentelemetry')])"
-    assert run_python(code, tmp_path) == "[]\n"
+    assert run_python(code, database) == "[]\n"
 
 
-def test_without_a_provider_the_programs_global_one_is_used_even_if_it_is_set_later(tmp_path: Path) -> None:
+def test_without_a_provider_the_programs_global_one_is_used_even_if_it_is_set_later(database: Database) -> None:
     code = f"""{AGENT}
 telemetry.enable()
 from opentelemetry import trace
@@ -682,7 +679,7 @@ trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
 asyncio.run(run())
 print(len(exporter.get_finished_spans()))
 """
-    assert run_python(code, tmp_path) == "10\n"
+    assert run_python(code, database) == "10\n"
 
 
 def test_enable_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -744,9 +741,9 @@ def test_a_failed_hook_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert second[2].endswith("failed: HookFailed")
 
 
-def test_no_log_above_debug_quotes_what_was_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_no_log_above_debug_quotes_what_was_said(caplog: pytest.LogCaptureFixture, database: Database) -> None:
     caplog.set_level(logging.DEBUG, "holdfast")
-    say_all(tmp_path / "t.db")
+    say_all(database)
     assert any(SECRET in text for _, _, text in logged(caplog, logging.DEBUG))
     assert [text for _, _, text in logged(caplog, logging.INFO) if SECRET in text or "hello" in text] == []
 
@@ -771,10 +768,11 @@ def test_a_lock_that_outlasts_the_wait_is_a_warning(caplog: pytest.LogCaptureFix
 
 
 def test_a_slow_commit_is_a_warning(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_SLOW_SECONDS", 0.0)  # now all of them are
-    prompt("hi", path=tmp_path / "t.db")
+    for module in (sqlite, postgres):
+        monkeypatch.setattr(module, "_SLOW_SECONDS", 0.0)  # now all of them are
+    prompt("hi", database=database)
     lines = [text for name, _, text in logged(caplog, logging.WARNING) if name == "holdfast.store"]
     assert len(lines) == 2
-    assert all(line.startswith(f"1 write(s) to {str(tmp_path / 't.db')!r} took ") for line in lines)
+    assert all(line.startswith(f"1 write(s) to {database.checkpointer().name!r} took ") for line in lines)

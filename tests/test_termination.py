@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpointer import SQLiteCheckpointer
-
+from .conftest import Database
 from .test_agent_abort import can_go_on
 from .test_agent_events import history
 
@@ -21,11 +20,12 @@ KILLED = -signal.SIGTERM  # by the signal itself, as without us
 
 
 class Program:
-    """A scene of termination_child.py under way."""
+    """A scene of termination_child.py under way; most of those about whose signal it is store nothing."""
 
-    def __init__(self, scene: str, database: Path) -> None:
+    def __init__(self, scene: str, database: Database | None) -> None:
+        place = [database.place] if database else []
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.termination_child", scene, str(database)],
+            [sys.executable, "-W", "error", "-m", "tests.termination_child", scene, *place],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -48,7 +48,7 @@ class Program:
         return self.process.returncode, output.splitlines()
 
 
-def ended(scene: str, database: Path, *signals: signal.Signals) -> tuple[int, list[str]]:
+def ended(scene: str, database: Database | None, *signals: signal.Signals) -> tuple[int, list[str]]:
     """Run a scene, send it the signals when it is ready, and see it to its end."""
     program = Program(scene, database)
     try:
@@ -62,9 +62,9 @@ def ended(scene: str, database: Path, *signals: signal.Signals) -> tuple[int, li
         program.process.communicate()
 
 
-def stored(database: Path, thread_id: str = "t") -> list[str]:
+def stored(database: Database, thread_id: str = "t") -> list[str]:
     async def main() -> list[str]:
-        async with SQLiteCheckpointer(database) as cp:
+        async with database.checkpointer() as cp:
             lines = await history(cp, thread_id)
             await can_go_on(cp, thread_id)
             return lines
@@ -72,93 +72,88 @@ def stored(database: Path, thread_id: str = "t") -> list[str]:
     return asyncio.run(main())
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "x.db"
-
-
 # --- the end of a run -------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_a_run_in_good_order_and_the_program_with_143(db: Path) -> None:
-    code, said = ended("prompt", db, signal.SIGTERM)
+def test_sigterm_ends_a_run_in_good_order_and_the_program_with_143(database: Database) -> None:
+    code, said = ended("prompt", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]
 
 
-def test_sigterm_ends_a_resumed_run_too(db: Path) -> None:
-    code, said = ended("resume", db, signal.SIGTERM)
+def test_sigterm_ends_a_resumed_run_too(database: Database) -> None:
+    code, said = ended("resume", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: ", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: ", "assistant: Hel"]
 
 
-def test_sigterm_ends_a_stream_and_cancels_its_consumer(db: Path) -> None:
-    code, said = ended("stream", db, signal.SIGTERM)
+def test_sigterm_ends_a_stream_and_cancels_its_consumer(database: Database) -> None:
+    code, said = ended("stream", database, signal.SIGTERM)
     assert (code, said[-4:]) == (143, ["CancelledError", "whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]
 
 
 @pytest.mark.parametrize("scene", ["busy_stream", "background"])
-def test_sigterm_ends_a_program_that_is_occupied_elsewhere(db: Path, scene: str) -> None:
-    code, said = ended(scene, db, signal.SIGTERM)
+def test_sigterm_ends_a_program_that_is_occupied_elsewhere(database: Database, scene: str) -> None:
+    code, said = ended(scene, database, signal.SIGTERM)
     assert (code, said) == (143, ["CancelledError", "whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]
 
 
 @pytest.mark.parametrize("scene", ["closing_stream", "dropped_stream"])
-def test_sigterm_is_not_lost_on_a_stream_that_was_left(db: Path, scene: str) -> None:
-    code, said = ended(scene, db)
+def test_sigterm_is_not_lost_on_a_stream_that_was_left(database: Database, scene: str) -> None:
+    code, said = ended(scene, database)
     assert (code, said[-3:]) == (143, ["whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]
 
 
-def test_sigterm_is_not_lost_on_a_run_that_is_just_over(db: Path) -> None:
-    code, said = ended("at_the_very_end", db)
+def test_sigterm_is_not_lost_on_a_run_that_is_just_over(database: Database) -> None:
+    code, said = ended("at_the_very_end", database)
     assert (code, said) == (143, ["SystemExit 143", "whole stop", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hello."]
+    assert stored(database) == ["user: hi", "assistant: Hello."]
 
 
 @pytest.mark.parametrize("scene", ["aborted_already", "cancelled_already"])
-def test_sigterm_is_not_lost_on_a_run_that_ends_for_another_reason(db: Path, scene: str) -> None:
-    code, said = ended(scene, db)
+def test_sigterm_is_not_lost_on_a_run_that_ends_for_another_reason(database: Database, scene: str) -> None:
+    code, said = ended(scene, database)
     assert (code, said[-4:]) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]
 
 
 @pytest.mark.parametrize("scene", ["two", "two_in_a_group", "a_prompt_and_a_stream"])
-def test_sigterm_ends_all_runs_in_good_order(db: Path, scene: str) -> None:
-    code, said = ended(scene, db, signal.SIGTERM)
+def test_sigterm_ends_all_runs_in_good_order(database: Database, scene: str) -> None:
+    code, said = ended(scene, database, signal.SIGTERM)
     assert (code, said[-4:]) == (143, ["whole aborted", "whole aborted", "closed", "atexit"])
-    assert stored(db, "t") == stored(db, "u") == ["user: hi", "assistant: Hel"]
+    assert stored(database, "t") == stored(database, "u") == ["user: hi", "assistant: Hel"]
 
 
-def test_sigterm_lets_no_run_end_the_program_before_the_others_are_over(db: Path) -> None:
-    code, said = ended("main_and_background", db, signal.SIGTERM)
+def test_sigterm_lets_no_run_end_the_program_before_the_others_are_over(database: Database) -> None:
+    code, said = ended("main_and_background", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", *["whole aborted"] * 3, "closed", "atexit"])
-    assert stored(db, "t") == stored(db, "v") == ["user: hi", "assistant: Hel"]
-    assert stored(db, "u")[-1] == "tool_result: in order"
+    assert stored(database, "t") == stored(database, "v") == ["user: hi", "assistant: Hel"]
+    assert stored(database, "u")[-1] == "tool_result: in order"
 
 
-def test_sigterm_ends_however_many_runs_in_good_order(db: Path) -> None:
-    code, said = ended("many", db, signal.SIGTERM)
+def test_sigterm_ends_however_many_runs_in_good_order() -> None:
+    code, said = ended("many", None, signal.SIGTERM)
     assert (code, said[-51:]) == (143, [*["whole aborted"] * 50, "atexit"])
 
 
-def test_sigterm_lets_an_agent_end_whose_tool_is_another_agent(db: Path) -> None:
-    code, said = ended("nested", db, signal.SIGTERM)
+def test_sigterm_lets_an_agent_end_whose_tool_is_another_agent(database: Database) -> None:
+    code, said = ended("nested", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "whole aborted", "closed", "atexit"])
-    assert stored(db, "u") == ["user: deeper", "assistant: Hel"]
-    assert [line.split(":")[0] for line in stored(db)] == ["user", "assistant", "tool_result"]
+    assert stored(database, "u") == ["user: deeper", "assistant: Hel"]
+    assert [line.split(":")[0] for line in stored(database)] == ["user", "assistant", "tool_result"]
 
 
-def test_sigterm_does_not_wait_for_a_tool_that_does_not_listen(db: Path) -> None:
-    code, said = ended("stuck_tool", db, signal.SIGTERM)
+def test_sigterm_does_not_wait_for_a_tool_that_does_not_listen(database: Database) -> None:
+    code, said = ended("stuck_tool", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert "may or may not" in stored(db)[-1]
+    assert "may or may not" in stored(database)[-1]
 
 
-def test_a_second_sigterm_does_not_disturb_the_end(db: Path) -> None:
-    program = Program("slow_tool", db)
+def test_a_second_sigterm_does_not_disturb_the_end(database: Database) -> None:
+    program = Program("slow_tool", database)
     try:
         program.read_until("ready")
         program.process.send_signal(signal.SIGTERM)
@@ -170,16 +165,16 @@ def test_a_second_sigterm_does_not_disturb_the_end(db: Path) -> None:
     finally:
         program.process.kill()
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert stored(db)[-1] == "tool_result: in order"
+    assert stored(database)[-1] == "tool_result: in order"
 
 
-def test_a_run_that_fails_on_its_way_out_ends_the_program_too(db: Path) -> None:
-    code, said = ended("failing", db, signal.SIGTERM)
+def test_a_run_that_fails_on_its_way_out_ends_the_program_too(database: Database) -> None:
+    code, said = ended("failing", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "closed", "atexit"])
 
 
-def test_sigterm_ends_a_run_on_a_loop_of_ones_own(db: Path) -> None:
-    code, said = ended("loop_of_ones_own", db, signal.SIGTERM)
+def test_sigterm_ends_a_run_on_a_loop_of_ones_own() -> None:
+    code, said = ended("loop_of_ones_own", None, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "atexit"])
 
 
@@ -187,47 +182,47 @@ def test_sigterm_ends_a_run_on_a_loop_of_ones_own(db: Path) -> None:
 
 
 @pytest.mark.parametrize("scene", ["own_handler", "own_handler_of_the_loop"])
-def test_a_programs_own_handler_is_left_alone(db: Path, scene: str) -> None:
-    assert ended(scene, db, signal.SIGTERM) == (0, ["own handler", "whole aborted", "atexit"])
+def test_a_programs_own_handler_is_left_alone(scene: str) -> None:
+    assert ended(scene, None, signal.SIGTERM) == (0, ["own handler", "whole aborted", "atexit"])
 
 
-def test_a_handler_that_a_program_sets_in_mid_run_is_left_alone_too(db: Path) -> None:
+def test_a_handler_that_a_program_sets_in_mid_run_is_left_alone_too() -> None:
     said = ["own handler", "whole aborted", "own handler", "atexit"]
-    assert ended("own_handler_in_mid_run", db, signal.SIGTERM) == (0, said)
+    assert ended("own_handler_in_mid_run", None, signal.SIGTERM) == (0, said)
 
 
-def test_a_signal_that_is_ignored_stays_ignored(db: Path) -> None:
-    assert ended("ignored", db) == (0, ["ready", "whole aborted", "atexit"])
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    assert ended("ignored", None) == (0, ["ready", "whole aborted", "atexit"])
 
 
 @pytest.mark.parametrize(
     "scene", ["afterwards", "ours_put_back_by_a_program", "left_in_a_loop_that_stands_still"], ids=str
 )
-def test_without_a_run_sigterm_does_what_it_always_did(db: Path, scene: str) -> None:
-    assert ended(scene, db, signal.SIGTERM) == (KILLED, [])
+def test_without_a_run_sigterm_does_what_it_always_did(scene: str) -> None:
+    assert ended(scene, None, signal.SIGTERM) == (KILLED, [])
 
 
 @pytest.mark.parametrize("scene", ["other_thread", "other_thread_alone_at_last"])
-def test_a_run_in_another_thread_leaves_sigterm_as_it_is(db: Path, scene: str) -> None:
-    assert ended(scene, db, signal.SIGTERM) == (KILLED, [])
+def test_a_run_in_another_thread_leaves_sigterm_as_it_is(scene: str) -> None:
+    assert ended(scene, None, signal.SIGTERM) == (KILLED, [])
 
 
-def test_runs_in_other_threads_end_together_with_those_in_the_main_one(db: Path) -> None:
-    code, said = ended("both_threads", db, signal.SIGTERM)
+def test_runs_in_other_threads_end_together_with_those_in_the_main_one(database: Database) -> None:
+    code, said = ended("both_threads", database, signal.SIGTERM)
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
-    assert stored(db, "t") == stored(db, "u") == ["user: hi", "assistant: Hel"]
+    assert stored(database, "t") == stored(database, "u") == ["user: hi", "assistant: Hel"]
 
 
-def test_a_child_that_was_forked_during_a_run_is_ended_as_ever(db: Path) -> None:
-    assert ended("forked", db) == (0, [f"ok {int(signal.SIGTERM)}", "atexit"])
+def test_a_child_that_was_forked_during_a_run_is_ended_as_ever() -> None:
+    assert ended("forked", None) == (0, [f"ok {int(signal.SIGTERM)}", "atexit"])
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scene", ["prompt", "stream"])
-def test_ctrl_c_is_a_keyboard_interrupt_as_ever(db: Path, scene: str) -> None:
-    program = Program(scene, db)
+def test_ctrl_c_is_a_keyboard_interrupt_as_ever(database: Database, scene: str) -> None:
+    program = Program(scene, database)
     try:
         program.read_until("ready")
         program.process.send_signal(signal.SIGINT)
@@ -237,4 +232,4 @@ def test_ctrl_c_is_a_keyboard_interrupt_as_ever(db: Path, scene: str) -> None:
     assert complaints.splitlines()[-1] == "KeyboardInterrupt"
     assert program.process.returncode == -signal.SIGINT
     assert output.splitlines()[-4:] == ["CancelledError", "whole aborted", "closed", "atexit"]
-    assert stored(db) == ["user: hi", "assistant: Hel"]
+    assert stored(database) == ["user: hi", "assistant: Hel"]

@@ -14,7 +14,6 @@ import types
 import uuid
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -35,12 +34,12 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import InputError
 from holdfast.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
 from holdfast.messages import Message
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.tools import Tool
+from tests.conftest import Database
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -303,7 +302,7 @@ def test_a_hint_of_the_result_that_only_type_checkers_know_does_not_matter() -> 
 # --- the context ------------------------------------------------------------------------------------------------------
 
 
-def test_a_tool_knows_where_it_is_called_from(tmp_path: Path) -> None:
+def test_a_tool_knows_where_it_is_called_from(database: Database) -> None:
     seen: list[ToolContext] = []
 
     @tool
@@ -313,7 +312,7 @@ def test_a_tool_knows_where_it_is_called_from(tmp_path: Path) -> None:
         return "ok"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             script = ScriptedProvider([[ToolCall("call-1", "look", {"city": "Oslo"})], "done"])
             agent = Agent(provider=script, model=Model("m"), tools=[look], checkpointer=cp, thread_id="trip")
             agent.state.extra["before"] = 1
@@ -701,18 +700,18 @@ ODD: dict[str, tuple[Any, Any]] = {
 }
 
 
-def stored_result(tmp_path: Path, made: Any) -> tuple[ToolResultMessage, RunResult]:
+def stored_result(database: Database, made: Any) -> tuple[ToolResultMessage, RunResult]:
     """Run the tool on a stored thread; its result, equal before and after a reload."""
 
     async def main() -> tuple[ToolResultMessage, RunResult]:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             script = ScriptedProvider([[ToolCall("1", "t")], "done"])
             agent = Agent(
                 provider=script, model=Model("m"), tools=[Tool(made, name="t")], checkpointer=cp, thread_id="t"
             )
             result = await agent.prompt("go")
             before = list(agent.state.messages)
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             thread = await cp.load("t")
         assert thread is not None
         assert thread.messages == before
@@ -722,9 +721,9 @@ def stored_result(tmp_path: Path, made: Any) -> tuple[ToolResultMessage, RunResu
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_details_of_any_type_are_stored_readable_and_reload_equal(name: str, tmp_path: Path) -> None:
+def test_details_of_any_type_are_stored_readable_and_reload_equal(name: str, database: Database) -> None:
     value, expected = ODD[name]
-    stored, result = stored_result(tmp_path, lambda: ToolResult("done", details=value))
+    stored, result = stored_result(database, lambda: ToolResult("done", details=value))
     assert result.text == "done"
     assert (stored.text, stored.is_error) == ("done", False)
     if expected is not None:
@@ -732,9 +731,9 @@ def test_details_of_any_type_are_stored_readable_and_reload_equal(name: str, tmp
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_value_of_any_type_can_be_returned_and_is_no_failure(name: str, tmp_path: Path) -> None:
+def test_a_value_of_any_type_can_be_returned_and_is_no_failure(name: str, database: Database) -> None:
     value, _ = ODD[name]
-    stored, result = stored_result(tmp_path, lambda: value)
+    stored, result = stored_result(database, lambda: value)
     assert result.text == "done"
     assert not stored.is_error
     assert stored.text
@@ -761,25 +760,25 @@ PICTURE = ImageContent("iVBORw0KGgo=", "image/png")
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_tool_may_return_text_blocks_json_or_a_result(value: Any, content: list[Any], tmp_path: Path) -> None:
-    stored, _ = stored_result(tmp_path, lambda: value)
+def test_a_tool_may_return_text_blocks_json_or_a_result(value: Any, content: list[Any], database: Database) -> None:
+    stored, _ = stored_result(database, lambda: value)
     assert stored.content == content
     assert not stored.is_error
 
 
-def test_a_tool_may_say_that_it_failed_without_raising(tmp_path: Path) -> None:
-    stored, result = stored_result(tmp_path, lambda: ToolResult("no such city", {"tried": {3}}, is_error=True))
+def test_a_tool_may_say_that_it_failed_without_raising(database: Database) -> None:
+    stored, result = stored_result(database, lambda: ToolResult("no such city", {"tried": {3}}, is_error=True))
     assert (stored.text, stored.details, stored.is_error) == ("no such city", {"tried": [3]}, True)
     assert result.stop_reason == "stop"
 
 
-def test_a_tool_may_end_the_run_and_the_thread_can_go_on(tmp_path: Path) -> None:
+def test_a_tool_may_end_the_run_and_the_thread_can_go_on(database: Database) -> None:
     @tool
     def hand_over(to: str) -> ToolResult:
         return ToolResult(f"handed over to {to}", end_run=True)
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             with ScriptedProvider([[ToolCall("1", "hand_over", {"to": "Ann"})], "welcome back"]) as script:
                 agent = Agent(provider=script, model=Model("m"), tools=[hand_over], checkpointer=cp, thread_id="t")
                 ended = await agent.prompt("go")
@@ -811,11 +810,11 @@ def test_one_of_several_calls_ends_the_run_after_all_of_them() -> None:
     asyncio.run(main())
 
 
-def test_a_very_long_result_is_cut_for_the_model_and_kept_whole(tmp_path: Path) -> None:
+def test_a_very_long_result_is_cut_for_the_model_and_kept_whole(database: Database) -> None:
     text = "".join(f"line {number}\n" for number in range(20_000))
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "t.db") as cp:
+        async with database.checkpointer() as cp:
             script = ScriptedProvider([[ToolCall("1", "t")], "done"])
             agent = Agent(
                 provider=script,

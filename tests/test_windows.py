@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,12 +31,12 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import ContextTooLong, HookFailed, InputError, NetworkFailed, Overloaded
 from holdfast.messages import Block, Message, Note, UnknownBlock, encode
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.windows import estimate_tokens
+from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 
 SECRET = "sk-12345"
@@ -342,9 +341,9 @@ class Talk(ScriptedProvider):
         return f"Reply {len(self.asked)} " + "x" * 80
 
 
-def test_old_messages_are_replaced_by_a_summary_which_is_stored_and_not_written_again(tmp_path: Path) -> None:
+def test_old_messages_are_replaced_by_a_summary_which_is_stored_and_not_written_again(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             talk = Talk()
             options: Any = {"checkpointer": cp, "thread_id": "t"}
             agent = make(talk, middleware=[Summarize(100, keep=2)], **options)
@@ -361,9 +360,9 @@ def test_old_messages_are_replaced_by_a_summary_which_is_stored_and_not_written_
     run(main())
 
 
-def test_a_summary_survives_a_restart(tmp_path: Path) -> None:
+def test_a_summary_survives_a_restart(database: Database) -> None:
     async def main(prompts: list[str]) -> Talk:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             talk = Talk()
             agent = make(talk, middleware=[Summarize(100, keep=2)], checkpointer=cp, thread_id="t")
             for prompt in prompts:
@@ -462,11 +461,11 @@ def test_what_a_model_cannot_sum_up_at_once_is_summed_up_by_and_by() -> None:
     assert sum("Summary of what came before" in text for text in summed_up) >= len(summed_up) - 1
 
 
-def test_a_summary_may_hold_any_text(tmp_path: Path) -> None:
+def test_a_summary_may_hold_any_text(database: Database) -> None:
     odd = "语言模型 \0 \ud800 é"
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             for n in range(6):
                 talk = Talk(summary=lambda request: odd)
                 agent = make(talk, middleware=[Summarize(100, keep=2)], checkpointer=cp, thread_id="t")
@@ -489,9 +488,9 @@ def test_a_summary_of_messages_that_the_thread_no_longer_has_is_left_out() -> No
     assert told(talk.asked[-1]) == ["user: Question 0", "user: Again"]
 
 
-def test_messages_without_ids_are_summed_up_too(tmp_path: Path) -> None:
+def test_messages_without_ids_are_summed_up_too(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             foreign: list[Any] = [{"role": "user", "content": f"Question {n}"} for n in range(30)]
             await cp.append("t", foreign)
             for _ in range(2):
@@ -514,9 +513,9 @@ def test_the_same_message_said_twice_is_not_taken_for_the_one_that_was_summed_up
     assert len(talk.asked[1].messages) == seen + 3
 
 
-def test_what_is_hidden_from_the_model_is_hidden_from_the_one_that_sums_up(tmp_path: Path) -> None:
+def test_what_is_hidden_from_the_model_is_hidden_from_the_one_that_sums_up(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             for order in (1, -1):
                 talk = Talk()
                 chain = [Summarize(100, keep=2), Redact(SECRET)][::order]
@@ -575,9 +574,9 @@ def test_extra_that_is_no_summary_is_not_overwritten() -> None:
     assert agent.state.extra["so far"]["text"] == "summary 1"
 
 
-def test_an_abort_while_a_summary_is_written_stores_no_half_of_it(tmp_path: Path) -> None:
+def test_an_abort_while_a_summary_is_written_stores_no_half_of_it(database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             agent: Agent
 
             async def endless(request: Request) -> Any:
@@ -610,7 +609,7 @@ def test_listeners_do_not_hear_a_summary_being_written() -> None:
 # --- redaction --------------------------------------------------------------------------------------------------------
 
 
-def test_a_redactor_hides_in_everything_that_is_sent(tmp_path: Path) -> None:
+def test_a_redactor_hides_in_everything_that_is_sent(database: Database) -> None:
     card = 4111_1111_1111_1111
 
     @tool
@@ -618,7 +617,7 @@ def test_a_redactor_hides_in_everything_that_is_sent(tmp_path: Path) -> None:
         return ToolResult(f"paid with {card}", details={str(card): [card, ("x", str(card))]})
 
     async def main() -> None:
-        async with SQLiteCheckpointer(tmp_path / "x.db") as cp:
+        async with database.checkpointer() as cp:
             call = ToolCall("c1", "pay", {"how": {"card": card, str(card): [f"no {card}", 1.5, True, None]}})
             thought = [ThinkingContent(f"it is {card}"), TextContent(f"Paying with {card}"), call]
             provider = ScriptedProvider([thought, [ToolCall("c2", "pay", malformed=f'{{"how": {card}')], "ok"])

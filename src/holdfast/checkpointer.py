@@ -37,7 +37,7 @@ from holdfast.prompts import single
 from holdfast.store import inbox, leases, places, sharing, sqlite, threads, tool_calls
 from holdfast.store.database import Store, Tx, in_thread
 from holdfast.store.leases import Visit
-from holdfast.store.places import is_dsn
+from holdfast.store.places import exists, is_dsn
 from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Position, Stored, ThreadInfo
 
@@ -49,7 +49,7 @@ __all__ = [
     "ThreadInfo",
     "ToolCallRecord",
     "checkpointer_for",
-    "is_dsn",
+    "exists",
 ]
 
 Appendable: TypeAlias = Message | dict[str, Any]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import InputError, StoreError
@@ -99,20 +98,13 @@ def _opened(place: str, *, create: bool) -> Iterator[Store]:
     """The database at a place. A file that must be there already is not made."""
     if place == MEMORY:
         raise InputError(f"{MEMORY} ends with this process; name a file")
-    if not (create or places.is_dsn(place) or _is_there(place)):
-        raise InputError(f"there is no database at {place}; check the path")
+    if not (create or places.exists(place)):
+        raise InputError(f"there is no database at {places.name(place)}; check where it is")
     store = places.open_store(place)
     try:
         yield store
     finally:
         sharing.release(store)
-
-
-def _is_there(path: str) -> bool:
-    try:
-        return Path(path).expanduser().exists()
-    except RuntimeError:  # ~nobody
-        return False
 
 
 class _Copy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import re
@@ -17,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import cli
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast import checkpointer, cli
 from holdfast.cli import terminal
 from holdfast.messages import (
     AssistantMessage,
@@ -31,6 +31,7 @@ from holdfast.messages import (
     UserMessage,
     from_value,
 )
+from tests.conftest import Database
 
 ROOT = Path(__file__).parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast"]
@@ -39,11 +40,12 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
+    """A file that is not there yet, for what is about files."""
     return tmp_path / "chat.db"
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path, db: Path) -> Command:
+def on_file(tmp_path: Path, db: Path) -> Command:
     def run(*args: str, say: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": str(db), "PYTHONUTF8": "1", **variables}
         return subprocess.run(
@@ -53,9 +55,14 @@ def holdfast(tmp_path: Path, db: Path) -> Command:
     return run
 
 
-def fill(path: Path, thread_id: str, *messages: Message) -> None:
+@pytest.fixture
+def holdfast(on_file: Command, database: Database) -> Command:
+    return functools.partial(on_file, HOLDFAST_DB=database.place)
+
+
+def fill(database: Database, thread_id: str, *messages: Message) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(path) as checkpointer:
+        async with database.checkpointer() as checkpointer:
             await checkpointer.append(thread_id, list(messages))
 
     asyncio.run(main())
@@ -90,19 +97,19 @@ def test_a_piped_chat_answers_and_the_next_process_goes_on(holdfast: Command) ->
     assert shown["messages"][2]["content"] == [{"type": "text", "text": "And goodbye."}]
 
 
-def test_another_thread_starts_blank(holdfast: Command, db: Path) -> None:
-    fill(db, "main", UserMessage("hello"), AssistantMessage("hi"))
+def test_another_thread_starts_blank(holdfast: Command, database: Database) -> None:
+    fill(database, "main", UserMessage("hello"), AssistantMessage("hi"))
     assert holdfast("chat", "trip").stderr.startswith("Thread trip: new.\n")
 
 
-def test_without_a_path_the_chat_lives_in_the_users_data_directory(holdfast: Command, tmp_path: Path) -> None:
-    assert holdfast("chat", HOLDFAST_DB="", XDG_DATA_HOME=str(tmp_path / "data")).returncode == 0
+def test_without_a_path_the_chat_lives_in_the_users_data_directory(on_file: Command, tmp_path: Path) -> None:
+    assert on_file("chat", HOLDFAST_DB="", XDG_DATA_HOME=str(tmp_path / "data")).returncode == 0
     (path,) = tmp_path.rglob("chat.db")
     assert path.parent.name == "holdfast"
 
 
-def test_the_option_wins_over_the_variable(holdfast: Command, tmp_path: Path, db: Path) -> None:
-    assert holdfast("chat", "--db", str(tmp_path / "new" / "other.db")).returncode == 0
+def test_the_option_wins_over_the_variable(on_file: Command, tmp_path: Path, db: Path) -> None:
+    assert on_file("chat", "--db", str(tmp_path / "new" / "other.db")).returncode == 0
     assert (tmp_path / "new" / "other.db").exists()
     assert not db.exists()
 
@@ -122,8 +129,8 @@ def test_a_chat_without_the_key_that_it_needs_says_so(holdfast: Command) -> None
     assert run.stdout == ""
 
 
-def test_undecodable_input_is_no_crash(holdfast: Command, tmp_path: Path, db: Path) -> None:
-    env = {**os.environ, "HOLDFAST_DB": str(db), "PYTHONUTF8": "1"}
+def test_undecodable_input_is_no_crash(holdfast: Command, tmp_path: Path, database: Database) -> None:
+    env = {**os.environ, "HOLDFAST_DB": database.place, "PYTHONUTF8": "1"}
     run = subprocess.run([*HOLDFAST, "chat"], input=b"\xff\xfe\n", env=env, capture_output=True, check=False)
     assert run.returncode == 0
     assert b"Traceback" not in run.stderr
@@ -185,8 +192,8 @@ WAITING_PARENT = [sys.executable, "-c", "import subprocess, sys; sys.exit(subpro
 
 
 @pytest.fixture
-def tty(db: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    terminal = Terminal(*getattr(request, "param", CHAT), env={"HOLDFAST_DB": str(db)})
+def tty(database: Database, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    terminal = Terminal(*getattr(request, "param", CHAT), env={"HOLDFAST_DB": database.place})
     yield terminal
     terminal.close()
 
@@ -239,8 +246,8 @@ def test_sigterm_at_the_prompt_leaves_with_143(tty: Terminal) -> None:
     assert terminate(tty.process) == 143
 
 
-def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(db: Path) -> None:
-    command = [*CHAT, "--db", str(db)]
+def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(database: Database) -> None:
+    command = [*CHAT, "--db", database.place]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == b"Thread main: new.\n"
@@ -251,9 +258,9 @@ def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(db: Path) ->
 # --- threads and show -------------------------------------------------------------------------------------------------
 
 
-def test_threads_lists_the_last_written_first(holdfast: Command, db: Path) -> None:
-    fill(db, "older", UserMessage("hello"))
-    fill(db, "newer", UserMessage("hello"), AssistantMessage("hi"))
+def test_threads_lists_the_last_written_first(holdfast: Command, database: Database) -> None:
+    fill(database, "older", UserMessage("hello"))
+    fill(database, "newer", UserMessage("hello"), AssistantMessage("hi"))
     lines = holdfast("threads").stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["THREAD", "MESSAGES"], ["newer", "2"], ["older", "1"]]
     listed = json.loads(holdfast("threads", "--json", "--limit", "1").stdout)
@@ -261,15 +268,15 @@ def test_threads_lists_the_last_written_first(holdfast: Command, db: Path) -> No
     assert set(listed[0]) == {"id", "message_count", "created_at", "updated_at"}
 
 
-def test_an_empty_database_has_no_threads(holdfast: Command, db: Path) -> None:
-    fill(db, "main")
+def test_an_empty_database_has_no_threads(holdfast: Command, database: Database) -> None:
+    fill(database, "main")
     assert holdfast("threads").stdout.startswith("There are no threads yet")
     assert json.loads(holdfast("threads", "--json").stdout) == []
 
 
-def test_show_tells_every_kind_of_message(holdfast: Command, db: Path) -> None:
+def test_show_tells_every_kind_of_message(holdfast: Command, database: Database) -> None:
     fill(
-        db,
+        database,
         "all",
         UserMessage([ImageContent(data="aGk="), *UserMessage("look\r\nhere").content]),
         AssistantMessage(
@@ -293,10 +300,10 @@ def test_show_tells_every_kind_of_message(holdfast: Command, db: Path) -> None:
     )
 
 
-def test_stored_text_cannot_drive_the_terminal(holdfast: Command, db: Path) -> None:
+def test_stored_text_cannot_drive_the_terminal(holdfast: Command, database: Database) -> None:
     evil = "\x1b]0;title\x07\x1b[2J\x9b2J\rfake\u202etxt\x00"
     fill(
-        db,
+        database,
         "a\x1b[31m\nb",
         UserMessage(evil),
         ToolResultMessage("1", f"tool{evil}", evil),
@@ -316,16 +323,16 @@ def test_stored_text_cannot_drive_the_terminal(holdfast: Command, db: Path) -> N
     assert "\\x1b[2J" in outputs[2]
 
 
-def test_an_output_that_cannot_show_a_character_shows_its_number(holdfast: Command, db: Path) -> None:
-    fill(db, "main", UserMessage("你好 \ud800"))
+def test_an_output_that_cannot_show_a_character_shows_its_number(holdfast: Command, database: Database) -> None:
+    fill(database, "main", UserMessage("你好 \ud800"))
     run = holdfast("show", "main", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert (run.returncode, run.stderr) == (0, "")
     assert "\\u4f60\\u597d \\ud800" in run.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(holdfast: Command, db: Path) -> None:
-    fill(db, "main", *(UserMessage("many words " * 1000) for _ in range(50)))
-    shell = f"'{sys.executable}' -m holdfast show main --db '{db}' | head -1"
+def test_a_reader_that_goes_away_is_no_error(holdfast: Command, database: Database) -> None:
+    fill(database, "main", *(UserMessage("many words " * 1000) for _ in range(50)))
+    shell = f"'{sys.executable}' -m holdfast show main --db '{database.place}' | head -1"
     run = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=False)
     assert run.stdout.startswith("-- user")
     assert run.stderr == ""
@@ -335,20 +342,20 @@ def test_a_reader_that_goes_away_is_no_error(holdfast: Command, db: Path) -> Non
 
 
 @pytest.mark.parametrize("command", [["threads"], ["show", "main"]])
-def test_looking_makes_no_database(holdfast: Command, db: Path, command: list[str]) -> None:
-    fails(holdfast(*command), str(db), "holdfast chat")
-    assert not db.exists()
+def test_looking_makes_no_database(holdfast: Command, database: Database, command: list[str]) -> None:
+    fails(holdfast(*command), "there is no database at", "holdfast chat")
+    assert not checkpointer.exists(database.place)
 
 
-def test_an_unknown_thread_is_named(holdfast: Command, db: Path) -> None:
-    fill(db, "main", UserMessage("hello"))
+def test_an_unknown_thread_is_named(holdfast: Command, database: Database) -> None:
+    fill(database, "main", UserMessage("hello"))
     fails(holdfast("show", "trip"), "'trip'", "holdfast threads")
 
 
 @pytest.mark.parametrize("command", [["chat"], ["threads"], ["show", "main"]])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(holdfast: Command, db: Path, command: list[str]) -> None:
+def test_a_file_that_is_no_database_is_refused_and_left_alone(on_file: Command, db: Path, command: list[str]) -> None:
     db.write_text("no database, but my diary\n" * 100)
-    fails(holdfast(*command, say="hello\n"), str(db))
+    fails(on_file(*command, say="hello\n"), str(db))
     assert db.read_text() == "no database, but my diary\n" * 100
 
 
@@ -356,8 +363,8 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(holdfast: Command,
     "args",
     [[], ["nonsense"], ["show"], ["threads", "--limit", "0"], ["threads", "--limit", "x"], ["chat", "--provider", "x"]],
 )
-def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, args: list[str]) -> None:
-    run = holdfast(*args)
+def test_a_wrong_command_line_is_exit_code_2(on_file: Command, args: list[str]) -> None:
+    run = on_file(*args)
     assert run.returncode == 2
     assert run.stderr.startswith("usage: holdfast")
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from holdfast import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import sharing, sqlite, threads
+from holdfast.store import threads
+from holdfast.store.database import Store
 from holdfast.store.leases import Claim, Lease
+from tests.conftest import Database
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,14 +29,9 @@ def pay(amount: int) -> str:
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "chat.db"
-
-
-@pytest.fixture
-def holdfast(tmp_path: Path, db: Path) -> Command:
+def holdfast(tmp_path: Path, database: Database) -> Command:
     def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": str(db), "PYTHONUTF8": "1"}
+        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": database.place, "PYTHONUTF8": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "holdfast", *args],
             env=env,
@@ -51,9 +47,9 @@ def holdfast(tmp_path: Path, db: Path) -> Command:
     return run
 
 
-def run_agent(db: Path, steps: list[Step], prompt: str | None, thread_id: str = "t") -> tuple[str, str]:
+def run_agent(database: Database, steps: list[Step], prompt: str | None, thread_id: str = "t") -> tuple[str, str]:
     async def main() -> tuple[str, str]:
-        async with SQLiteCheckpointer(db) as cp:
+        async with database.checkpointer() as cp:
             agent = Agent(
                 provider=ScriptedProvider(steps), model=Model("m"), tools=[pay], checkpointer=cp, thread_id=thread_id
             )
@@ -75,8 +71,10 @@ ASK: list[Step] = [[ToolCall("c1", "pay", {"amount": 7})]]
         (["result", "paid by hand"], "paid by hand"),
     ],
 )
-def test_a_call_that_waits_is_listed_and_answered(holdfast: Command, db: Path, answer: list[str], told: str) -> None:
-    assert run_agent(db, ASK, "Pay.")[0] == "waiting"
+def test_a_call_that_waits_is_listed_and_answered(
+    holdfast: Command, database: Database, answer: list[str], told: str
+) -> None:
+    assert run_agent(database, ASK, "Pay.")[0] == "waiting"
     assert holdfast("pending").stdout == 't  c1  approval: pay with {"amount":7}\n'
     (listed,) = json.loads(holdfast("pending", "t", "--json").stdout)
     assert (listed["call_id"], listed["arguments"], listed["reason"]) == ("c1", {"amount": 7}, "approval")
@@ -84,7 +82,7 @@ def test_a_call_that_waits_is_listed_and_answered(holdfast: Command, db: Path, a
     holdfast("answer", "t", "c1", *answer)
     assert holdfast("pending").stdout == ""
     assert holdfast("unfinished").stdout.startswith("t  ")
-    assert run_agent(db, [lambda request: request.messages[-1].text], None) == ("stop", _containing(told))
+    assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", _containing(told))
     assert json.loads(holdfast("unfinished", "--json").stdout) == []
 
 
@@ -110,59 +108,51 @@ class _containing(str):
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_why(
-    holdfast: Command, db: Path, arguments: list[str], complaint: str
+    holdfast: Command, database: Database, arguments: list[str], complaint: str
 ) -> None:
-    run_agent(db, ["hello"], "hi")
+    run_agent(database, ["hello"], "hi")
     done = holdfast(*arguments, code=1)
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_said_from_outside_waits_and_can_be_taken_back(holdfast: Command, db: Path) -> None:
-    run_agent(db, ["hello"], "hi")
+def test_what_is_said_from_outside_waits_and_can_be_taken_back(holdfast: Command, database: Database) -> None:
+    run_agent(database, ["hello"], "hi")
     first = holdfast("steer", "t", "not so fast").stdout.strip()
     second = holdfast("follow-up", "t", "北京的天气怎么样?").stdout.strip()
     assert holdfast("inbox", "t").stdout == f"{first}  steer: not so fast\n{second}  follow_up: 北京的天气怎么样?\n"
     assert [item["kind"] for item in json.loads(holdfast("inbox", "t", "--json").stdout)] == ["steer", "follow_up"]
     holdfast("withdraw", "t", first)
-    assert run_agent(db, [lambda request: request.messages[-1].text], None) == ("stop", "北京的天气怎么样?")
+    assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", "北京的天气怎么样?")
     assert holdfast("inbox", "t").stdout == ""
 
 
-def test_a_run_that_another_process_drives_is_told_to_end(holdfast: Command, db: Path) -> None:
-    store = sqlite.open_store(db)
-    try:
-        store.write_now(threads.append, "t", [], by=Claim("elsewhere:1 boot=x", "run-1", 60))
-        holdfast("abort", "t")
-        assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
-    finally:
-        sharing.release(store)
+def test_a_run_that_another_process_drives_is_told_to_end(holdfast: Command, store: Store) -> None:
+    store.write_now(threads.append, "t", [], by=Claim("elsewhere:1 boot=x", "run-1", 60))
+    holdfast("abort", "t")
+    assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
 
 
-def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, db: Path) -> None:
-    store = sqlite.open_store(db)
-    try:
-        claim = Claim("elsewhere:1 boot=x", "run-1", 60)
-        position = store.write_now(threads.append, "t", [], by=claim)
-        lease = Lease(position.epoch, 60)
-        body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
-        store.write_now(threads.save_partial, "t", body, by=lease)
-    finally:
-        sharing.release(store)
+def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, store: Store) -> None:
+    claim = Claim("elsewhere:1 boot=x", "run-1", 60)
+    position = store.write_now(threads.append, "t", [], by=claim)
+    lease = Lease(position.epoch, 60)
+    body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
+    store.write_now(threads.save_partial, "t", body, by=lease)
     shown = holdfast("show", "t").stdout
     assert "aborted: its run was interrupted" in shown
     assert "Once upon" in shown
     assert json.loads(holdfast("show", "t", "--json").stdout)["partial"]["content"][0]["text"] == "Once upon"
 
 
-def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, db: Path) -> None:
-    run_agent(db, [[ToolCall("c\x1b[2J", "pay", {"amount": 7})]], "Pay.", thread_id="t\x1b[31m")
+def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, database: Database) -> None:
+    run_agent(database, [[ToolCall("c\x1b[2J", "pay", {"amount": 7})]], "Pay.", thread_id="t\x1b[31m")
     assert "\x1b" not in holdfast("pending").stdout
 
 
-def test_a_thread_that_was_only_written_to_has_nothing_unfinished(holdfast: Command, db: Path) -> None:
+def test_a_thread_that_was_only_written_to_has_nothing_unfinished(holdfast: Command, database: Database) -> None:
     async def main() -> None:
-        async with SQLiteCheckpointer(db) as cp:
+        async with database.checkpointer() as cp:
             await cp.append("t", [UserMessage("hi"), AssistantMessage("hello")])
 
     asyncio.run(main())

@@ -372,7 +372,10 @@ def test_open_calls_in_the_middle_of_a_foreign_history_are_not_run(database: Dat
 
 
 def make_schema_1(path: Path, messages: list[Any], reserved: int) -> None:
-    """A database as the first version left it: with a thread, and places for the results of its last reply."""
+    """A database as the first version left it: with a thread, and places for the results of its last reply.
+
+    Only SQLite files are that old: Postgres had the ledger from its first day.
+    """
     first = schema.migrations("sqlite", key="INTEGER PRIMARY KEY")[0]
     assert first.number == 1
     connection = apsw.Connection(str(path))

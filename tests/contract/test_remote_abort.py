@@ -6,13 +6,12 @@ import asyncio
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Agent, AssistantMessage, Middleware, ToolCall, tool
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import RateLimited
 from holdfast.events import (
     AgentEnd,
@@ -239,34 +238,33 @@ def test_a_run_is_ended_as_soon_as_it_has_begun(database: Database) -> None:
 
 ELSEWHERE = """
 import asyncio, sys
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import checkpointer_for
 
 async def main():
-    async with SQLiteCheckpointer(sys.argv[1]) as cp:
+    async with checkpointer_for(sys.argv[1]) as cp:
         print(await eval(sys.argv[2]))
 
 asyncio.run(main())
 """
 
 
-async def elsewhere(path: Path, expression: str) -> str:
+async def elsewhere(database: Database, expression: str) -> str:
     """What another process gets when it awaits the expression."""
-    command = [sys.executable, "-W", "error", "-c", ELSEWHERE, str(path), expression]
+    command = [sys.executable, "-W", "error", "-c", ELSEWHERE, database.place, expression]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=30)
     return str(done.stdout).strip()
 
 
 @pytest.mark.parametrize("place", ["the model", "a tool", "a hook before a tool"])
-def test_a_run_is_ended_from_another_process(tmp_path: Path, place: str) -> None:
+def test_a_run_is_ended_from_another_process(database: Database, place: str) -> None:
     async def main() -> None:
-        path = tmp_path / "x.db"
-        async with SQLiteCheckpointer(path) as cp:
+        async with database.checkpointer() as cp:
             stuck = Stuck(place)
             agent = stuck.agent(cp)
             heard = Heard(agent)
             run = asyncio.create_task(agent.prompt("go"))
             await until(stuck.begun.is_set)
-            assert await elsewhere(path, "cp.abort('t')") == "True"
+            assert await elsewhere(database, "cp.abort('t')") == "True"
             assert (await run).stop_reason == "aborted"
             check_whole(heard)
             assert await is_free(cp)
@@ -274,10 +272,9 @@ def test_a_run_is_ended_from_another_process(tmp_path: Path, place: str) -> None
     within(main())
 
 
-def test_another_process_steers_answers_and_sees_what_is_arriving(tmp_path: Path) -> None:
+def test_another_process_steers_answers_and_sees_what_is_arriving(database: Database) -> None:
     async def main() -> None:
-        path = tmp_path / "x.db"
-        async with SQLiteCheckpointer(path) as cp:
+        async with database.checkpointer() as cp:
             streaming = Streaming("one ", "two ")
             asking = Slow(approval=True)
             asking.let_go.set()
@@ -285,13 +282,13 @@ def test_another_process_steers_answers_and_sees_what_is_arriving(tmp_path: Path
             agent = agent_on(cp, provider, tools=[asking.tool], save_partial=0.01)
             run = asyncio.create_task(agent.prompt("go"))
             await until(lambda: streaming.is_saved(cp))
-            assert "one two" in await elsewhere(path, "cp.load('t')")
-            assert "under way" not in await elsewhere(path, "cp.steer('t', 'from elsewhere')")
+            assert "one two" in await elsewhere(database, "cp.load('t')")
+            assert "under way" not in await elsewhere(database, "cp.steer('t', 'from elsewhere')")
             streaming.let_go.set()
             assert (await run).stop_reason == "waiting"
             assert sent(provider, 1)[-1] == "user: from elsewhere"
-            assert "c1" in await elsewhere(path, "cp.pending()")
-            assert await elsewhere(path, "cp.answer('t', 'c1', 'approve')") == "None"
+            assert "c1" in await elsewhere(database, "cp.pending()")
+            assert await elsewhere(database, "cp.answer('t', 'c1', 'approve')") == "None"
             assert (await agent.resume()).text == "ok"
             assert asking.runs == 1
 

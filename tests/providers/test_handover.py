@@ -9,7 +9,6 @@ import asyncio
 import base64
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from holdfast import (
     ToolResultMessage,
     UserMessage,
 )
-from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.messages import Block, Message, Note, UnknownBlock
 from holdfast.providers import anthropic, openai
 from holdfast.providers.anthropic import AnthropicProvider
@@ -36,6 +34,7 @@ from holdfast.providers.base import Provider, Request
 from holdfast.providers.openai import OpenAIProvider
 from holdfast.providers.openai_models import Service
 from holdfast.recovery import valid_history
+from tests.conftest import Database
 from tests.wire import Anthropic, OpenAI, Reply, Server
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -225,7 +224,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def test_a_thread_goes_from_anthropic_to_openai_and_back(tmp_path: Path) -> None:
+def test_a_thread_goes_from_anthropic_to_openai_and_back(database: Database) -> None:
     with Server() as claude, Server() as gpt:
         claude.script(
             Anthropic.answer(
@@ -246,7 +245,7 @@ def test_a_thread_goes_from_anthropic_to_openai_and_back(tmp_path: Path) -> None
             ),
             OpenAI.answer("A holdfast."),
         )
-        asyncio.run(wander(tmp_path, AnthropicProvider("k", claude.url), OpenAIProvider("k", gpt.url)))
+        asyncio.run(wander(database, AnthropicProvider("k", claude.url), OpenAIProvider("k", gpt.url)))
         for request in claude.requests:
             check_anthropic(request.body)
         for request in gpt.requests:
@@ -256,8 +255,8 @@ def test_a_thread_goes_from_anthropic_to_openai_and_back(tmp_path: Path) -> None
         check_what_gpt_was_told(gpt.requests[-1].body["messages"])
 
 
-async def wander(directory: Path, claude: Provider, gpt: Provider) -> None:
-    async with SQLiteCheckpointer(directory / "wander.db") as checkpointer:
+async def wander(database: Database, claude: Provider, gpt: Provider) -> None:
+    async with database.checkpointer() as checkpointer:
         for provider, model, prompt in (
             (claude, CLAUDE, "What is down there?"),
             (gpt, GPT, "And what holds on to it?"),
@@ -307,13 +306,13 @@ def check_what_gpt_was_told(messages: list[dict[str, Any]]) -> None:
     assert messages[5]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{PIXEL}"
 
 
-def test_a_thread_of_the_one_can_be_continued_by_the_other_after_it_failed_in_the_middle(tmp_path: Path) -> None:
+def test_a_thread_of_the_one_can_be_continued_by_the_other_after_it_failed_in_the_middle(database: Database) -> None:
     cut: Reply = Anthropic.answer(
         ThinkingContent("hm", signature="by-anthropic"), "I was about to", ToolCall("a", "photograph", {"of": "it"})
     )
 
     async def go(claude: Provider, gpt: Provider) -> None:
-        async with SQLiteCheckpointer(tmp_path / "cut.db") as checkpointer:
+        async with database.checkpointer() as checkpointer:
             for provider, model, prompt in ((claude, CLAUDE, "Go."), (gpt, GPT, "Go on."), (claude, CLAUDE, "And?")):
                 agent = Agent(provider=provider, model=model, checkpointer=checkpointer, thread_id="cut")
                 await agent.prompt(prompt)

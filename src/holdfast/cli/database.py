@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 import platformdirs
 
-from holdfast.checkpointer import Checkpointer, checkpointer_for, is_dsn
+from holdfast.checkpointer import Checkpointer, checkpointer_for, exists
 from holdfast.errors import InputError
 
 
@@ -26,11 +25,14 @@ def checkpointer_of(args: argparse.Namespace) -> Checkpointer:
 
 
 def existing_checkpointer_of(args: argparse.Namespace) -> Checkpointer:
-    """The same, for commands that only look: they make no file."""
+    """The same, for commands that only look: they make nothing."""
     place = _place_of(args)
-    if not is_dsn(place) and not Path(place).exists():
-        raise InputError(f"there is no database at {place} yet; 'holdfast chat' makes one, --db DATABASE names another")
-    return checkpointer_for(place)
+    checkpointer = checkpointer_for(place)
+    if not exists(place):
+        raise InputError(
+            f"there is no database at {checkpointer.name} yet; 'holdfast chat' makes one, --db DATABASE names another"
+        )
+    return checkpointer
 
 
 def _place_of(args: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import MissingExtra
@@ -25,6 +26,21 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     if isinstance(place, str) and is_dsn(place):
         return open_postgres(postgres_server(place))
     return sqlite.open_store(place)
+
+
+def exists(place: str) -> bool:
+    """Whether there is a database of ours, or at least a file. Makes nothing."""
+    if is_dsn(place):
+        return postgres_server(place).exists()
+    try:
+        return Path(place).expanduser().exists()
+    except RuntimeError:  # ~nobody
+        return False
+
+
+def name(place: str) -> str:
+    """The place as people may see it."""
+    return postgres_server(place).name if is_dsn(place) else place
 
 
 def postgres_server(dsn: str, *, schema: str | None = None, listen_dsn: str | None = None) -> Server:

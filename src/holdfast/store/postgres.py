@@ -44,6 +44,7 @@ from holdfast.store.postgres_server import (
 from holdfast.store.sqlite_file import check_durability
 
 _GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
+_GATHER = 0.0003  # seconds
 _PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before a caller hears of it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _IDLE_SECONDS = 60.0
@@ -51,6 +52,8 @@ _SLOW_SECONDS = 1.0
 _PREPARE_AFTER = 3  # runs of a statement
 # A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
 _SETTINGS = {"lock_timeout": "30s", "idle_in_transaction_session_timeout": "15s"}
+_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _CLOCK = "to_char((transaction_timestamp(){}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
 _MARK = (
     "INSERT INTO writers (id, last, written_at) VALUES (:id, :last, transaction_timestamp())"
@@ -79,34 +82,48 @@ def _translated(statement: str, schema: str, moments: tuple[tuple[str, _Moment],
     return _PARAMETER.sub(lambda match: times.get(match[1]) or f"%({match[1]})s", statement).encode()
 
 
+def _moments(params: dict[str, Any]) -> tuple[tuple[str, _Moment], ...]:
+    return tuple((name, value) for name, value in params.items() if type(value) is _Moment)
+
+
 class PostgresTx:
     """A transaction on one connection. In a pipeline, `run` and `many` are sent with the next thing that is asked."""
 
     def __init__(self, connection: Connection, schema: str) -> None:
-        self._connection = connection
+        # Two cursors: in a pipeline, answers that nobody waits for must not be taken for the one that is asked for.
+        self._asking = connection.cursor()
+        self._telling = connection.cursor()
         self._schema = schema
         self.is_answered = False  # whether the server has answered to anything
 
-    def _execute(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
-        moments = tuple((name, value) for name, value in params.items() if type(value) is _Moment)
-        return self._connection.execute(_translated(statement, self._schema, moments), params)
-
     def one(self, statement: str, /, **params: Any) -> Row | None:
-        row = self._execute(statement, params).fetchone()
+        row = self._ask(statement, params).fetchone()
         self.is_answered = True
         return row
 
     def all(self, statement: str, /, **params: Any) -> list[Row]:
-        rows = self._execute(statement, params).fetchall()
+        rows = self._ask(statement, params).fetchall()
         self.is_answered = True
         return rows
 
     def run(self, statement: str, /, **params: Any) -> None:
-        self._execute(statement, params)
+        self._telling.execute(_translated(statement, self._schema, _moments(params)), params)
 
     def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
         for row in rows:
-            self._execute(statement, row)
+            self.run(statement, **row)
+
+    def control(self, statement: bytes) -> None:
+        """Begin, end, or go back to a savepoint."""
+        self._telling.execute(statement, prepare=False)
+
+    @property
+    def outcome(self) -> str | None:
+        """What the server said to the last thing that it was told."""
+        return self._telling.statusmessage
+
+    def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
+        return self._asking.execute(_translated(statement, self._schema, _moments(params)), params)
 
     def now(self) -> _Moment:
         return _NOW
@@ -121,20 +138,21 @@ class _Session:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._connection: Connection | None = None
-        self._mode = b""
+        self._tx: PostgresTx
         self._settings: list[bytes] = []  # what each transaction needs on a connection to a pooler
 
-    def open(self, mode: str) -> tuple[Connection, PostgresTx]:
-        """The connection, and a transaction that `begin` begins: in a pipeline, if the caller opens one before."""
+    def open(self) -> tuple[Connection, PostgresTx]:
+        """The connection, and what a transaction on it is run with; `begin` begins one."""
         if self._connection is None:
             self._connection = self._connect()
-        self._mode = f"BEGIN ISOLATION LEVEL {mode}".encode()
-        return self._connection, PostgresTx(self._connection, self._store.server.schema)
+            self._tx = PostgresTx(self._connection, self._store.server.schema)
+        self._tx.is_answered = False
+        return self._connection, self._tx
 
-    def begin(self) -> None:
-        assert self._connection is not None
-        for statement in (self._mode, *self._settings):
-            self._connection.execute(statement, prepare=False)
+    def begin(self, mode: bytes) -> None:
+        self._tx.control(mode)
+        for statement in self._settings:
+            self._tx.control(statement)
 
     def _connect(self) -> Connection:
         connection = self._store.server.connect()
@@ -235,17 +253,11 @@ class _Worker:
         self._store.enter()
         while (job := self._next()) is not None:
             group = self._group(job)
-            began = time.monotonic()
             try:
                 self._settle(group)
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
-                why = self._store.server.translate(error)
                 for member in group:
-                    member.error = member.error or why
-                if isinstance(why, StoreError):
-                    _log.warning("%d job(s) on %r failed: %s", len(group), self._store.name, type(why).__name__)
-            if (took := time.monotonic() - began) > _SLOW_SECONDS:
-                _log.warning("%d job(s) on %r took %.1f s", len(group), self._store.name, took)
+                    member.error = member.error or self._store.server.translate(error)
             Job.deliver(group)
         self._leave()
         self.session.close()
@@ -274,11 +286,11 @@ class _Reader(_Worker):
         patience = _Patience(self._store.patience)
         while True:
             try:
-                connection, tx = self.session.open("REPEATABLE READ READ ONLY")
+                connection, tx = self.session.open()
                 with connection.pipeline():
-                    self.session.begin()
+                    self.session.begin(_READ)
                     job.run(tx)
-                    connection.execute(b"COMMIT", prepare=False)
+                    tx.control(b"COMMIT")
                 return
             except BaseException as error:
                 self.session.end(error)
@@ -294,9 +306,12 @@ class _Writer(_Worker):
         super().__init__(store, name, queue.SimpleQueue())
         self._id = clock.new_id()
         self._number = 0  # of the transaction
+        self._was_crowded = False
         self._is_in_doubt = False  # whether it may have been committed without our knowledge
 
     def _group(self, job: Job[Any]) -> list[Job[Any]]:
+        if self._was_crowded:  # those who waited with each other come back together: let them arrive
+            time.sleep(_GATHER)
         group = [job]
         while len(group) < _GROUP_WRITES:
             try:
@@ -307,9 +322,22 @@ class _Writer(_Worker):
                 self.jobs.put(None)
                 break
             group.append(waiting)
+        self._was_crowded = len(group) > 1
         return sorted(group, key=lambda member: member.thread)
 
     def _settle(self, group: list[Job[Any]]) -> None:
+        began = time.monotonic()
+        try:
+            self._commit(group)
+        except (psycopg.Error, StoreError) as error:
+            why = type(self._store.server.translate(error)).__name__
+            _log.warning("%d write(s) to %r failed: %s", len(group), self._store.name, why)
+            raise
+        finally:
+            if (took := time.monotonic() - began) > _SLOW_SECONDS:
+                _log.warning("%d write(s) to %r took %.1f s", len(group), self._store.name, took)
+
+    def _commit(self, group: list[Job[Any]]) -> None:
         """Run the group until it is known what became of it."""
         self._number += 1
         self._is_in_doubt = False
@@ -343,55 +371,55 @@ class _Writer(_Worker):
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        _, tx = self.session.open("READ COMMITTED READ WRITE")
-        self.session.begin()
+        _, tx = self.session.open()
+        self.session.begin(_WRITE)
         row = tx.one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
         self.session.end()
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        connection, tx = self.session.open("READ COMMITTED READ WRITE")
+        connection, tx = self.session.open()
         try:
             with contextlib.nullcontext() if carefully else connection.pipeline() as pipeline:
-                self.session.begin()
+                self.session.begin(_WRITE)
                 tx.run(_MARK, id=self._id, last=self._number)
                 for job in group:
                     if carefully:
-                        self._attempt_one(job, connection, tx)
+                        self._attempt_one(job, tx)
                     else:
                         job.run(tx)
                 if pipeline is not None and not tx.is_answered:
                     pipeline.sync()  # the mark must be there before the COMMIT is sent: see `_was_committed`
                 self._store.reach("before commit")
                 self._is_in_doubt = True
-                done = connection.execute(b"COMMIT", prepare=False)
-            assert done.statusmessage == "COMMIT", done.statusmessage
+                tx.control(b"COMMIT")
+            assert tx.outcome == "COMMIT", tx.outcome
         except BaseException as error:
             self._is_in_doubt = self._is_in_doubt and is_lost(error)  # else the server has said no
             raise
         self._is_in_doubt = False
         self._store.reach("after commit")
 
-    def _attempt_one(self, job: Job[Any], connection: Connection, tx: PostgresTx) -> None:
+    def _attempt_one(self, job: Job[Any], tx: PostgresTx) -> None:
         """Run one job so that its failure is its own."""
-        connection.execute(b"SAVEPOINT job", prepare=False)
+        tx.control(b"SAVEPOINT job")
         try:
             job.run(tx)
         except BaseException as error:
             if self._store.may_try_again(error):
                 raise
             job.error = self._store.server.translate(error)
-            connection.execute(b"ROLLBACK TO SAVEPOINT job", prepare=False)
-        connection.execute(b"RELEASE SAVEPOINT job", prepare=False)
+            tx.control(b"ROLLBACK TO SAVEPOINT job")
+        tx.control(b"RELEASE SAVEPOINT job")
 
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                connection, tx = self.session.open("READ COMMITTED READ WRITE")
-                self.session.begin()
+                _, tx = self.session.open()
+                self.session.begin(_WRITE)
                 tx.run(_UNMARK, id=self._id)
-                connection.execute(b"COMMIT", prepare=False)
+                tx.control(b"COMMIT")
 
 
 class PostgresStore(Store):

@@ -87,6 +87,14 @@ class Server:
         except psycopg.Error as error:
             raise self.translate(error) from error
 
+    def exists(self) -> bool:
+        """Whether our tables are there. Makes nothing."""
+        try:
+            with self.connect() as connection:
+                return _version(connection, self.schema) > 0
+        except psycopg.Error as error:
+            raise self.translate(error) from error
+
     def translate(self, error: BaseException) -> BaseException:
         """A database error as one of ours."""
         if not isinstance(error, psycopg.Error):
