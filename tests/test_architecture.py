@@ -44,7 +44,7 @@ ONLY_IN = {
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": ["store/postgres.py", "store/postgres_news.py", "store/postgres_server.py"],
+    "psycopg": [f"store/postgres{part}.py" for part in ("", "_news", "_server", "_tx")],
     "opentelemetry": ["telemetry.py"],
     "xllamacpp": ["providers/local.py"],
 }
@@ -197,7 +197,7 @@ def test_a_function_ends_after_50_lines_at_most(file: str) -> None:
 
 KNOW_DATABASES = {
     *("store/sqlite.py", "store/sqlite_file.py"),
-    *("store/postgres.py", "store/postgres_news.py", "store/postgres_server.py"),
+    *("store/postgres.py", "store/postgres_news.py", "store/postgres_server.py", "store/postgres_tx.py"),
     *("store/places.py", "store/search.py", "checkpointer.py"),
 }
 DATABASE_WORDS = ("sqlite", "postgres", "psycopg")

@@ -36,7 +36,7 @@ from holdfast.providers.scripted import ScriptedProvider
 from holdfast.store import inbox, leases, threads, tool_calls
 from holdfast.store.database import Tx
 from holdfast.store.leases import Claim, Held, Lease
-from holdfast.store.postgres import PostgresTx
+from holdfast.store.postgres_tx import PostgresTx
 from holdfast.store.threads import Stored
 from holdfast.store.tool_calls import Start
 from tests.conftest import Database

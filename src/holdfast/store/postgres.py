@@ -5,8 +5,8 @@
 - Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
   that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
   a transaction they are run in the order of their threads' ids, so that two processes do not lock each other out.
-- What needs no answer is sent together with what follows (a pipeline): an append costs two round trips, and the second
-  is the COMMIT.
+- What needs no answer is sent together with what follows (see `postgres_tx.py`): an append costs two round trips, and
+  the second is the COMMIT.
 - A deadlock and a lost connection are not the caller's business: the transaction is run again. If the answer to a
   COMMIT was lost, the writer's row tells what became of it, so nothing is written twice.
 - Nothing outlives its transaction on a connection to a pooler. Whether there is one is found out.
@@ -18,19 +18,17 @@ import contextlib
 import logging
 import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from holdfast.store import sharing
-from holdfast.store.database import Job, Row, Store, Tx
+from holdfast.store.database import Job, Store, Tx
 from holdfast.store.postgres_news import News
 from holdfast.store.postgres_server import (
     Connection,
@@ -39,8 +37,8 @@ from holdfast.store.postgres_server import (
     is_lost,
     is_passing,
     is_refused,
-    tables,
 )
+from holdfast.store.postgres_tx import PostgresTx
 from holdfast.store.sqlite_file import check_durability
 
 _GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
@@ -52,84 +50,14 @@ _SLOW_SECONDS = 1.0
 _PREPARE_AFTER = 3  # runs of a statement
 # A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
 _SETTINGS = {"lock_timeout": "30s", "idle_in_transaction_session_timeout": "15s"}
-_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-_CLOCK = "to_char((transaction_timestamp(){}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _MARK = (
     "INSERT INTO writers (id, last, written_at) VALUES (:id, :last, transaction_timestamp())"
     " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
 )
 _UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timestamp() - interval '1 day'"
 _log = logging.getLogger("holdfast.store")
-
-
-class _Moment(NamedTuple):
-    """A time that the server works out, so many seconds after the transaction's beginning."""
-
-    seconds: float
-
-
-_NOW = _Moment(0.0)
-_PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
-_TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
-
-
-@lru_cache(maxsize=2_000)
-def _translated(statement: str, schema: str, moments: tuple[tuple[str, _Moment], ...]) -> bytes:
-    """A statement as psycopg takes it: tables by their full names, times as the server's clock."""
-    times = {name: _CLOCK.format(f" + interval '{at.seconds} s'" if at.seconds else "") for name, at in moments}
-    statement = _TABLE.sub(rf'\1 "{schema}".\2', statement.replace("%", "%%"))
-    return _PARAMETER.sub(lambda match: times.get(match[1]) or f"%({match[1]})s", statement).encode()
-
-
-def _moments(params: dict[str, Any]) -> tuple[tuple[str, _Moment], ...]:
-    return tuple((name, value) for name, value in params.items() if type(value) is _Moment)
-
-
-class PostgresTx:
-    """A transaction on one connection. In a pipeline, `run` and `many` are sent with the next thing that is asked."""
-
-    def __init__(self, connection: Connection, schema: str) -> None:
-        # Two cursors: in a pipeline, answers that nobody waits for must not be taken for the one that is asked for.
-        self._asking = connection.cursor()
-        self._telling = connection.cursor()
-        self._schema = schema
-        self.is_answered = False  # whether the server has answered to anything
-
-    def one(self, statement: str, /, **params: Any) -> Row | None:
-        row = self._ask(statement, params).fetchone()
-        self.is_answered = True
-        return row
-
-    def all(self, statement: str, /, **params: Any) -> list[Row]:
-        rows = self._ask(statement, params).fetchall()
-        self.is_answered = True
-        return rows
-
-    def run(self, statement: str, /, **params: Any) -> None:
-        self._telling.execute(_translated(statement, self._schema, _moments(params)), params)
-
-    def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
-        for row in rows:
-            self.run(statement, **row)
-
-    def control(self, statement: bytes) -> None:
-        """Begin, end, or go back to a savepoint."""
-        self._telling.execute(statement, prepare=False)
-
-    @property
-    def outcome(self) -> str | None:
-        """What the server said to the last thing that it was told."""
-        return self._telling.statusmessage
-
-    def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
-        return self._asking.execute(_translated(statement, self._schema, _moments(params)), params)
-
-    def now(self) -> _Moment:
-        return _NOW
-
-    def later(self, seconds: float, /) -> _Moment:
-        return _Moment(seconds)
 
 
 class _Session:
@@ -139,20 +67,15 @@ class _Session:
         self._store = store
         self._connection: Connection | None = None
         self._tx: PostgresTx
-        self._settings: list[bytes] = []  # what each transaction needs on a connection to a pooler
+        self._settings: list[str] = []  # what each transaction needs on a connection to a pooler
 
-    def open(self) -> tuple[Connection, PostgresTx]:
-        """The connection, and what a transaction on it is run with; `begin` begins one."""
+    def begin(self, mode: str) -> PostgresTx:
+        """A transaction. It begins on the server when something is asked in it."""
         if self._connection is None:
             self._connection = self._connect()
             self._tx = PostgresTx(self._connection, self._store.server.schema)
-        self._tx.is_answered = False
-        return self._connection, self._tx
-
-    def begin(self, mode: bytes) -> None:
-        self._tx.control(mode)
-        for statement in self._settings:
-            self._tx.control(statement)
+        self._tx.begin(mode, *self._settings)
+        return self._tx
 
     def _connect(self) -> Connection:
         connection = self._store.server.connect()
@@ -169,7 +92,7 @@ class _Session:
                 self._store.has_pooler = True
             self._settings = []
             if self._store.has_pooler:
-                self._settings = [f"SET LOCAL {name} = '{value}'".encode() for name, value in settings.items()]
+                self._settings = [f"SET LOCAL {name} = '{value}'" for name, value in settings.items()]
             else:
                 for name, value in settings.items():
                     connection.execute(f"SET {name} = '{value}'".encode())
@@ -286,11 +209,9 @@ class _Reader(_Worker):
         patience = _Patience(self._store.patience)
         while True:
             try:
-                connection, tx = self.session.open()
-                with connection.pipeline():
-                    self.session.begin(_READ)
-                    job.run(tx)
-                    tx.control(b"COMMIT")
+                tx = self.session.begin(_READ)
+                job.run(tx)
+                tx.end("COMMIT")
                 return
             except BaseException as error:
                 self.session.end(error)
@@ -371,55 +292,54 @@ class _Writer(_Worker):
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        _, tx = self.session.open()
-        self.session.begin(_WRITE)
-        row = tx.one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
+        row = self.session.begin(_WRITE).one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
         self.session.end()
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        connection, tx = self.session.open()
+        tx = self.session.begin(_WRITE)
+        tx.run(_MARK, id=self._id, last=self._number)
+        for job, following in zip(group, [*group[1:], None], strict=True):
+            if carefully:
+                self._attempt_one(job, tx)
+            else:
+                job.run(tx)
+            if job.thread and following is not None and following.thread != job.thread:
+                tx.leave_thread()
+        if not tx.is_answered:
+            tx.flush()  # the mark must be there before the COMMIT is sent: see `_was_committed`
+        self._store.reach("before commit")
+        self._is_in_doubt = True
         try:
-            with contextlib.nullcontext() if carefully else connection.pipeline() as pipeline:
-                self.session.begin(_WRITE)
-                tx.run(_MARK, id=self._id, last=self._number)
-                for job in group:
-                    if carefully:
-                        self._attempt_one(job, tx)
-                    else:
-                        job.run(tx)
-                if pipeline is not None and not tx.is_answered:
-                    pipeline.sync()  # the mark must be there before the COMMIT is sent: see `_was_committed`
-                self._store.reach("before commit")
-                self._is_in_doubt = True
-                tx.control(b"COMMIT")
+            tx.end("COMMIT")
             assert tx.outcome == "COMMIT", tx.outcome
         except BaseException as error:
-            self._is_in_doubt = self._is_in_doubt and is_lost(error)  # else the server has said no
+            self._is_in_doubt = is_lost(error)  # else the server has said no
             raise
         self._is_in_doubt = False
         self._store.reach("after commit")
 
     def _attempt_one(self, job: Job[Any], tx: PostgresTx) -> None:
         """Run one job so that its failure is its own."""
-        tx.control(b"SAVEPOINT job")
+        tx.run("SAVEPOINT job")
+        tx.flush()
         try:
             job.run(tx)
+            tx.flush()
         except BaseException as error:
             if self._store.may_try_again(error):
                 raise
             job.error = self._store.server.translate(error)
-            tx.control(b"ROLLBACK TO SAVEPOINT job")
-        tx.control(b"RELEASE SAVEPOINT job")
+            tx.undo("ROLLBACK TO SAVEPOINT job")
+        tx.run("RELEASE SAVEPOINT job")
 
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                _, tx = self.session.open()
-                self.session.begin(_WRITE)
+                tx = self.session.begin(_WRITE)
                 tx.run(_UNMARK, id=self._id)
-                tx.control(b"COMMIT")
+                tx.end("COMMIT")
 
 
 class PostgresStore(Store):

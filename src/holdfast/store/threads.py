@@ -287,13 +287,13 @@ def advance(
     values: dict[str, Any] = {"namespace": namespace, "id": thread_id, "size": size, "count": count, "now": tx.now()}
     values |= leases.parameters(tx, by) | {"last": last, "expect": expect}
     move = _move("" if by is VISITOR else type(by).__name__, release, last > 0, expect != ANY)
-    row = tx.one(move, **values)
-    if row is None:
+    while (row := tx.one(move, **values)) is None:
+        # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
         leases.refuse(tx, thread_id, namespace, by)
-        if create and info(tx, thread_id, namespace=namespace) is None:
+        known = find(tx, thread_id, namespace=namespace)
+        if known is None and create:
             _create(tx, namespace, thread_id, tx.now())
-            row = tx.one(move, **values)
-        if row is None:
+        elif known is None or expect not in (ANY, known.version):
             raise ThreadMoved(thread_id)
     return row[0], Position(*row[1:])
 

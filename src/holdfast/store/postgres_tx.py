@@ -1,0 +1,159 @@
+"""A transaction on Postgres: statements as the server takes them, in as few round trips as possible.
+
+- What is told (`run`, `many`) needs no answer and is held back until something is asked, or until the end; then all of
+  it goes out in one breath. So nothing is under way on the server between two questions, and a process that stops there
+  loses its transaction to the server's time limit instead of holding its locks.
+- What one job of a group told is not needed by a job on another thread: it may wait for the end of the group. There,
+  rows for the same table become one INSERT.
+- A time is not fetched but used: the server puts its own clock in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import psycopg
+
+from holdfast.store.database import Row
+from holdfast.store.postgres_server import Connection, tables
+
+_ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
+_CLOCK = "to_char(({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+_PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
+_TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
+_INSERT = re.compile(r"(INSERT INTO \w+ \([^()]+\) VALUES )(\([^()]+\))")
+
+
+class Moment(NamedTuple):
+    """The time at which the transaction began, or so many seconds after the one at which it is used."""
+
+    seconds: float
+
+
+_NOW = Moment(0.0)
+_Told = tuple[str, dict[str, Any]]
+
+
+class PostgresTx:
+    """A transaction on one connection."""
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        # Two cursors: answers that nobody waits for must not be taken for the one that is asked for.
+        self._asking = connection.cursor()
+        self._telling = connection.cursor()
+        self._told: list[_Told] = []  # what the next question depends on
+        self._late: list[_Told] = []  # what only the end depends on
+        self.is_answered = False  # whether the server has answered to anything
+
+    def begin(self, *statements: str) -> None:
+        self._told = [(statement, {}) for statement in statements]
+        self._late = []
+        self.is_answered = False
+
+    def one(self, statement: str, /, **params: Any) -> Row | None:
+        return self._ask(statement, params).fetchone()
+
+    def all(self, statement: str, /, **params: Any) -> list[Row]:
+        return self._ask(statement, params).fetchall()
+
+    def run(self, statement: str, /, **params: Any) -> None:
+        self._told.append((statement, params))
+
+    def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
+        self._told += [(statement, row) for row in rows]
+
+    def now(self) -> Moment:
+        return _NOW
+
+    def later(self, seconds: float, /) -> Moment:
+        return Moment(seconds)
+
+    def leave_thread(self) -> None:
+        """What follows is about another thread, and does not depend on what was told so far."""
+        if self.is_answered:
+            self._late += self._told
+            self._told = []
+
+    def flush(self) -> None:
+        """Send what was told, and hear how it went."""
+        told, self._late, self._told = [*self._late, *self._told], [], []
+        if told:
+            with self._connection.pipeline():
+                self._send(told)
+            self.is_answered = True
+
+    def end(self, statement: str) -> None:
+        """Send what was told, together with the last statement of the transaction."""
+        self.run(statement)
+        self.flush()
+
+    def undo(self, statement: str) -> None:
+        """Forget what was told and not sent, and go back."""
+        self._told = []
+        self._telling.execute(statement.encode(), prepare=False)
+
+    @property
+    def outcome(self) -> str | None:
+        """What the server said to the last thing that it was told."""
+        return self._telling.statusmessage
+
+    def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
+        query = _translated(statement, self._schema, _moments(params))
+        if self._told:
+            told, self._told = self._told, []
+            with self._connection.pipeline():
+                self._send(told)
+                self._asking.execute(query, params)
+        else:
+            self._asking.execute(query, params)
+        self.is_answered = True
+        return self._asking
+
+    def _send(self, told: list[_Told]) -> None:
+        for statement, params in _gathered(told):
+            self._telling.execute(_translated(statement, self._schema, _moments(params)), params or None)
+
+
+def _moments(params: dict[str, Any]) -> tuple[tuple[str, Moment], ...]:
+    return tuple((name, value) for name, value in params.items() if type(value) is Moment)
+
+
+@lru_cache(maxsize=2_000)
+def _translated(statement: str, schema: str, moments: tuple[tuple[str, Moment], ...]) -> bytes:
+    """A statement as psycopg takes it: tables by their full names, times as the server's clock."""
+    times = {name: _clock(moment.seconds) for name, moment in moments}
+    statement = _TABLE.sub(rf'\1 "{schema}".\2', statement.replace("%", "%%"))
+    return _PARAMETER.sub(lambda match: times.get(match[1]) or f"%({match[1]})s", statement).encode()
+
+
+def _clock(seconds: float) -> str:
+    # A lease counts from the moment at which it is taken: the transaction may have waited for the thread's row.
+    return _CLOCK.format(f"clock_timestamp() + interval '{seconds} s'" if seconds else "transaction_timestamp()")
+
+
+def _gathered(told: list[_Told]) -> Iterator[_Told]:
+    """The same statements, with neighbours that insert into the same table as one."""
+    for statement, same in groupby(told, key=lambda one: one[0]):
+        rows = [params for _, params in same]
+        if len(rows) == 1 or not _INSERT.fullmatch(statement):
+            yield from ((statement, params) for params in rows)
+            continue
+        while rows:
+            size = 1 << min(len(rows), _ROWS).bit_length() - 1  # few sizes: each is a statement of its own
+            some, rows = rows[:size], rows[size:]
+            params = {f"{name}_{row}": value for row, each in enumerate(some) for name, value in each.items()}
+            yield (_of_rows(statement, size), params) if size > 1 else (statement, some[0])
+
+
+@lru_cache(maxsize=1_000)
+def _of_rows(statement: str, count: int) -> str:
+    match = _INSERT.fullmatch(statement)
+    assert match is not None
+    rows = (_PARAMETER.sub(rf":\1_{row}", match[2]) for row in range(count))
+    return match[1] + ", ".join(rows)
