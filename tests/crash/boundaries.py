@@ -3,6 +3,9 @@
 A plan says how the scene is varied and where each process in turn is killed; the process after the last kill
 comes to its end. What they said and did stays in the directory, and the judge reads it there.
 
+Postgres commits on several threads at once, so the n-th boundary of one run is not quite the n-th of the next one. And
+it goes on with what a dead process had sent: the next process is born when the server has let go of that one.
+
 Processes are forked from one that has imported everything, opened nothing and started no thread: each is as real as one
 that was started afresh, and costs some milliseconds.
 """
@@ -27,7 +30,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tests.crash.boundary_scene import Scene, Variation, Voice
+from tests.crash import databases
+from tests.crash.boundary_scene import Scene, Variation, Voice, look
+from tests.crash.place import Place
 
 STORY = "story.json"
 _SILENCE = 60  # seconds after which a process that says nothing is taken for stuck; one by one: machines freeze, too
@@ -47,6 +52,7 @@ class Plan(Struct, frozen=True):
     kills: list[Kill] = []
     neighbour_dies_at: int | None = None  # a boundary
     keeps_zombies: bool = False
+    database: str = "sqlite"
 
 
 class Life(Struct):
@@ -65,8 +71,12 @@ class Life(Struct):
 
 
 class Story(Struct):
+    """What happened, and the database at the end: the rows of the thread, and what is wrong with the whole."""
+
     plan: Plan
     lives: list[Life]
+    tables: dict[str, list[dict[str, Any]]] = {}
+    damage: list[str] = []
 
     @property
     def kills(self) -> int:
@@ -77,22 +87,30 @@ def tell(plan: Plan, directory: Path) -> Story:
     """Let the processes of a plan live one after the other. The story is left in the directory, beside their files."""
     directory.mkdir(parents=True, exist_ok=True)
     story = Story(plan, [])
+    with databases.made(plan.database, directory) as place:
+        _live_all(story, place)
+        story.tables, story.damage = databases.asked(place, look), databases.damage(place)
+    (directory / STORY).write_bytes(msgspec.json.encode(story))
+    return story
+
+
+def _live_all(story: Story, place: Place) -> None:
+    plan = story.plan
     zombies: list[Life] = []
     for kill in itertools.chain(plan.kills, itertools.repeat(None)):
-        life = _Family(plan, directory, kill).live()
+        life = _Family(plan, place, kill).live()
         story.lives.append(life)
         if plan.keeps_zombies:
             zombies.append(life)
         else:
             _bury(life)
+        databases.settled(place)
         # A neighbour for whom nobody waited may have spoken after all was done.
         is_over = plan.variation.is_patient or not life.neighbours or life.exit != 0
         if not life.was_killed and is_over:
             break
     for life in zombies:
         _bury(life)
-    (directory / STORY).write_bytes(msgspec.json.encode(story))
-    return story
 
 
 def _bury(life: Life) -> None:
@@ -175,9 +193,9 @@ def _become(act: Callable[[Voice, int], None], speaks: int, listens: int) -> Non
 class _Family:
     """The process that plays, and the neighbours that it calls for."""
 
-    def __init__(self, plan: Plan, directory: Path, kill: Kill | None) -> None:
+    def __init__(self, plan: Plan, place: Place, kill: Kill | None) -> None:
         self._plan = plan
-        self._directory = directory
+        self._place = place
         self._kill = kill
         self._selector = selectors.DefaultSelector()
         self._neighbours: list[_Process] = []
@@ -192,7 +210,7 @@ class _Family:
         return process
 
     def _scene(self, voice: Voice, ears: int, dies_at: int | None) -> Scene:
-        return Scene(self._directory, self._plan.variation, voice, ears, dies_at)
+        return Scene(self._place, self._plan.variation, voice, ears, dies_at)
 
     def _play(self, voice: Voice, ears: int) -> None:
         kill = self._kill

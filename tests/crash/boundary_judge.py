@@ -1,7 +1,7 @@
 """What a story of killed processes must have left behind, told from its files alone.
 
-Evidence is what the processes said before they died, what each next one found when it opened the file, the diary of the
-tools, and the database at the end. Each check is one promise and yields what speaks against it.
+Evidence is what the processes said before they died, what each next one found when it opened the database, the diary of
+the tools, and the rows at the end. Each check is one promise and yields what speaks against it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import apsw
-
 from holdfast.messages import AssistantMessage, decode
 from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
-from holdfast.store.sqlite import SQLiteTx
 from tests.crash.boundaries import Life, Story, read
-from tests.crash.boundary_scene import BY_HAND, DATABASE, DIARY, NEVER_AGAIN, STAGES, THREAD, effect, entries, look
+from tests.crash.boundary_scene import BY_HAND, NEVER_AGAIN, STAGES, THREAD, effect, entries
+from tests.crash.place import Place
 from tests.test_recovery import flaws
 
 Row: TypeAlias = dict[str, Any]
@@ -28,7 +26,7 @@ _OPEN = ("waiting", "answered", "started")
 
 
 class Finding:
-    """What a process found, or left, in the file."""
+    """What a process found, or left, in the database."""
 
     def __init__(self, said: Row, before: Life | None) -> None:
         self.at: int = said["looked_at"]
@@ -48,7 +46,7 @@ class Evidence:
         self.story: Story = read(directory)
         self.variation = self.story.plan.variation
         self.lives = self.story.lives
-        self.diary = entries(directory / DIARY)
+        self.diary = entries(Place(str(directory)).diary)
         self.said = sorted(
             (
                 line | {"pid": life.pid}
@@ -64,20 +62,9 @@ class Evidence:
             for line in life.said
             if line["what"] in ("found", "left")
         ]
-        self.damage: list[str] = []
-        self.end = self._at_the_end(directory / DATABASE)
+        self.damage = self.story.damage
+        self.end = Finding({"looked_at": 2**62, "unfinished": [], "tables": self.story.tables}, None)
         self.keys = {row["reply"] + 1 + row["place"]: row["idempotency_key"] for row in self.end.calls}
-
-    def _at_the_end(self, path: Path) -> Finding:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            if (verdict := connection.pragma("integrity_check")) != "ok":
-                self.damage.append(str(verdict))
-            self.damage += map(str, connection.execute("PRAGMA foreign_key_check"))
-            tables = look(SQLiteTx(connection))
-        finally:
-            connection.close()
-        return Finding({"looked_at": 2**62, "unfinished": [], "tables": tables}, None)
 
     def heard(self, what: str) -> list[Row]:
         return [line for line in self.said if line["what"] == what]

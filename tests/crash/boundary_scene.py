@@ -26,7 +26,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast import Agent, Model, ToolCall, clock
-from holdfast.checkpointer import SQLiteCheckpointer, stored
+from holdfast.checkpointer import Checkpointer, stored
 from holdfast.decisions import Ask, Pending
 from holdfast.errors import AnswerNeeded, InputError, ThreadBusy
 from holdfast.events import (
@@ -54,12 +54,11 @@ from holdfast.providers.base import Request
 from holdfast.results import RunResult, ToolResult
 from holdfast.signals import Signal
 from holdfast.store import threads
-from holdfast.store.database import Tx
-from holdfast.store.sqlite import SQLiteStore
+from holdfast.store.database import Store, Tx
 from holdfast.tools import Done, NotDone, Tool, ToolContext, Unknown
+from tests.crash.place import Place
 from tests.test_recovery import flaws
 
-DATABASE, DIARY = "x.db", "diary"
 THREAD, NOISE = "t", "noise"
 BY_HAND = "a person has done it"
 # What the replies ask for, one after the other. `step` makes its reply sequential, whatever the mode.
@@ -111,18 +110,22 @@ class Voice:
 
 
 class Commits:
-    """Stands at the boundaries of the process's own writes: counts them, and dies at the one that it was given."""
+    """Stands at the boundaries of the process's own writes: counts them, and dies at the one that it was given.
+
+    Where several writers commit at once, each of them comes by here, and dies with all the others.
+    """
 
     def __init__(self, dies_at: int | None) -> None:
         self._dies_at = dies_at
-        self._boundaries = 0
+        self.boundaries = 0
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._lock = threading.Lock()
 
     def __call__(self, where: str) -> None:
-        self._boundaries += 1
-        if self._boundaries == self._dies_at:
-            os.kill(os.getpid(), signals.SIGKILL)
+        with self._lock:
+            self.boundaries += 1
+            if self.boundaries == self._dies_at:
+                os.kill(os.getpid(), signals.SIGKILL)
         if where == "after commit":
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -246,22 +249,22 @@ class Censor:
 class Scene:
     """One process. `ears` is where the parent tells `ring` that the neighbour is done."""
 
-    def __init__(self, directory: Path, variation: Variation, voice: Voice, ears: int, dies_at: int | None) -> None:
+    def __init__(self, place: Place, variation: Variation, voice: Voice, ears: int, dies_at: int | None) -> None:
         self.variation = variation
         self.voice = voice
         self._ears = ears
-        self._path = directory / DATABASE
-        self._diary = Diary(directory / DIARY)
+        self._place = place
+        self._diary = Diary(place.diary)
         self._commits = Commits(dies_at)
         self._listened: list[tuple[UserMessage, Receipt]] = []
-        # A second one on the same file, as another part of the program would have it.
+        # A second one on the same database, as another part of the program would have it.
         self._other = self._checkpointer()
-        SQLiteStore.boundary = self._commits
+        Store.boundary = self._commits
 
-    def _checkpointer(self) -> SQLiteCheckpointer:
-        return SQLiteCheckpointer(self._path, durability=self.variation.durability, lease_seconds=_LEASE)
+    def _checkpointer(self) -> Checkpointer:
+        return self._place.checkpointer(durability=self.variation.durability, lease_seconds=_LEASE)
 
-    def _agent(self, cp: SQLiteCheckpointer) -> Agent:
+    def _agent(self, cp: Checkpointer) -> Agent:
         variation = self.variation
         return Agent(
             provider=Muse(self),
@@ -308,12 +311,13 @@ class Scene:
                 except ThreadBusy as busy:
                     self.voice.say("refused", owner=busy.owner)
 
-    async def _tell(self, what: str, cp: SQLiteCheckpointer) -> None:
+    async def _tell(self, what: str, cp: Checkpointer) -> None:
         looked_at = now()
         unfinished = [info.id for info in await cp.unfinished()]
         questions = [[question.call_id, question.reason] for question in await cp.pending()]
         tables = await cp.store.read(look)
-        self.voice.say(what, looked_at=looked_at, unfinished=unfinished, questions=questions, tables=tables)
+        found = {"unfinished": unfinished, "questions": questions, "tables": tables}
+        self.voice.say(what, looked_at=looked_at, boundaries=self._commits.boundaries, **found)
 
     async def _ran(self, run: Any) -> None:
         result: RunResult = await run
@@ -344,11 +348,11 @@ class Scene:
 
     # --- people -------------------------------------------------------------------------------------------------------
 
-    async def _answer_all(self, cp: SQLiteCheckpointer) -> None:
+    async def _answer_all(self, cp: Checkpointer) -> None:
         for question in await cp.pending(THREAD):
             await self._answer(cp, question)
 
-    async def _answer(self, cp: SQLiteCheckpointer, question: Pending) -> None:
+    async def _answer(self, cp: Checkpointer, question: Pending) -> None:
         said = self.variation.approval if question.reason == "approval" else self.variation.recovery
         self.voice.say("answering", said=said, reason=question.reason, **question.arguments)
         answer = ToolResult(BY_HAND) if said == "result" else said

@@ -1,6 +1,6 @@
 """The process that is killed: an agent that tells on stdout what it was told, and stands still where it is asked to.
 
-    python child.py SCENE DATABASE DIARY
+    python -m tests.crash.child SCENE PLACE
 
 Each line on stdout is JSON and written at once, so whatever the parent has read has happened. The diary is a file to
 which each tool adds a line when it runs: the side effect that must not happen twice.
@@ -14,18 +14,18 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta, TextStart, ToolExecutionEnd
 from holdfast.messages import encode
 from holdfast.providers.base import Provider, Request
 from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.signals import Signal
+from tests.crash.place import Place
 
-DATABASE, DIARY = Path(sys.argv[2]), Path(sys.argv[3])
+PLACE = Place.told(sys.argv[2])
 
 
 def say(what: str, **more: Any) -> None:
@@ -38,7 +38,7 @@ def stand_still() -> None:
 
 
 def diary(line: str) -> None:
-    with DIARY.open("a") as file:
+    with PLACE.diary.open("a") as file:
         file.write(line + "\n")
 
 
@@ -84,7 +84,7 @@ class Talking:
         await asyncio.Event().wait()
 
 
-def agent(cp: SQLiteCheckpointer, provider: Provider, **options: Any) -> Agent:
+def agent(cp: Checkpointer, provider: Provider, **options: Any) -> Agent:
     made = Agent(
         provider=provider,
         model=Model("m"),
@@ -97,7 +97,7 @@ def agent(cp: SQLiteCheckpointer, provider: Provider, **options: Any) -> Agent:
     return made
 
 
-async def streaming(cp: SQLiteCheckpointer, save_partial: float | None) -> None:
+async def streaming(cp: Checkpointer, save_partial: float | None) -> None:
     """Hang in mid-stream; if what arrives is saved now and then, say so when it is on disk."""
     made = agent(cp, ScriptedProvider(["hello"]))
     made.state.extra["kept"] = 1
@@ -111,12 +111,12 @@ async def streaming(cp: SQLiteCheckpointer, save_partial: float | None) -> None:
     await hanging
 
 
-async def tools(cp: SQLiteCheckpointer, mode: str, *names: str) -> None:
+async def tools(cp: Checkpointer, mode: str, *names: str) -> None:
     calls = [ToolCall(f"c{number}", name) for number, name in enumerate(names, 1)]
     await agent(cp, ScriptedProvider([calls]), tool_mode=mode).prompt("go")
 
 
-async def stopping_at(cp: SQLiteCheckpointer, number: int) -> None:
+async def stopping_at(cp: Checkpointer, number: int) -> None:
     """Stand still in the listener, right behind the number-th message_end."""
     count = 0
 
@@ -134,7 +134,7 @@ async def stopping_at(cp: SQLiteCheckpointer, number: int) -> None:
     await made.prompt("go")
 
 
-async def talking_on(cp: SQLiteCheckpointer) -> None:
+async def talking_on(cp: Checkpointer) -> None:
     """Talk without end: the parent kills whenever it likes."""
     script: list[Step] = [[ToolCall("c1", "fast"), ToolCall("c2", "fast")], "done"]
     made = agent(cp, ScriptedProvider(script * 100_000))
@@ -142,7 +142,7 @@ async def talking_on(cp: SQLiteCheckpointer) -> None:
         await made.prompt(f"prompt {number}")
 
 
-async def resume(cp: SQLiteCheckpointer, calls: int) -> None:
+async def resume(cp: Checkpointer, calls: int) -> None:
     """Resume, which takes so many calls of the model, and prompt once more."""
     answers: list[Step] = ["on we go", "and on", "and further"]
     with ScriptedProvider(answers[: calls + 1]) as provider:
@@ -158,7 +158,7 @@ async def resume(cp: SQLiteCheckpointer, calls: int) -> None:
 
 
 async def main(scene: str) -> None:
-    async with SQLiteCheckpointer(DATABASE) as cp:
+    async with PLACE.checkpointer() as cp:
         match scene.split(","):
             case ["streaming", seconds]:
                 await streaming(cp, float(seconds) or None)

@@ -1,6 +1,6 @@
 """One of several processes on one database. It says on stdout what it was told, and does what it reads on stdin.
 
-    python processes_child.py SCENE NAME DATABASE LEASE_SECONDS
+    python -m tests.crash.processes_child SCENE NAME PLACE LEASE_SECONDS
 
 It opens the database, says "open", and begins when it reads a line: nobody is late because Python was slow to start.
 """
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import LeaseLost
 from holdfast.events import (
     Event,
@@ -33,6 +33,7 @@ from holdfast.events import (
 from holdfast.messages import ToolResultMessage
 from holdfast.providers.base import Provider, Request
 from holdfast.signals import Signal
+from tests.crash.place import Place
 
 NAME = sys.argv[2]
 
@@ -113,7 +114,7 @@ class Asks:
         yield StreamDone()
 
 
-def agent(cp: SQLiteCheckpointer, thread_id: str, provider: Provider) -> Agent:
+def agent(cp: Checkpointer, thread_id: str, provider: Provider) -> Agent:
     made = Agent(
         provider=provider,
         model=Model("m"),
@@ -127,7 +128,7 @@ def agent(cp: SQLiteCheckpointer, thread_id: str, provider: Provider) -> Agent:
     return made
 
 
-async def prompting(cp: SQLiteCheckpointer, thread_ids: list[str], count: int) -> None:
+async def prompting(cp: Checkpointer, thread_ids: list[str], count: int) -> None:
     """Prompt each of the threads so many times, all threads at once. Whoever loses a lease tries again."""
 
     async def drive(thread_id: str) -> None:
@@ -143,7 +144,7 @@ async def prompting(cp: SQLiteCheckpointer, thread_ids: list[str], count: int) -
     await asyncio.gather(*map(drive, thread_ids))
 
 
-async def standing(cp: SQLiteCheckpointer, provider: Provider) -> None:
+async def standing(cp: Checkpointer, provider: Provider) -> None:
     made = agent(cp, "t", provider)
     try:
         result = await made.prompt("mine")
@@ -152,8 +153,24 @@ async def standing(cp: SQLiteCheckpointer, provider: Provider) -> None:
         say("lost", text=str(error))
 
 
+async def committing(cp: Checkpointer) -> None:
+    """Prompt, and stand still in the middle of a transaction: right before the commit of the first reply."""
+    commits = 0
+
+    def stand_still(where: str) -> None:
+        nonlocal commits
+        commits += where == "before commit"
+        if commits == 2:
+            cp.store.boundary = None
+            say("standing")
+            sys.stdin.readline()
+
+    cp.store.boundary = stand_still
+    await standing(cp, Answers())
+
+
 async def main(scene: str) -> None:
-    async with SQLiteCheckpointer(sys.argv[3], lease_seconds=float(sys.argv[4])) as cp:
+    async with Place.told(sys.argv[3]).checkpointer(lease_seconds=float(sys.argv[4])) as cp:
         await cp.threads()
         say("open")
         await told()
@@ -164,6 +181,8 @@ async def main(scene: str) -> None:
                 await standing(cp, Asks())
             case ["stream"]:
                 await standing(cp, Stands())
+            case ["commit"]:
+                await committing(cp)
     say("closed")
 
 

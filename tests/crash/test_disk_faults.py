@@ -3,6 +3,8 @@
 The run ends with an error that names the file, or does not notice at all. Whatever it was told is there, the agent
 does not go on from a history that the disk does not have, no tool runs twice, and once the disk is mended both this
 agent and another one go on.
+
+For SQLite only: it is in our process, and so is its disk. A Postgres that fails is tried in test_postgres_chaos.
 """
 
 from __future__ import annotations
@@ -412,10 +414,10 @@ def test_a_text_that_the_disk_has_damaged_is_told_as_damaged(memory: Path) -> No
 
     async def main() -> None:
         async with SQLiteCheckpointer(path) as cp:
-            await cp.append("t", UserMessage("whole"))
+            await cp.append("t", UserMessage("unharmed"))
         content = path.read_bytes()
-        assert content.count(b"whole") == 1
-        path.write_bytes(content.replace(b"whole", b"wh\xffle"))
+        assert content.count(b"unharmed") == 1
+        path.write_bytes(content.replace(b"unharmed", b"unh\xffrmed"))
         async with SQLiteCheckpointer(path) as cp:
             with pytest.raises(StoreCorrupt, match=r"x\.db"):
                 await load(cp)

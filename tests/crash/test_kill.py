@@ -14,32 +14,31 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import apsw
 import pytest
 
 from holdfast import Agent, AssistantMessage, Model
-from holdfast.checkpointer import SQLiteCheckpointer, Thread, ToolCallRecord
+from holdfast.checkpointer import Checkpointer, Thread, ToolCallRecord
 from holdfast.errors import NothingToContinue
 from holdfast.messages import Message, ToolResultMessage, decode
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from tests.crash import databases
+from tests.crash.place import Place
 from tests.test_recovery import flaws
 
 T = TypeVar("T")
 
-CHILD = Path(__file__).with_name("child.py")
+ROOT = Path(__file__).parents[2]
 
 
 class Child:
     """A child process and what it has said so far."""
 
-    def __init__(self, scene: str, directory: Path) -> None:
+    def __init__(self, scene: str, place: Place) -> None:
         self.said: list[dict[str, Any]] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(CHILD), scene, str(directory / "x.db"), str(directory / "diary")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._place = place
+        command = [sys.executable, "-W", "error", "-m", "tests.crash.child", scene, str(place)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def read(self, *whats: str) -> None:
         """Read until all of these were said, in whatever order."""
@@ -64,6 +63,7 @@ class Child:
         self._process.kill()
         rest, _ = self._process.communicate()
         self.said += [json.loads(line) for line in (rest or "").splitlines(keepends=True) if line.endswith("\n")]
+        databases.settled(self._place)
 
     def finish(self) -> None:
         rest, _ = self._process.communicate(timeout=60)
@@ -71,42 +71,42 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(scene: str, directory: Path) -> Iterator[Child]:
-    started = Child(scene, directory)
+def child(scene: str, place: Place) -> Iterator[Child]:
+    started = Child(scene, place)
     try:
         yield started
     finally:
         started.kill()
 
 
-def look(directory: Path, ask: Callable[[SQLiteCheckpointer], Awaitable[T]]) -> T:
+def look(place: Place, ask: Callable[[Checkpointer], Awaitable[T]]) -> T:
     async def main() -> T:
-        async with SQLiteCheckpointer(directory / "x.db") as cp:
+        async with place.checkpointer() as cp:
             return await ask(cp)
 
     return asyncio.run(main())
 
 
-def load(directory: Path) -> Thread:
-    thread = look(directory, lambda cp: cp.load("t"))
+def load(place: Place) -> Thread:
+    thread = look(place, lambda cp: cp.load("t"))
     assert thread is not None
     return thread
 
 
-def unfinished(directory: Path) -> list[str]:
-    return [info.id for info in look(directory, lambda cp: cp.unfinished())]
+def unfinished(place: Place) -> list[str]:
+    return [info.id for info in look(place, lambda cp: cp.unfinished())]
 
 
-def waiting(directory: Path) -> list[str]:
-    return [item.message.text for item in look(directory, lambda cp: cp.inbox("t"))]
+def waiting(place: Place) -> list[str]:
+    return [item.message.text for item in look(place, lambda cp: cp.inbox("t"))]
 
 
-def ledger(directory: Path) -> list[ToolCallRecord]:
-    return look(directory, lambda cp: cp.tool_calls("t"))
+def ledger(place: Place) -> list[ToolCallRecord]:
+    return look(place, lambda cp: cp.tool_calls("t"))
 
 
-def statuses(directory: Path) -> dict[str, str]:
-    return {record.call_id: record.status for record in ledger(directory)}
+def statuses(place: Place) -> dict[str, str]:
+    return {record.call_id: record.status for record in ledger(place)}
 
 
 def ids(messages: list[Message]) -> list[str]:
@@ -117,35 +117,27 @@ def brief(messages: list[Message]) -> list[str]:
     return [f"{message.role}: {'unknown' if message.text == UNKNOWN_OUTCOME else message.text}" for message in messages]
 
 
-def diary(directory: Path) -> list[str]:
-    path = directory / "diary"
-    return path.read_text().split() if path.exists() else []
+def diary(place: Place) -> list[str]:
+    return place.diary.read_text().split() if place.diary.exists() else []
 
 
-def check_database(directory: Path) -> None:
-    connection = apsw.Connection(str(directory / "x.db"))
-    assert connection.pragma("integrity_check") == "ok"
-    assert list(connection.execute("PRAGMA foreign_key_check")) == []
-    connection.close()
-
-
-def resume(directory: Path, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[str, Any]:
+def resume(place: Place, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[str, Any]:
     """A new process resumes the thread and prompts once more; what it has to say about it.
 
     It asks the model so many times before it prompts, and runs these tools and no others.
     """
-    before = diary(directory)
-    assert unfinished(directory) == ["t"]
-    with child(f"resume,{calls}", directory) as next_one:
+    before = diary(place)
+    assert unfinished(place) == ["t"]
+    with child(f"resume,{calls}", place) as next_one:
         next_one.read("resumed")
         next_one.finish()
     told = next_one.said[-1]
     for request in told["sent"]:
         assert flaws([decode(body) for body in request]) == []
-    assert diary(directory) == [*before, *runs], "a tool ran again, or did not run"
-    stored = ids(load(directory).messages)
+    assert diary(place) == [*before, *runs], "a tool ran again, or did not run"
+    stored = ids(load(place).messages)
     assert set(next_one.acknowledged()) <= set(stored)
-    assert (unfinished(directory), waiting(directory)) == ([], [])
+    assert (unfinished(place), waiting(place)) == ([], [])
     return told
 
 
@@ -156,35 +148,35 @@ def sent(told: dict[str, Any], call: int = 0) -> list[str]:
 # --- in mid-stream ----------------------------------------------------------------------------------------------------
 
 
-def test_killed_in_mid_stream_the_next_process_asks_again(tmp_path: Path) -> None:
-    with child("streaming,0", tmp_path) as first:
+def test_killed_in_mid_stream_the_next_process_asks_again(place: Place) -> None:
+    with child("streaming,0", place) as first:
         first.read("streaming")
-        assert unfinished(tmp_path) == []  # it lives
+        assert unfinished(place) == []  # it lives
         first.kill()
-        check_database(tmp_path)
-        thread = load(tmp_path)
+        assert databases.damage(place) == []
+        thread = load(place)
         assert ids(thread.messages) == first.acknowledged()
         assert brief(thread.messages) == ["user: one", "assistant: hello", "user: two"]
         assert thread.extra == {"kept": 1}
         assert thread.partial is None
-    told = resume(tmp_path)
+    told = resume(place)
     assert told["text"] == "on we go"
     assert sent(told) == ["user: one", "assistant: hello", "user: two"]
     assert told["extra"] == {"kept": 1}
 
 
-def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(tmp_path: Path) -> None:
-    with child("streaming,0.001", tmp_path) as first:
+def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(place: Place) -> None:
+    with child("streaming,0.001", place) as first:
         first.read("saved")
         first.kill()
-        check_database(tmp_path)
-        thread = load(tmp_path)
+        assert databases.damage(place) == []
+        thread = load(place)
         assert brief(thread.messages) == ["user: one", "assistant: hello", "user: two"]
         assert thread.partial is not None
         assert thread.partial.text == "Hel"
-    told = resume(tmp_path)
+    told = resume(place)
     assert told["text"] == "on we go"
-    thread = load(tmp_path)
+    thread = load(place)
     assert thread.partial is None
     assert brief(thread.messages) == [
         "user: one",
@@ -206,40 +198,40 @@ def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(tmp_path: P
 @pytest.mark.parametrize("slow", ["slow", "slow_async"])
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_killed_under_parallel_tools_the_finished_one_is_kept_and_none_runs_again(
-    tmp_path: Path, slow: str, order: str
+    place: Place, slow: str, order: str
 ) -> None:
     names = [slow, "fast"] if order == "first" else ["fast", slow]
-    with child(f"tools,parallel,{','.join(names)}", tmp_path) as first:
+    with child(f"tools,parallel,{','.join(names)}", place) as first:
         first.read("slow began", "tool_end")
         first.kill()
-        check_database(tmp_path)
-        thread = load(tmp_path)
+        assert databases.damage(place) == []
+        thread = load(place)
         assert {*first.acknowledged()} == {*ids(thread.messages)}
         assert brief(thread.messages) == ["user: go", "assistant: ", "tool_result: fast is done"]
-        assert sorted(diary(tmp_path)) == ["fast", slow]
-        assert sorted(statuses(tmp_path).values()) == ["done", "started"]
-    told = resume(tmp_path)
+        assert sorted(diary(place)) == ["fast", slow]
+        assert sorted(statuses(place).values()) == ["done", "started"]
+    told = resume(place)
     results = ["tool_result: unknown", "tool_result: fast is done"]
     expected = ["user: go", "assistant: ", *(results if order == "first" else results[::-1])]
     assert sent(told) == expected
-    assert brief(load(tmp_path).messages) == [
+    assert brief(load(place).messages) == [
         *expected,
         "assistant: on we go",
         "user: and now?",
         "assistant: and on",
     ]
-    assert sorted(statuses(tmp_path).values()) == ["done", "unknown"]
+    assert sorted(statuses(place).values()) == ["done", "unknown"]
 
 
-def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_run(tmp_path: Path) -> None:
-    with child("tools,sequential,fast,slow,fast", tmp_path) as first:
+def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_run(place: Place) -> None:
+    with child("tools,sequential,fast,slow,fast", place) as first:
         first.read("slow began")
         first.kill()
-        check_database(tmp_path)
-        assert brief(load(tmp_path).messages) == ["user: go", "assistant: ", "tool_result: fast is done"]
-        assert diary(tmp_path) == ["fast", "slow"]
-        assert statuses(tmp_path) == {"c1": "done", "c2": "started"}
-    told = resume(tmp_path, runs=["fast"])
+        assert databases.damage(place) == []
+        assert brief(load(place).messages) == ["user: go", "assistant: ", "tool_result: fast is done"]
+        assert diary(place) == ["fast", "slow"]
+        assert statuses(place) == {"c1": "done", "c2": "started"}
+    told = resume(place, runs=["fast"])
     assert sent(told) == [
         "user: go",
         "assistant: ",
@@ -247,22 +239,22 @@ def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_ru
         "tool_result: unknown",
         "tool_result: fast is done",
     ]
-    assert statuses(tmp_path) == {"c1": "done", "c2": "unknown", "c3": "done"}
-    assert [record.attempts for record in ledger(tmp_path)] == [1, 1, 1]
+    assert statuses(place) == {"c1": "done", "c2": "unknown", "c3": "done"}
+    assert [record.attempts for record in ledger(place)] == [1, 1, 1]
 
 
-def test_killed_under_many_tools_every_result_that_was_told_is_kept(tmp_path: Path) -> None:
+def test_killed_under_many_tools_every_result_that_was_told_is_kept(place: Place) -> None:
     names = ["fast", "slow"] * 8
-    with child(f"tools,parallel,{','.join(names)}", tmp_path) as first:
+    with child(f"tools,parallel,{','.join(names)}", place) as first:
         ended = began = 0
         while ended < 8 or began < 8:
             what = first.read_one()["what"]
             ended += what == "tool_end"
             began += what == "slow began"
         first.kill()
-        results = [m for m in load(tmp_path).messages if isinstance(m, ToolResultMessage)]
+        results = [m for m in load(place).messages if isinstance(m, ToolResultMessage)]
         assert [m.tool_call_id for m in results] == [f"c{number}" for number in range(1, 16, 2)]
-    told = resume(tmp_path)
+    told = resume(place)
     assert sent(told)[2:] == ["tool_result: fast is done", "tool_result: unknown"] * 8
 
 
@@ -300,36 +292,36 @@ REST = {
 
 @pytest.mark.parametrize("number", REST)
 def test_killed_right_behind_a_message_end_the_message_is_there_and_the_follow_up_is_heard_once(
-    tmp_path: Path, number: int
+    place: Place, number: int
 ) -> None:
     story, runs = REST[number]
-    with child(f"stopping,{number}", tmp_path) as first:
+    with child(f"stopping,{number}", place) as first:
         first.read("stopped")
-        seen_alive = ids(load(tmp_path).messages)  # by this process, while the other one has the file open
-        assert unfinished(tmp_path) == []
+        seen_alive = ids(load(place).messages)  # by this process, while the other one has the file open
+        assert unfinished(place) == []
         first.kill()
-        check_database(tmp_path)
-        thread = load(tmp_path)
+        assert databases.damage(place) == []
+        thread = load(place)
         assert ids(thread.messages) == seen_alive
         told = [said["id"] for said in first.said if said["what"] == "message_end"]
         assert len(told) == number
         assert set(first.acknowledged()) <= set(seen_alive)
         assert brief(thread.messages)[:number] == STORY[:number]
         assert flaws(valid_history(thread.messages)) == []
-        assert waiting(tmp_path) == ([] if "user: more" in brief(thread.messages) else ["more"])
+        assert waiting(place) == ([] if "user: more" in brief(thread.messages) else ["more"])
     if number == len(STORY):  # the run has come to its end: there is nothing to resume behind its answer
-        assert unfinished(tmp_path) == []
+        assert unfinished(place) == []
         with pytest.raises(NothingToContinue):
-            look(tmp_path, lambda cp: idle_agent(cp).resume())
-        assert brief(load(tmp_path).messages) == story
+            look(place, lambda cp: idle_agent(cp).resume())
+        assert brief(load(place).messages) == story
         return
     calls = len([line for line in story[number:] if line.startswith("assistant: ") and line != "assistant: "])
     answer = "assistant: and further" if calls == 2 else "assistant: and on"
-    resume(tmp_path, calls=calls, runs=runs)
-    assert brief(load(tmp_path).messages) == [*story, "user: and now?", answer]
+    resume(place, calls=calls, runs=runs)
+    assert brief(load(place).messages) == [*story, "user: and now?", answer]
 
 
-def idle_agent(cp: SQLiteCheckpointer) -> Agent:
+def idle_agent(cp: Checkpointer) -> Agent:
     return Agent(provider=ScriptedProvider([]), model=Model("m"), checkpointer=cp, thread_id="t")
 
 
@@ -337,19 +329,19 @@ def idle_agent(cp: SQLiteCheckpointer) -> Agent:
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 5, 8, 13, 34, 89, 233])
-def test_killed_in_full_run_nothing_that_was_told_is_lost(tmp_path: Path, lines: int) -> None:
-    with child("talking", tmp_path) as first:
+def test_killed_in_full_run_nothing_that_was_told_is_lost(place: Place, lines: int) -> None:
+    with child("talking", place) as first:
         for _ in range(lines):
             first.read_one()
         first.kill()
-        check_database(tmp_path)
-        thread = load(tmp_path)
+        assert databases.damage(place) == []
+        thread = load(place)
         assert set(first.acknowledged()) <= set(ids(thread.messages))
         assert flaws(valid_history(thread.messages)) == []
         told = [said["id"] for said in first.said if said["what"] == "message_end"]
         assert ids(thread.messages)[: len(told)] == told
         results = [m for m in thread.messages if isinstance(m, ToolResultMessage)]
-        calls = ledger(tmp_path)
-        assert len(results) <= len(diary(tmp_path)) <= len(calls)  # no tool runs before its start is on disk
+        calls = ledger(place)
+        assert len(results) <= len(diary(place)) <= len(calls)  # no tool runs before its start is on disk
         assert [call.status for call in calls].count("done") == len(results)
         assert {call.status for call in calls} <= {"done", "started"}

@@ -3,6 +3,8 @@
 The short form of `python -m tests.crash.torture_power`. The scenes run in processes of their own, once for this file;
 the outages are made from what they wrote. A check that cannot fail is worth nothing, so the same outages are also tried
 on disks that lie, and there they are noticed.
+
+For SQLite only, as its VFS is where the disk is made up; what a Postgres keeps in an outage is its own promise.
 """
 
 from __future__ import annotations

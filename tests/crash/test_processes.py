@@ -16,28 +16,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from holdfast import Agent, Model
-from holdfast.checkpointer import SQLiteCheckpointer, Thread
+from holdfast.checkpointer import Thread
 from holdfast.messages import Message
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from tests.crash import databases
+from tests.crash.place import Place
 from tests.test_recovery import flaws
 
-CHILD = Path(__file__).with_name("processes_child.py")
+ROOT = Path(__file__).parents[2]
 
 
 class Process:
     """A child that is open and waits for its first line; what it has said so far; and what it has complained of."""
 
-    def __init__(self, scene: str, name: str, path: Path, lease_seconds: float) -> None:
+    def __init__(self, scene: str, name: str, place: Place, lease_seconds: float) -> None:
         self.said: list[dict[str, Any]] = []
         self.stopped = False
-        command = [sys.executable, "-W", "error", str(CHILD), scene, name, str(path), str(lease_seconds)]
+        told = [scene, name, str(place), str(lease_seconds)]
+        command = [sys.executable, "-W", "error", "-m", "tests.crash.processes_child", *told]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def read(self, what: str) -> dict[str, Any]:
         """Read until this was said."""
@@ -82,9 +84,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(path: Path, *scenes: str, lease_seconds: float = 30.0) -> Iterator[list[Process]]:
+def processes(place: Place, *scenes: str, lease_seconds: float = 30.0) -> Iterator[list[Process]]:
     """Children with these scenes, all of them open."""
-    children = [Process(scene, f"p{number}", path, lease_seconds) for number, scene in enumerate(scenes)]
+    children = [Process(scene, f"p{number}", place, lease_seconds) for number, scene in enumerate(scenes)]
     try:
         for child in children:
             child.read("open")
@@ -96,9 +98,9 @@ def processes(path: Path, *scenes: str, lease_seconds: float = 30.0) -> Iterator
                 child.process.communicate()
 
 
-def load(path: Path, thread_id: str) -> Thread:
+def load(place: Place, thread_id: str) -> Thread:
     async def main() -> Thread:
-        async with SQLiteCheckpointer(path) as cp:
+        async with place.checkpointer() as cp:
             thread = await cp.load(thread_id)
             assert thread is not None
             return thread
@@ -106,11 +108,11 @@ def load(path: Path, thread_id: str) -> Thread:
     return asyncio.run(main())
 
 
-def take_up(path: Path) -> list[str]:
+def take_up(place: Place) -> list[str]:
     """Resume what nobody has taken up; returns which threads that were."""
 
     async def main() -> list[str]:
-        async with SQLiteCheckpointer(path) as cp:
+        async with place.checkpointer() as cp:
             ids = [info.id for info in await cp.unfinished()]
             for thread_id in ids:
                 provider = ScriptedProvider(["on we go"])
@@ -136,24 +138,16 @@ def run_of(prompt: str) -> list[str]:
     ]
 
 
-def check_database(path: Path) -> None:
-    connection = apsw.Connection(str(path))
-    assert connection.pragma("integrity_check") == "ok"
-    assert list(connection.execute("PRAGMA foreign_key_check")) == []
-    connection.close()
-
-
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_between(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
-    with processes(path, *["prompting,8,t"] * 8) as children:
+def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_between(place: Place) -> None:
+    with processes(place, *["prompting,8,t"] * 8) as children:
         for child in children:
             child.tell()
         for child in children:
             child.finish()
-    thread = load(path, "t")
+    thread = load(place, "t")
     seen = lines(thread.messages)
     prompts = [line.removeprefix("user: ") for line in seen[::5]]
     assert sorted(prompts) == sorted(f"p{child}-t-{number}" for child in range(8) for number in range(8))
@@ -165,55 +159,58 @@ def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_b
         assert child.acknowledged() <= {message.id for message in thread.messages}  # type: ignore[union-attr]
         own = [prompt for prompt in prompts if prompt.startswith(f"p{number}-")]
         assert own == sorted(own)
-    assert take_up(path) == []
-    check_database(path)
+    assert take_up(place) == []
+    assert databases.damage(place) == []
 
 
-def test_eight_processes_on_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
+def test_eight_processes_on_many_threads_do_not_disturb_each_other(place: Place) -> None:
     scenes = [
         f"prompting,2,shared-a,shared-b,{','.join(f'own{child}-{number}' for number in range(5))}" for child in range(8)
     ]
-    with processes(path, *scenes) as children:
+    with processes(place, *scenes) as children:
         for child in children:
             child.tell()
         for child in children:
             child.finish()
     for number in range(8):
         for own in range(5):
-            seen = lines(load(path, f"own{number}-{own}").messages)
+            seen = lines(load(place, f"own{number}-{own}").messages)
             expected = [f"p{number}-own{number}-{own}-{i}" for i in range(2)]
             assert seen == [line for prompt in expected for line in run_of(prompt)]
     for shared in ("shared-a", "shared-b"):
-        seen = lines(load(path, shared).messages)
+        seen = lines(load(place, shared).messages)
         prompts = [line.removeprefix("user: ") for line in seen[::5]]
         assert sorted(prompts) == sorted(f"p{child}-{shared}-{number}" for child in range(8) for number in range(2))
         assert seen == [line for prompt in prompts for line in run_of(prompt)]
-    check_database(path)
+    assert databases.damage(place) == []
 
 
 # --- zombies ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["tool", "stream"])
-def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(tmp_path: Path, where: str) -> None:
-    path = tmp_path / "x.db"
+def take_over(place: Place, *, lease_seconds: float) -> list[str]:
+    """Prompt the thread as soon as nobody drives it any more; what it holds then."""
 
-    async def take_over() -> list[str]:
-        async with SQLiteCheckpointer(path, lease_seconds=1.0) as cp:
+    async def main() -> list[str]:
+        async with place.checkpointer(lease_seconds=lease_seconds) as cp:
             agent = Agent(
                 provider=ScriptedProvider(["theirs"]), model=Model("m"), checkpointer=cp, thread_id="t", wait=30
             )
             assert (await agent.prompt("now me")).text == "theirs"
             return lines(agent.state.messages)
 
-    with processes(path, where, lease_seconds=1.0) as (child,):
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["tool", "stream"])
+def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(place: Place, where: str) -> None:
+    with processes(place, where, lease_seconds=1.0) as (child,):
         child.tell()
         child.read("standing")
         if where == "stream":
-            _wait_for_partial(path)
+            _wait_for_partial(place)
         child.stop()
-        after = asyncio.run(take_over())
+        after = take_over(place, lease_seconds=1.0)
         child.tell()  # what it waits for is there when it wakes up
         child.go_on()
         assert "lost the lease on thread 't'" in child.read("lost")["text"]
@@ -222,25 +219,40 @@ def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(tmp_pat
         ["user: mine", "assistant: ", "tool_result: unknown"] if where == "tool" else ["user: mine", "assistant: half "]
     )
     assert after == [*begun, "user: now me", "assistant: theirs"]
-    thread = load(path, "t")
+    thread = load(place, "t")
     assert lines(thread.messages) == after
     assert thread.partial is None
     assert child.acknowledged() <= {message.id for message in thread.messages}  # type: ignore[union-attr]
-    check_database(path)
+    assert databases.damage(place) == []
 
 
-def _wait_for_partial(path: Path) -> None:
+def _wait_for_partial(place: Place) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), SQLiteCheckpointer(path) as cp:
+        async with asyncio.timeout(20), place.checkpointer() as cp:
             while (thread := await cp.load("t")) is None or thread.partial is None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
 
-def test_a_process_that_slept_for_less_than_its_lease_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
-    with processes(path, "tool", lease_seconds=30.0) as (child,):
+def test_on_postgres_a_process_that_fell_asleep_in_a_transaction_does_not_hold_the_others_up_for_ever(
+    tmp_path: Path,
+) -> None:
+    """The server ends a session that is silent in a transaction. SQLite has no server who could do that."""
+    with databases.made("postgres", tmp_path) as place, processes(place, "commit", lease_seconds=1.0) as (child,):
+        child.tell()
+        child.read("standing")
+        child.stop()
+        assert take_over(place, lease_seconds=30.0) == ["user: mine", "user: now me", "assistant: theirs"]
+        child.tell()
+        child.go_on()
+        assert "lost the lease on thread 't'" in child.read("lost")["text"]
+        child.read("closed")
+        assert lines(load(place, "t").messages) == ["user: mine", "user: now me", "assistant: theirs"]
+
+
+def test_a_process_that_slept_for_less_than_its_lease_goes_on(place: Place) -> None:
+    with processes(place, "tool", lease_seconds=30.0) as (child,):
         child.tell()
         child.read("standing")
         child.stop()
@@ -252,10 +264,9 @@ def test_a_process_that_slept_for_less_than_its_lease_goes_on(tmp_path: Path) ->
     assert child.all("lost") == []
 
 
-def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
+def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(place: Place) -> None:
     chance = random.Random(5)
-    with processes(path, *["prompting,40,t"] * 3, lease_seconds=0.5) as children:
+    with processes(place, *["prompting,40,t"] * 3, lease_seconds=0.5) as children:
         readers = [threading.Thread(target=child.finish) for child in children]
         for child in children:
             child.tell()
@@ -271,8 +282,8 @@ def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(
             time.sleep(0.1)
         for reader in readers:
             reader.join()
-    assert take_up(path) in ([], ["t"])  # the last one may have lost its lease, and nobody came after it
-    thread = load(path, "t")
+    assert take_up(place) in ([], ["t"])  # the last one may have lost its lease, and nobody came after it
+    thread = load(place, "t")
     stored = {message.id for message in thread.messages}  # type: ignore[union-attr]
     for child in children:
         assert child.said[-1] == {"what": "closed"}
@@ -284,4 +295,4 @@ def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(
             start = seen.index(f"user: {said['prompt']}")
             assert seen[start : start + 5] == run_of(said["prompt"])
     assert flaws(valid_history(thread.messages)) == []
-    check_database(path)
+    assert databases.damage(place) == []

@@ -5,8 +5,9 @@
     python -m tests.crash.torture --plan JSON                a story that is written down
     python -m tests.crash.torture --every                    one story for each write boundary of a run
 
-Prints its seed, and stops at the first violation. What then stays is the directory of that story: the database, the
-diary of the tools and all that the processes said. Threads race in every process, so the same story may end otherwise
+All of them on both databases, unless one is named with --database. Prints its seed, and stops at the first violation.
+What then stays is the directory of that story: the diary of the tools, all that the processes said and the rows at the
+end; a SQLite file, too, but no schema in Postgres. Threads race in every process, so the same story may end otherwise
 when it is told again.
 """
 
@@ -26,12 +27,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from tests import postgres
+from tests.crash import databases
 from tests.crash.boundaries import Kill, Plan, Story, tell, warm
 from tests.crash.boundary_judge import violations
 from tests.crash.boundary_scene import Variation
@@ -67,8 +70,8 @@ def _in_recovery(story: Story) -> int:
     return sum(life.was_killed for life in story.lives[1:])
 
 
-def drawn(seed: int, number: int) -> Plan:
-    """The plan of a story: the same for the same seed and number."""
+def drawn(seed: int, number: int, kinds: Sequence[str]) -> Plan:
+    """The plan of a story: the same for the same seed, number and kinds of databases."""
     rng = random.Random(f"{seed} {number}")
     variation = Variation(
         tool_mode=rng.choice(["parallel", "parallel", "sequential"]),
@@ -88,7 +91,8 @@ def drawn(seed: int, number: int) -> Plan:
         is_noisy=rng.random() < 0.25,
     )
     kills = [_kill(rng) for _ in range(rng.choice([1, 2, 3, 4, 6, 8]))]
-    return Plan(variation, kills, rng.choice([None, None, 1, 2]), keeps_zombies=rng.random() < 0.25)
+    neighbour_dies_at, keeps_zombies = rng.choice([None, None, 1, 2]), rng.random() < 0.25
+    return Plan(variation, kills, neighbour_dies_at, keeps_zombies, database=rng.choice(kinds))
 
 
 def _kill(rng: random.Random) -> Kill:
@@ -137,7 +141,7 @@ def _work(options: argparse.Namespace, place: int, speaks: int, listens: int) ->
     for number in itertools.count(place, options.jobs):
         if select.select([listens], [], [], 0)[0]:
             return
-        result = told(number, drawn(options.seed, number), options.directory / str(number))
+        result = told(number, drawn(options.seed, number, options.kinds), options.directory / str(number))
         line = msgspec.json.encode(result) + b"\n"
         while line:
             line = line[os.write(speaks, line) :]
@@ -169,7 +173,11 @@ def _hear_all(options: argparse.Namespace) -> Iterator[Told]:
 
 
 def torture(options: argparse.Namespace) -> int:
-    print(f"seed {options.seed}, {options.kills} kills, {options.jobs} processes, in {options.directory}", flush=True)
+    print(
+        f"seed {options.seed}, {options.kills} kills, on {' and '.join(options.kinds)}, {options.jobs} processes, "
+        f"in {options.directory}",
+        flush=True,
+    )
     began, said = time.monotonic(), time.monotonic()
     kills: Counter[str] = Counter()
     stories = in_recovery = 0
@@ -194,24 +202,32 @@ def torture(options: argparse.Namespace) -> int:
         f"{in_recovery} of them in recovery, {stories} stories, {time.monotonic() - began:.0f} s: {verdict}"
     )
     if bad is not None:
-        _report(bad, options.directory / str(bad.number), f"--seed {options.seed} --story {bad.number}")
+        arguments = f"--database {options.database} --seed {options.seed} --story {bad.number}"
+        _report(bad, options.directory / str(bad.number), arguments)
     return 0 if is_done and bad is None else 1
 
 
-def every(options: argparse.Namespace) -> int:
-    """Kill a run at its first boundary, at its second, and so on, until it comes to its end before it is killed."""
-    began, failed = time.monotonic(), 0
-    for number in itertools.count(1):
-        plan = Plan(options.variation, [Kill("boundary", number)])
-        result = told(number, plan, options.directory / str(number))
+def every(options: argparse.Namespace, kind: str) -> int:
+    """Kill a run at its first boundary, at its second, and so on to the last one of a run that nobody kills.
+
+    Threads race, so a run may end before it comes to the boundary that was meant for it. It is judged all the same.
+    """
+    began, failed, missed = time.monotonic(), 0, 0
+    clean = tell(Plan(options.variation, database=kind), options.directory / kind / "clean")
+    last = max(line["boundaries"] for line in clean.lives[-1].said if line["what"] == "left")
+    numbers = range(options.first, last + 1, options.step)
+    for number in numbers:
+        plan = Plan(options.variation, [Kill("boundary", number)], database=kind)
+        directory = options.directory / kind / str(number)
+        result = told(number, plan, directory)
+        missed += not result.kills
         if result.found:
             failed += 1
-            _report(
-                result, options.directory / str(number), f"--plan {shlex.quote(msgspec.json.encode(plan).decode())}"
-            )
-        if not result.kills:
-            break
-    print(f"{number - 1} boundaries, {failed} with a violation, {time.monotonic() - began:.0f} s")
+            _report(result, directory, f"--plan {shlex.quote(msgspec.json.encode(plan).decode())}")
+    print(
+        f"{kind}: {len(numbers)} of {last} boundaries, {missed} not reached, {failed} with a violation, "
+        f"{time.monotonic() - began:.0f} s"
+    )
     return 1 if failed else 0
 
 
@@ -239,13 +255,18 @@ def main() -> int:
     options = _options()
     root: Path = options.directory or Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
     options.directory = root
+    options.kinds = databases.KINDS if options.database == "both" else (options.database,)
+    if options.plan is not None:
+        options.kinds = (options.plan.database,)
+    if "postgres" in options.kinds:
+        postgres.server_for_tests()  # one for all workers; each of them connects by itself
     with warm():
         if options.every:
-            code = every(options)
+            code = max(every(options, kind) for kind in options.kinds)
         elif options.plan is not None:
             code = again(options, options.plan)
         elif options.story is not None:
-            code = again(options, drawn(options.seed, options.story))
+            code = again(options, drawn(options.seed, options.story, options.kinds))
         else:
             code = torture(options)
     if code == 0 and not options.keep:
@@ -258,8 +279,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="stories at a time")
+    parser.add_argument("--database", choices=[*databases.KINDS, "both"], default="both")
     parser.add_argument("--directory", type=Path, help="where the files go; a new one by default")
     parser.add_argument("--every", action="store_true", help="each boundary of one variation")
+    parser.add_argument("--first", type=int, default=1, help="the boundary with which --every begins")
+    parser.add_argument(
+        "--step", type=int, default=1, help="and how far it is to the next: odd, or all are of one sort"
+    )
     parser.add_argument("--variation", type=lambda text: msgspec.json.decode(text, type=Variation), default=Variation())
     parser.add_argument("--story", type=int, help="the number of a story of the seed")
     parser.add_argument("--plan", type=lambda text: msgspec.json.decode(text, type=Plan), help="JSON, as was printed")

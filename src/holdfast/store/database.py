@@ -200,29 +200,32 @@ class Store(abc.ABC):
 
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `write`, from any thread, for whoever waits later; writes happen in the order of the calls."""
-        self._refuse_inside_a_query()
-        job = Job(query, args, kwargs, None)
-        assert isinstance(job._future, Future)
-        job._future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-        self._submit(job, writes=True)
-        return job._future
+        return self._submitted(Job(query, args, kwargs, None), writes=True)
+
+    def submit_first(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `submit`, ahead of all that waits: a lease must not run out behind a long queue."""
+        return self._submitted(Job(query, args, kwargs, None), writes=True, first=True)
 
     def write_first(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `write_now`, ahead of all that waits: a lease must not run out behind a long queue."""
-        return self._blocking(Job(query, args, kwargs, None), writes=True, first=True)
+        """The same, and wait for it."""
+        return self.submit_first(query, *args, **kwargs).result()
+
+    def submit_read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `read`, from any thread, for whoever waits later."""
+        return self._submitted(Job(query, args, kwargs, None), writes=False)
 
     def write_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `write`, for code without an event loop: blocks until it is committed."""
         job = Job(query, args, kwargs, None)
         with telemetry.commit(query, self.system) as span:
             try:
-                return self._blocking(job, writes=True)
+                return self._submitted(job, writes=True).result()
             finally:
                 span.committed(job.group)
 
     def read_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `read`, for code without an event loop."""
-        return self._blocking(Job(query, args, kwargs, None), writes=False)
+        return self.submit_read(query, *args, **kwargs).result()
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -248,10 +251,12 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None: ...
 
-    def _blocking(self, job: Job[T], *, writes: bool, first: bool = False) -> T:
+    def _submitted(self, job: Job[T], *, writes: bool, first: bool = False) -> Future[T]:
         self._refuse_inside_a_query()
+        assert isinstance(job._future, Future)
+        job._future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         self._submit(job, writes=writes, first=first)
-        return job._future.result()
+        return job._future
 
     def _trace(self, job: Job[Any]) -> None:
         span = telemetry.commit(job._query, self.system)

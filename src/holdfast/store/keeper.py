@@ -11,17 +11,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from holdfast.errors import StoreNotOpen
 from holdfast.store import leases
 from holdfast.store.database import Store
 from holdfast.store.leases import Held
 
+T = TypeVar("T")
 LOST, ABORTED = "lease_lost", "aborted"
 
 _LOOK = 0.05  # seconds between two looks at whether somebody wants a run to stop
 _BEATS = 4  # renewals in the life of a lease
 _AT_ONCE = 64  # renewals in one transaction: their threads cannot be written meanwhile
+_PATIENCE = 0.25  # seconds between two looks at whether a lease has run out while the database does not answer
 _LINGER = 2.0  # seconds that the thread stays awake without leases: waking it for each run would cost more
 _log = logging.getLogger("holdfast.store")
 
@@ -76,7 +80,7 @@ class Keeper:
                 store = None
             except Exception as error:  # noqa: BLE001 - whatever it is, the runs of this process need their keeper
                 _log.warning("the leases could not be renewed: %s", type(error).__name__)
-                self._give_up(now)
+                self._give_up()
             if store is None:
                 with self._changed:
                     self._awake = False
@@ -85,7 +89,7 @@ class Keeper:
     def _look(self, store: Store) -> None:
         version = store.version()
         if version != self._seen:
-            for lease in store.read_now(leases.aborted, list(self._held)):
+            for lease in self._settled(store.submit_read(leases.aborted, list(self._held))):
                 self._tell(lease, ABORTED)
             self._seen = version
 
@@ -94,14 +98,25 @@ class Keeper:
             due = [lease for lease, then in self._renewed.items() if now - then > lease.seconds / _BEATS]
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
-            lost = store.write_first(leases.renew, some)
+            lost = self._settled(store.submit_first(leases.renew, some))
             with self._changed:
                 self._renewed.update((lease, now) for lease in some if lease in self._renewed)
             for lease in lost:
                 self._tell(lease, LOST)
 
-    def _give_up(self, now: float) -> None:
+    def _settled(self, future: Future[T]) -> T:
+        """The outcome. A database that is away may keep us waiting for longer than a lease lasts."""
+        while True:
+            try:
+                return future.result(timeout=_PATIENCE)
+            except TimeoutError:
+                if future.done():  # then it is the store's
+                    raise
+                self._give_up()
+
+    def _give_up(self) -> None:
         """What could not be renewed for as long as it lasts is lost, whoever may have it now."""
+        now = time.monotonic()
         with self._changed:
             late = [lease for lease, then in self._renewed.items() if now - then > lease.seconds]
         for lease in late:

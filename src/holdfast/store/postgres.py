@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Hashable, Sequence
@@ -34,6 +35,7 @@ from holdfast.store.postgres_server import (
     Connection,
     Server,
     has_lost_a_statement,
+    is_forbidden,
     is_lost,
     is_passing,
     is_refused,
@@ -45,6 +47,7 @@ _GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
 _GATHER = 0.0003  # seconds
 _PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before a caller hears of it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SPLIT_AFTER = 3  # lost connections in a row
 _IDLE_SECONDS = 60.0
 _SLOW_SECONDS = 1.0
 _PREPARE_AFTER = 3  # runs of a statement
@@ -55,6 +58,11 @@ _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _MARK = (
     "INSERT INTO writers (id, last, written_at) VALUES (:id, :last, transaction_timestamp())"
     " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
+)
+# Not a SELECT: one would neither see nor wait for the first row of a connection while it is not committed.
+_ASK = (
+    "INSERT INTO writers (id, last, written_at) VALUES (:id, 0, transaction_timestamp())"
+    " ON CONFLICT (id) DO UPDATE SET written_at = writers.written_at RETURNING last"
 )
 _UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timestamp() - interval '1 day'"
 _log = logging.getLogger("holdfast.store")
@@ -96,26 +104,28 @@ class _Session:
             else:
                 for name, value in settings.items():
                     connection.execute(f"SET {name} = '{value}'".encode())
-                connection.prepare_threshold = _PREPARE_AFTER
+                _prepare(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
+    @property
+    def is_broken(self) -> bool:
+        return self._connection is None or self._connection.broken or self._connection.closed
+
     def end(self, error: BaseException | None = None) -> None:
         """Undo what is under way. A connection that may not be fit for the next transaction is closed."""
-        if self._connection is None:
-            return
-        if error is None or not (is_lost(error) or has_lost_a_statement(error)):
+        if not self.is_broken and (error is None or not (is_lost(error) or has_lost_a_statement(error))):
             with contextlib.suppress(psycopg.Error):
-                if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                    self._connection.execute(b"ROLLBACK", prepare=False)
+                self._tx.undo("ROLLBACK")
                 return
         self.close()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._tx.close()
             with contextlib.suppress(psycopg.Error):
                 connection.close()
 
@@ -127,22 +137,34 @@ class _Session:
                 os.close(self._connection.fileno())
 
 
+def _prepare(connection: Connection) -> None:
+    """Let statements be prepared, under names that nobody else has.
+
+    Should there be a pooler after all, one that hides itself, a statement can then be unknown, but not another one.
+    """
+    if hasattr(connection._prepared, "_prepared_idx"):
+        connection._prepared._prepared_idx = secrets.randbits(60)
+        connection.prepare_threshold = _PREPARE_AFTER
+
+
 _inherited: list[Connection] = []  # never to be closed here: the server would take it for the parent's goodbye
 
 
 class _Patience:
-    """How long to go on trying, and how often."""
+    """How long to go on trying, and how often. All who wait for a server that is away have waited since it went."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline: float | None = None
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._since: float | None = None
         self._pause = _FIRST_PAUSE
 
     def wait(self, error: BaseException) -> None:
         """Wait a little before the next try; raises the error when it has been long enough."""
         now = time.monotonic()
-        self._deadline = self._deadline or now + self._seconds
-        if now >= self._deadline or is_refused(error):
+        if is_lost(error):
+            self._store.away_since = self._since = self._store.away_since or now
+        self._since = self._since or now
+        if now - self._since >= self._store.patience or is_refused(error):
             raise error
         time.sleep(self._pause)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
@@ -206,16 +228,17 @@ class _Reader(_Worker):
 
     def _settle(self, group: list[Job[Any]]) -> None:
         (job,) = group
-        patience = _Patience(self._store.patience)
+        patience = _Patience(self._store)
         while True:
             try:
                 tx = self.session.begin(_READ)
                 job.run(tx)
-                tx.end("COMMIT")
+                tx.flush("COMMIT")
+                self._store.away_since = None
                 return
             except BaseException as error:
                 self.session.end(error)
-                if not self._store.may_try_again(error):
+                if is_forbidden(error) or not self._store.may_try_again(error):
                     raise
                 patience.wait(error)
 
@@ -262,24 +285,37 @@ class _Writer(_Worker):
         """Run the group until it is known what became of it."""
         self._number += 1
         self._is_in_doubt = False
-        patience = _Patience(self._store.patience)
-        carefully = False
+        patience = _Patience(self._store)
+        carefully, losses = False, 0
         while True:
             try:
                 if not (self._is_in_doubt and self._was_committed()):
                     self._attempt(group, carefully=carefully)
-                self._store.news.announce()
-                return
+                self._store.away_since = None
+                break
             except BaseException as error:
                 self.session.end(error)
                 if self._is_in_doubt:  # whatever it was: nothing may be run again before that is settled
                     self._wait_in_doubt(patience, error)
                 elif self._store.may_try_again(error):
                     patience.wait(error)
+                    losses += is_lost(error)
                 elif carefully or len(group) == 1:
                     raise
                 else:
                     carefully = True
+            if losses >= _SPLIT_AFTER and len(group) > 1 and not self._is_in_doubt:
+                self._commit_each(group)
+                return
+        self._store.news.announce()
+
+    def _commit_each(self, group: list[Job[Any]]) -> None:
+        """It may be one of them that kills the connection each time."""
+        for job in group:
+            try:
+                self._commit([job])
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._store.server.translate(error)
 
     def _wait_in_doubt(self, patience: _Patience, error: BaseException) -> None:
         try:
@@ -292,8 +328,9 @@ class _Writer(_Worker):
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        row = self.session.begin(_WRITE).one("SELECT last FROM writers WHERE id = :id FOR UPDATE", id=self._id)
-        self.session.end()
+        tx = self.session.begin(_WRITE)
+        row = tx.one(_ASK, id=self._id)
+        tx.flush("COMMIT")  # which waits for a standby, should that be what was missing
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
@@ -312,34 +349,33 @@ class _Writer(_Worker):
         self._store.reach("before commit")
         self._is_in_doubt = True
         try:
-            tx.end("COMMIT")
-            assert tx.outcome == "COMMIT", tx.outcome
+            tx.flush("COMMIT")
         except BaseException as error:
-            self._is_in_doubt = is_lost(error)  # else the server has said no
+            self._is_in_doubt = is_lost(error) or self.session.is_broken  # else the server has said no
             raise
         self._is_in_doubt = False
+        if tx.outcome != "COMMIT":
+            raise StoreError(f"{self._store.name!r} rolled back what a query had tried in vain, and all with it")
         self._store.reach("after commit")
 
     def _attempt_one(self, job: Job[Any], tx: PostgresTx) -> None:
         """Run one job so that its failure is its own."""
-        tx.run("SAVEPOINT job")
-        tx.flush()
+        tx.flush("SAVEPOINT job")
         try:
             job.run(tx)
-            tx.flush()
+            tx.flush("RELEASE SAVEPOINT job")
         except BaseException as error:
-            if self._store.may_try_again(error):
+            if self._store.may_try_again(error) or self.session.is_broken:
                 raise
             job.error = self._store.server.translate(error)
             tx.undo("ROLLBACK TO SAVEPOINT job")
-        tx.run("RELEASE SAVEPOINT job")
 
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
                 tx = self.session.begin(_WRITE)
                 tx.run(_UNMARK, id=self._id)
-                tx.end("COMMIT")
+                tx.flush("COMMIT")
 
 
 class PostgresStore(Store):
@@ -355,6 +391,7 @@ class PostgresStore(Store):
         self.pool_size = pool_size
         self.patience = patience
         self.has_pooler = False
+        self.away_since: float | None = None  # when the server was last found to be away
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of a queue
         self.news = News(server)

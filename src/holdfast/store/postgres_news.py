@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -28,6 +28,7 @@ _LOOK_ALWAYS = 0.1  # and while none do
 _SILENCE = 5.0  # seconds without a word after which we send one to ourselves
 _ANSWER = 1.0  # seconds in which it has to come back
 _RECONNECT = 0.5
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # which takes no file of its own
 _log = logging.getLogger("holdfast.store")
 
 
@@ -42,15 +43,16 @@ class News:
         self._lock = threading.Lock()
         self._pending = False
         self._thread: threading.Thread | None = None
-        self._open = True
+        self._closing = threading.Event()
         self._connection: Connection | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
 
     def announce(self) -> None:
-        """Something was committed."""
+        """Something was committed. Whatever is wrong here, it is no matter of whoever committed."""
         if not self._pending:
             self._pending = True
-            self._start()
+            with contextlib.suppress(OSError, RuntimeError):  # no more files, no more threads: they will look anyway
+                self._start()
             self._nudge()
 
     def version(self) -> Hashable:
@@ -61,7 +63,7 @@ class News:
 
     def close(self) -> None:
         with self._lock:
-            self._open = False
+            self._closing.set()
         if self._thread is not None:
             self._nudge()
             self._thread.join()
@@ -72,7 +74,8 @@ class News:
     def abandon(self) -> None:
         """In a child process: the connection is the parent's."""
         self._lock = threading.Lock()
-        self._open = False
+        self._closing = threading.Event()
+        self._closing.set()
         if self._connection is not None:
             _inherited.append(self._connection)
             with contextlib.suppress(psycopg.Error, OSError):
@@ -85,11 +88,13 @@ class News:
         if self._thread is not None:
             return
         with self._lock:
-            if self._thread is None and self._open:
-                self._wake = socket.socketpair()
-                self._wake[1].setblocking(False)
-                self._thread = threading.Thread(target=self._serve, name="holdfast-news", daemon=True)
-                self._thread.start()
+            if self._thread is None and not self._closing.is_set():
+                if self._wake is None:
+                    self._wake = socket.socketpair()
+                    self._wake[1].setblocking(False)
+                thread = threading.Thread(target=self._serve, name="holdfast-news", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _nudge(self) -> None:
         if self._wake is not None:
@@ -99,51 +104,56 @@ class News:
     # --- on the thread ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while self._open:
+        while not self._closing.is_set():
             try:
                 with self._server.connect_to_listen() as self._connection:
                     self._listen(self._connection)
-            except psycopg.Error as error:
+            except (psycopg.Error, OSError) as error:
                 _log.debug("no notifications from %r: %s", self._server.name, type(error).__name__)
-                self._connection, self._is_heard = None, False
-                self._wait(None, _RECONNECT)
-        self._connection = None
+                self._is_heard = False
+                self._closing.wait(_RECONNECT)
+            finally:
+                self._connection = None
 
     def _listen(self, connection: Connection) -> None:
         connection.execute(f'LISTEN "{self._channel}"'.encode())
         self._heard += 1  # whatever was said while nobody listened
-        self._tell(connection)
-        asked: float | None = time.monotonic()
-        while self._open:
-            self._wait(connection, _ANSWER if asked else _SILENCE)
-            if self._pending:
-                time.sleep(_GATHER)
-                self._tell(connection)
+        heard_at = time.monotonic()
+        asked_at: float | None = self._tell(connection)  # when we began to wait for a word
+        while not self._closing.is_set():
             now = time.monotonic()
             if any(True for _ in connection.notifies(timeout=0)):
                 self._heard += 1
-                self._is_heard, asked = True, None
-            elif asked is None:
-                self._tell(connection)
-                asked = now
-            elif now - asked > _ANSWER:
-                self._is_heard, asked = False, now
-                self._tell(connection)
+                self._is_heard, heard_at, asked_at = True, now, None
+            silent = now - heard_at if asked_at is None else now - asked_at
+            limit = _SILENCE if asked_at is None else _ANSWER
+            if silent < limit and not self._pending:
+                self._wait(connection, limit - silent)
+            elif self._pending:
+                self._closing.wait(_GATHER)
+                told_at = self._tell(connection)
+                asked_at = told_at if asked_at is None else asked_at
+            else:
+                self._is_heard = self._is_heard and asked_at is None
+                asked_at = self._tell(connection)
 
-    def _tell(self, connection: Connection) -> None:
+    def _tell(self, connection: Connection) -> float:
         self._pending = False
         # It need not survive a crash of the server, so it does not wait for the disk.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel], prepare=False
         )
+        return time.monotonic()
 
-    def _wait(self, connection: Connection | None, seconds: float) -> None:
+    def _wait(self, connection: Connection, seconds: float) -> None:
+        """Until something arrives, or somebody nudges us."""
         assert self._wake is not None
         wake = self._wake[0]
-        watched = [wake.fileno()] if connection is None else [wake.fileno(), connection.fileno()]
-        ready, _, _ = select.select(watched, [], [], seconds)
-        if wake.fileno() in ready:
-            wake.recv(4096)
+        with _Selector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(connection, selectors.EVENT_READ)
+            if any(key.fileobj is wake for key, _ in selector.select(seconds)):
+                wake.recv(4096)
 
 
 _inherited: list[Connection] = []

@@ -115,14 +115,21 @@ def is_lost(error: BaseException) -> bool:
         return True
     if isinstance(error, (*_REFUSED, psycopg.errors.PipelineAborted)):  # the latter only follows another one
         return False
-    # Without a SQLSTATE it is libpq that speaks: the connection could not be made, or broke.
-    plain = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
-    return plain or isinstance(error, _GOING_DOWN)
+    if isinstance(error, psycopg.Error) and error.sqlstate is None:
+        # Then it is libpq that speaks: the connection could not be made, broke, or carried what makes no sense.
+        connection = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return connection or type(error) is psycopg.DatabaseError
+    return isinstance(error, _GOING_DOWN)
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether trying again is in vain: the server is there, and will not have us."""
     return isinstance(error, _REFUSED)
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether something was to be written where only reading is allowed."""
+    return isinstance(error, errors.ReadOnlySqlTransaction)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -135,7 +142,15 @@ def has_lost_a_statement(error: BaseException) -> bool:
     return isinstance(error, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement)
 
 
-_GOING_DOWN = (
+def _of_code(code: str) -> type[psycopg.Error] | None:
+    """The error with this SQLSTATE; not every psycopg knows all of them."""
+    try:
+        return errors.lookup(code)
+    except KeyError:
+        return None
+
+
+_GOING_DOWN: tuple[type[psycopg.Error], ...] = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
@@ -146,6 +161,10 @@ _GOING_DOWN = (
     errors.SqlclientUnableToEstablishSqlconnection,
     errors.SqlserverRejectedEstablishmentOfSqlconnection,
     errors.IdleInTransactionSessionTimeout,
+    errors.IdleSessionTimeout,
+    errors.TransactionResolutionUnknown,
+    errors.ProtocolViolation,  # what a pooler says when its server is gone
+    *(kind for code in ("57P04", "25P04") if (kind := _of_code(code))),  # database dropped, transaction timeout
 )
 _REFUSED = (
     errors.InvalidPassword,
@@ -218,7 +237,9 @@ def _first_line(error: psycopg.Error) -> str:
 
 def _without_schema(dsn: str) -> tuple[str, str | None]:
     """A DSN may say `?schema=...`, which is our word and not libpq's: the DSN without it, and what it says."""
-    before, mark, query = dsn.partition("?") if isinstance(dsn, str) else (dsn, "", "")
+    if not isinstance(dsn, str) or "://" not in dsn:
+        return dsn, None
+    before, mark, query = dsn.partition("?")
     parts = [part.partition("=") for part in query.split("&") if part]
     named = [unquote(value) for name, _, value in parts if name == "schema"]
     rest = "&".join("".join(part) for part in parts if part[0] != "schema")
@@ -232,12 +253,19 @@ def _parsed(dsn: object) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(dsn)
     except (psycopg.Error, UnicodeError):
         given = None
-    if given is None:  # outside the except: what libpq says of a DSN that it cannot read may hold the password
+    # Outside the except: what libpq says of a DSN that it cannot read may hold the password.
+    if given is None or "\0" in dsn or _is_misread(given):
         raise InputError(
             f"this DSN cannot be read (it is not shown, because it may hold a password); write it as {_EXAMPLE}, with "
             "special characters in the password percent-encoded"
         )
-    return {**_DEFAULTS, **given}
+    return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+
+
+def _is_misread(given: dict[str, Any]) -> bool:
+    """Whether a special character in the password has cut the DSN in the wrong place: a part of it is elsewhere now."""
+    user, host, port, database = (str(given.get(part) or "") for part in _SHOWN)
+    return "@" in user + host + port + database or "/" in database or not re.fullmatch(r"[\d,]*", port)
 
 
 def _name(settings: dict[str, Any]) -> str:

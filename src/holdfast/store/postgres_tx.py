@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from holdfast.errors import StoreError
 from holdfast.store.database import Row
 from holdfast.store.postgres_server import Connection, tables
 
@@ -25,6 +27,7 @@ _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 5
 _CLOCK = "to_char(({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
 _PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
 _TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
+_CONTROL = re.compile(r"\s*(BEGIN|START|COMMIT|END|ROLLBACK|ABORT|SAVEPOINT|RELEASE|PREPARE)\b", re.IGNORECASE)
 _INSERT = re.compile(r"(INSERT INTO \w+ \([^()]+\) VALUES )(\([^()]+\))")
 
 
@@ -39,10 +42,12 @@ _Told = tuple[str, dict[str, Any]]
 
 
 class PostgresTx:
-    """A transaction on one connection."""
+    """The transactions of one connection, one after the other."""
 
     def __init__(self, connection: Connection, schema: str) -> None:
-        self._connection = connection
+        # For good: leaving the mode sends the server a word after the answer, upon which it forgets its time limit.
+        self._mode = connection.pipeline()
+        self._pipeline = self._mode.__enter__()
         self._schema = schema
         # Two cursors: answers that nobody waits for must not be taken for the one that is asked for.
         self._asking = connection.cursor()
@@ -50,6 +55,11 @@ class PostgresTx:
         self._told: list[_Told] = []  # what the next question depends on
         self._late: list[_Told] = []  # what only the end depends on
         self.is_answered = False  # whether the server has answered to anything
+
+    def close(self) -> None:
+        """Before the connection is closed, or when it is lost."""
+        with contextlib.suppress(psycopg.Error):
+            self._mode.__exit__(None, None, None)
 
     def begin(self, *statements: str) -> None:
         self._told = [(statement, {}) for statement in statements]
@@ -63,9 +73,11 @@ class PostgresTx:
         return self._ask(statement, params).fetchall()
 
     def run(self, statement: str, /, **params: Any) -> None:
+        _check(statement)
         self._told.append((statement, params))
 
     def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
+        _check(statement)
         self._told += [(statement, row) for row in rows]
 
     def now(self) -> Moment:
@@ -80,23 +92,21 @@ class PostgresTx:
             self._late += self._told
             self._told = []
 
-    def flush(self) -> None:
-        """Send what was told, and hear how it went."""
-        told, self._late, self._told = [*self._late, *self._told], [], []
+    def flush(self, *last: str) -> None:
+        """Send what was told, and hear how it went; with it go statements that a query may not use."""
+        told = [*self._late, *self._told, *((statement, {}) for statement in last)]
+        self._late, self._told = [], []
         if told:
-            with self._connection.pipeline():
-                self._send(told)
+            self._send(told)
+            self._pipeline.sync()
             self.is_answered = True
-
-    def end(self, statement: str) -> None:
-        """Send what was told, together with the last statement of the transaction."""
-        self.run(statement)
-        self.flush()
 
     def undo(self, statement: str) -> None:
         """Forget what was told and not sent, and go back."""
         self._told = []
-        self._telling.execute(statement.encode(), prepare=False)
+        with contextlib.suppress(psycopg.Error):  # what has failed is known; the rest of it is of no interest
+            self._pipeline.sync()
+        self.flush(statement)
 
     @property
     def outcome(self) -> str | None:
@@ -104,20 +114,27 @@ class PostgresTx:
         return self._telling.statusmessage
 
     def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
-        query = _translated(statement, self._schema, _moments(params))
-        if self._told:
-            told, self._told = self._told, []
-            with self._connection.pipeline():
-                self._send(told)
-                self._asking.execute(query, params)
-        else:
-            self._asking.execute(query, params)
+        _check(statement)
+        told, self._told = self._told, []
+        self._send(told)
+        self._asking.execute(_translated(statement, self._schema, _moments(params)), params)
+        self._pipeline.sync()
         self.is_answered = True
         return self._asking
 
     def _send(self, told: list[_Told]) -> None:
         for statement, params in _gathered(told):
-            self._telling.execute(_translated(statement, self._schema, _moments(params)), params or None)
+            prepare = None if params else False  # a few words are not worth it
+            self._telling.execute(
+                _translated(statement, self._schema, _moments(params)), params or None, prepare=prepare
+            )
+
+
+@lru_cache(maxsize=2_000)
+def _check(statement: str) -> None:
+    """A query is part of a transaction that others may share."""
+    if _CONTROL.match(statement):
+        raise StoreError(f"a query does not end its transaction: {statement!r:.80}")
 
 
 def _moments(params: dict[str, Any]) -> tuple[tuple[str, Moment], ...]:
