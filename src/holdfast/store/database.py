@@ -112,7 +112,11 @@ class Job(Generic[T]):
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""
         self.error = None
-        self.result = self._query(tx, *self._args, **self._kwargs)
+        self.result = self.call(tx)
+
+    def call(self, tx: Tx) -> T:
+        """What the query returns, or raises."""
+        return self._query(tx, *self._args, **self._kwargs)
 
     def settle(self) -> None:
         if self.error is not None:

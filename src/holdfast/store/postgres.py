@@ -52,11 +52,15 @@ _IDLE_SECONDS = 60.0
 _SLOW_SECONDS = 1.0
 _PREPARE_AFTER = 3  # runs of a statement
 # A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
-_SETTINGS = {"lock_timeout": "30s", "idle_in_transaction_session_timeout": "15s"}
+_SETTINGS = {
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "15s",
+    "enable_seqscan": "off",  # a plan that was made while a table was small is kept when it has grown
+}
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _MARK = (
-    "INSERT INTO writers (id, last, written_at) VALUES (:id, :last, transaction_timestamp())"
+    "INSERT INTO writers (id, last, written_at) VALUES (:writer, :number, transaction_timestamp())"
     " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
 )
 # Not a SELECT: one would neither see nor wait for the first row of a connection while it is not committed.
@@ -336,8 +340,12 @@ class _Writer(_Worker):
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
         tx = self.session.begin(_WRITE)
-        tx.run(_MARK, id=self._id, last=self._number)
+        tx.run_along(_MARK, writer=self._id, number=self._number)
+        threads = [None, *(job.thread for job in group)]
+        if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
+            tx.foresee([job for job, before in zip(group, threads, strict=False) if job.thread not in ("", before)])
         for job, following in zip(group, [*group[1:], None], strict=True):
+            tx.turn_to(job)
             if carefully:
                 self._attempt_one(job, tx)
             else:

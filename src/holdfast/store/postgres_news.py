@@ -22,7 +22,7 @@ import psycopg
 
 from holdfast.store.postgres_server import Connection, Server
 
-_GATHER = 0.01  # seconds in which commits share an announcement
+_GATHER = 0.02  # seconds in which commits share an announcement
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
 _LOOK_ALWAYS = 0.1  # and while none do
 _SILENCE = 5.0  # seconds without a word after which we send one to ourselves

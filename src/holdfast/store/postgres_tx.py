@@ -5,6 +5,8 @@
   loses its transaction to the server's time limit instead of holding its locks.
 - What one job of a group told is not needed by a job on another thread: it may wait for the end of the group. There,
   rows for the same table become one INSERT.
+- What the jobs of a group ask first is asked for all of them at once (`foresee`). A query may be repeated, so its first
+  question is found by running it until it asks. So a group of any size costs the round trips of one append.
 - A time is not fetched but used: the server puts its own clock in.
 """
 
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from holdfast.errors import StoreError
-from holdfast.store.database import Row
+from holdfast.store.database import Job, Row
 from holdfast.store.postgres_server import Connection, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
@@ -39,6 +41,46 @@ class Moment(NamedTuple):
 
 _NOW = Moment(0.0)
 _Told = tuple[str, dict[str, Any]]
+_Question = _Told | None  # None: there is none, or something else comes before it
+
+
+class _Asks(BaseException):
+    """What a query that is only tried out asks first."""
+
+    def __init__(self, question: _Question) -> None:
+        self.question = question
+
+
+class _Trial:
+    """A transaction that shows what a query asks first, and does nothing."""
+
+    def one(self, statement: str, /, **params: Any) -> Row | None:
+        raise _Asks((statement, params))
+
+    def all(self, statement: str, /, **params: Any) -> list[Row]:
+        raise _Asks((statement, params))
+
+    def run(self, statement: str, /, **params: Any) -> None:  # noqa: ARG002
+        raise _Asks(None)
+
+    def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:  # noqa: ARG002
+        raise _Asks(None)
+
+    def now(self) -> Moment:
+        return _NOW
+
+    def later(self, seconds: float, /) -> Moment:
+        return Moment(seconds)
+
+
+def _first_question(job: Job[Any]) -> _Question:
+    try:
+        job.call(_Trial())
+    except _Asks as asks:
+        return asks.question
+    except BaseException:  # noqa: BLE001 - it will raise it again when it is run
+        return None
+    return None
 
 
 class PostgresTx:
@@ -54,6 +96,11 @@ class PostgresTx:
         self._telling = connection.cursor()
         self._told: list[_Told] = []  # what the next question depends on
         self._late: list[_Told] = []  # what only the end depends on
+        self._rider: _Told | None = None  # what goes with the first question
+        self._foreseen: dict[Job[Any], tuple[_Told, psycopg.Cursor[Row]]] = {}
+        self._answer: tuple[_Told, psycopg.Cursor[Row]] | None = None
+        self._cursors: list[psycopg.Cursor[Row]] = []
+        self._connection = connection
         self.is_answered = False  # whether the server has answered to anything
 
     def close(self) -> None:
@@ -64,7 +111,31 @@ class PostgresTx:
     def begin(self, *statements: str) -> None:
         self._told = [(statement, {}) for statement in statements]
         self._late = []
+        self._rider = None
+        self._foreseen, self._answer = {}, None
         self.is_answered = False
+
+    def run_along(self, statement: str, /, **params: Any) -> None:
+        """As `run`, as part of the first question: one statement less to send."""
+        self._rider = (statement, params)
+
+    def foresee(self, jobs: Sequence[Job[Any]]) -> None:
+        """Ask at once what these jobs, each on a thread of its own, will ask first."""
+        questions = [(job, question) for job in jobs if (question := _first_question(job))]
+        if len(questions) < 2:
+            return
+        self._send_told()
+        while len(self._cursors) < len(questions):
+            self._cursors.append(self._connection.cursor())
+        for (job, question), cursor in zip(questions, self._cursors, strict=False):
+            self._execute(cursor, *question)
+            self._foreseen[job] = (question, cursor)
+        self._pipeline.sync()
+        self.is_answered = True
+
+    def turn_to(self, job: Job[Any]) -> None:
+        """What follows is this job's."""
+        self._answer = self._foreseen.pop(job, None)
 
     def one(self, statement: str, /, **params: Any) -> Row | None:
         return self._ask(statement, params).fetchone()
@@ -94,8 +165,9 @@ class PostgresTx:
 
     def flush(self, *last: str) -> None:
         """Send what was told, and hear how it went; with it go statements that a query may not use."""
-        told = [*self._late, *self._told, *((statement, {}) for statement in last)]
-        self._late, self._told = [], []
+        first = [] if self._rider is None else [self._rider]
+        told = [*self._late, *self._told, *first, *((statement, {}) for statement in last)]
+        self._late, self._told, self._rider = [], [], None
         if told:
             self._send(told)
             self._pipeline.sync()
@@ -114,13 +186,27 @@ class PostgresTx:
         return self._telling.statusmessage
 
     def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
-        _check(statement)
-        told, self._told = self._told, []
-        self._send(told)
-        self._asking.execute(_translated(statement, self._schema, _moments(params)), params)
+        if self._answer is not None:
+            (question, cursor), self._answer = self._answer, None
+            if question != (statement, params):
+                raise StoreError(f"a query asks something else when it is repeated: {statement!r:.80}")
+            return cursor
+        self._send_told()
+        self._execute(self._asking, statement, params)
         self._pipeline.sync()
         self.is_answered = True
         return self._asking
+
+    def _execute(self, cursor: psycopg.Cursor[Row], statement: str, params: dict[str, Any]) -> None:
+        _check(statement)
+        if self._rider is not None:
+            (rider, more), self._rider = self._rider, None
+            statement, params = f"WITH rider AS ({rider}) {statement}", {**params, **more}
+        cursor.execute(_translated(statement, self._schema, _moments(params)), params)
+
+    def _send_told(self) -> None:
+        told, self._told = self._told, []
+        self._send(told)
 
     def _send(self, told: list[_Told]) -> None:
         for statement, params in _gathered(told):
