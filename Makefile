@@ -5,6 +5,7 @@
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 JOBS ?= 2
 KILLS ?= 10000
+MINUTES ?= 5
 ARGS ?=
 
 VENV := .venv
@@ -30,9 +31,10 @@ chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a 
 test: $(READY) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-torture: $(READY) ## kill processes and pull plugs for some minutes; KILLS=1000 for less, ARGS="--seed 7"
+torture: $(READY) ## kill processes, pull plugs, restart Postgres; KILLS=1000 MINUTES=1 for less, ARGS="--seed 7"
 	@$(BIN)/python -m tests.crash.torture --kills $(KILLS) $(ARGS)
 	@$(BIN)/python -m tests.crash.torture_power
+	@$(BIN)/python -m tests.crash.postgres_chaos --minutes $(MINUTES)
 
 lint: $(READY) ## ruff: rules and format
 	@$(BIN)/python -m ruff check
@@ -43,8 +45,9 @@ types: $(READY) ## mypy, strict
 
 check: lint types test ## all three: what CI runs
 
-bench: $(READY) ## print the ratios against raw SQLite
+bench: $(READY) ## print the ratios against the raw drivers
 	@for name in start append load loop; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+	@$(BIN)/python -m bench.append --database postgres
 
 requirements: ## pin the newest versions in requirements/dev.txt anew
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \

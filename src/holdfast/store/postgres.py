@@ -56,6 +56,7 @@ _SETTINGS = {
     "lock_timeout": "30s",
     "idle_in_transaction_session_timeout": "15s",
     "enable_seqscan": "off",  # a plan that was made while a table was small is kept when it has grown
+    "jit": "off",  # which the cost of a scan would set off
 }
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"

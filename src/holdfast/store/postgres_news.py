@@ -20,7 +20,7 @@ from collections.abc import Hashable
 
 import psycopg
 
-from holdfast.store.postgres_server import Connection, Server
+from holdfast.store.postgres_server import Connection, Selector, Server
 
 _GATHER = 0.02  # seconds in which commits share an announcement
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
@@ -28,7 +28,6 @@ _LOOK_ALWAYS = 0.1  # and while none do
 _SILENCE = 5.0  # seconds without a word after which we send one to ourselves
 _ANSWER = 1.0  # seconds in which it has to come back
 _RECONNECT = 0.5
-_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # which takes no file of its own
 _log = logging.getLogger("holdfast.store")
 
 
@@ -149,7 +148,7 @@ class News:
         """Until something arrives, or somebody nudges us."""
         assert self._wake is not None
         wake = self._wake[0]
-        with _Selector() as selector:
+        with Selector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
             if any(key.fileobj is wake for key, _ in selector.select(seconds)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import selectors
 from collections.abc import Callable
 from typing import Any, LiteralString
 from urllib.parse import unquote
@@ -30,6 +31,7 @@ from holdfast.store.database import Row
 from holdfast.store.schema import Migration, migrations
 
 Connection = psycopg.Connection[Row]
+Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # which takes no file of its own
 
 OLDEST = 14
 _EXAMPLE = "postgresql://user:password@host:5432/database"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import selectors
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -23,7 +24,7 @@ import psycopg
 
 from holdfast.errors import StoreError
 from holdfast.store.database import Job, Row
-from holdfast.store.postgres_server import Connection, tables
+from holdfast.store.postgres_server import Connection, Selector, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
 _CLOCK = "to_char(({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
@@ -101,10 +102,13 @@ class PostgresTx:
         self._answer: tuple[_Told, psycopg.Cursor[Row]] | None = None
         self._cursors: list[psycopg.Cursor[Row]] = []
         self._connection = connection
+        self._selector = Selector()
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
         self.is_answered = False  # whether the server has answered to anything
 
     def close(self) -> None:
         """Before the connection is closed, or when it is lost."""
+        self._selector.close()
         with contextlib.suppress(psycopg.Error):
             self._mode.__exit__(None, None, None)
 
@@ -130,7 +134,7 @@ class PostgresTx:
         for (job, question), cursor in zip(questions, self._cursors, strict=False):
             self._execute(cursor, *question)
             self._foreseen[job] = (question, cursor)
-        self._pipeline.sync()
+        self._sync()
         self.is_answered = True
 
     def turn_to(self, job: Job[Any]) -> None:
@@ -170,14 +174,14 @@ class PostgresTx:
         self._late, self._told, self._rider = [], [], None
         if told:
             self._send(told)
-            self._pipeline.sync()
+            self._sync()
             self.is_answered = True
 
     def undo(self, statement: str) -> None:
         """Forget what was told and not sent, and go back."""
         self._told = []
         with contextlib.suppress(psycopg.Error):  # what has failed is known; the rest of it is of no interest
-            self._pipeline.sync()
+            self._sync()
         self.flush(statement)
 
     @property
@@ -193,7 +197,7 @@ class PostgresTx:
             return cursor
         self._send_told()
         self._execute(self._asking, statement, params)
-        self._pipeline.sync()
+        self._sync()
         self.is_answered = True
         return self._asking
 
@@ -203,6 +207,17 @@ class PostgresTx:
             (rider, more), self._rider = self._rider, None
             statement, params = f"WITH rider AS ({rider}) {statement}", {**params, **more}
         cursor.execute(_translated(statement, self._schema, _moments(params)), params)
+
+    def _sync(self) -> None:
+        """Wait for the answers. All must be on its way first: psycopg would wait with half a message in its hands."""
+        server, is_sent = self._connection.pgconn, False
+        while not is_sent:
+            unsent = server.flush()
+            for _, ready in self._selector.select():
+                if ready & selectors.EVENT_READ:
+                    server.consume_input()  # else the server might wait for us, too
+                is_sent = not unsent and bool(ready & selectors.EVENT_WRITE)  # there is room for the Sync itself
+        self._pipeline.sync()
 
     def _send_told(self) -> None:
         told, self._told = self._told, []
