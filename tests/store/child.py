@@ -18,7 +18,7 @@ _SOURCE = str(Path(holdfast.__file__).parents[1])
 PRELUDE = """\
 import asyncio, json, os, sys, threading, warnings
 from holdfast.errors import *
-from holdfast.store import sqlite, threads
+from holdfast.store import sharing, sqlite, threads
 from holdfast.store.threads import Stored
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
