@@ -75,6 +75,13 @@ def appending(body: str, thread_id: str = "t") -> Query:
     return query
 
 
+def half_done(tx: Tx) -> None:
+    """A write that fails when it has written already."""
+    threads.append(tx, "t", rows("half"))
+    threads.append(tx, "other", rows("half"))
+    raise ZeroDivisionError("mine alone")
+
+
 def place(position: Position) -> Place:
     """The end of a thread and how often it was written."""
     return position.head, position.version

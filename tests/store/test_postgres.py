@@ -15,7 +15,7 @@ from holdfast.store import postgres, threads
 from holdfast.store.database import Tx
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.threads import Position
-from tests.postgres import Schema, server_for_tests, wait_until
+from tests.postgres import Schema, wait_until
 from tests.store.grouping import (
     PATIENCE,
     Admin,
@@ -23,6 +23,7 @@ from tests.store.grouping import (
     Place,
     Query,
     appending,
+    half_done,
     named,
     opened,
     rows,
@@ -32,23 +33,9 @@ from tests.store.grouping import (
 
 
 @pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
-
-
-@pytest.fixture
 def store(where: Schema) -> Iterator[PostgresStore]:
     with opened(where) as made:
         yield made
-
-
-@pytest.fixture
-def admin(where: Schema) -> Iterator[Admin]:
-    made = Admin(where.dsn)
-    yield made
-    made.close()
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -78,12 +65,6 @@ def insert_many_twice(tx: Tx) -> None:
     key = tx.one("SELECT key FROM threads")
     assert key is not None
     tx.many("INSERT INTO partials (thread, body, saved_at) VALUES (:key, '', '')", [{"key": key[0]}] * 3)
-
-
-def half_done(tx: Tx) -> None:
-    threads.append(tx, "t", rows("half"))
-    threads.append(tx, "other", rows("half"))
-    raise ZeroDivisionError("mine alone")
 
 
 def wrong_version(tx: Tx) -> Position:
@@ -176,21 +157,6 @@ def test_neighbours_of_a_write_that_ends_the_transaction_lose_nothing(store: Pos
     assert stored(store) == ["first", "before", "after"]
 
 
-@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
-def test_whatever_a_query_raises_reaches_its_caller_and_nobody_waits_forever(
-    store: PostgresStore, error: type[BaseException]
-) -> None:
-    def query(tx: Tx) -> None:
-        tx.one("SELECT 1")
-        raise error
-
-    before, hears, after = together(store, appending("before"), query, appending("after"))
-    assert isinstance(hears, BaseException)
-    assert (before, after) == ((1, 1), (2, 2))
-    with pytest.raises((error, RuntimeError)):
-        store.read_now(query)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, RecursionError])
 def test_whatever_a_query_raises_the_writer_and_the_readers_live_on(
     store: PostgresStore, error: type[BaseException]
@@ -239,46 +205,6 @@ def test_writes_of_one_thread_happen_in_the_order_of_their_submission_however_su
     assert len(seen) == 180
     for n in range(6):
         assert [body for body in seen if body.startswith(f"loop {n} ")] == [f"loop {n} {i}" for i in range(30)]
-
-
-def test_a_cancelled_write_settles_before_the_cancellation_arrives(store: PostgresStore) -> None:
-    async def main() -> None:
-        gate = Gate()
-
-        async def write() -> None:
-            await store.write(lambda tx: (gate.query(tx), appending("kept")(tx)))
-
-        task = asyncio.ensure_future(write())
-        await asyncio.to_thread(gate.entered.wait, PATIENCE)
-        for _ in range(3):
-            task.cancel()
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert not task.done()
-        gate.opened.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert stored(store) == ["kept"]
-
-    asyncio.run(main())
-
-
-def test_an_event_loop_that_is_gone_does_not_kill_the_writer(store: PostgresStore) -> None:
-    gate = Gate()
-    loop = asyncio.new_event_loop()
-
-    async def leave() -> None:
-        store.write(gate.query)
-        store.write(appending("from the closed loop"))
-        store.write(half_done)
-        store.read(threads.find, "t")
-
-    loop.run_until_complete(leave())
-    assert gate.entered.wait(PATIENCE)
-    loop.close()
-    gate.opened.set()
-    store.write_now(appending("from the next one"))
-    assert stored(store) == ["from the closed loop", "from the next one"]
 
 
 def test_a_read_sees_one_moment_though_writes_go_on(store: PostgresStore) -> None:

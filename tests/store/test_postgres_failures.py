@@ -16,22 +16,8 @@ from holdfast.store import postgres, threads
 from holdfast.store.database import Tx
 from holdfast.store.postgres import PostgresStore
 from tests.pooler import pooling
-from tests.postgres import Schema, Server, running, server_for_tests, wait_until
+from tests.postgres import Schema, Server, running, wait_until
 from tests.store.grouping import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
-
-
-@pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
-
-
-@pytest.fixture
-def admin(where: Schema) -> Iterator[Admin]:
-    made = Admin(where.dsn)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -18,20 +18,6 @@ from tests.pooler import pooling
 from tests.postgres import Schema, Server, running, server_for_tests, wait_until
 from tests.store import child
 from tests.store.grouping import PATIENCE, Admin, appending, named, opened, rows, stored
-
-
-@pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
-
-
-@pytest.fixture
-def admin(where: Schema) -> Iterator[Admin]:
-    made = Admin(where.dsn)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ from tests.store.grouping import Admin, appending, named, opened, stored
 
 
 @pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
-
-
-@pytest.fixture
 def empty() -> Iterator[str]:
     """The DSN of a database without anything in it."""
     made = server_for_tests().fresh_database()

@@ -17,15 +17,8 @@ from holdfast.store.database import Job, Tx
 from holdfast.store.postgres import PostgresStore
 from tests import pooler as pooler_module
 from tests.pooler import Pooler, pooling
-from tests.postgres import Schema, Server, running, server_for_tests, wait_until
+from tests.postgres import Schema, Server, running, wait_until
 from tests.store.grouping import PATIENCE, Admin, appending, named, opened, rows, stored, together
-
-
-@pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
 
 
 @pytest.fixture

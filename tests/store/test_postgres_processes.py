@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,20 +23,6 @@ OPEN = """
         return places.open_postgres(places.postgres_server(dsn, schema=schema), pool_size=2)
 
 """
-
-
-@pytest.fixture
-def where() -> Iterator[Schema]:
-    made = server_for_tests().fresh_schema()
-    yield made
-    server_for_tests().drop(made)
-
-
-@pytest.fixture
-def admin(where: Schema) -> Iterator[Admin]:
-    made = Admin(where.dsn)
-    yield made
-    made.close()
 
 
 def bodies(where: Schema, thread_id: str = "t") -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from holdfast.errors import HoldfastError, InputError, StoreError, StoreFull, St
 from holdfast.store import sharing, sqlite, threads
 from holdfast.store.database import Tx
 from holdfast.store.sqlite import SQLiteStore
-from holdfast.store.threads import Position, Stored
+from holdfast.store.threads import Position
 from tests.store import child
-
-PATIENCE = 20  # seconds until a test that hangs is a test that fails
+from tests.store.grouping import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 
 
 @pytest.fixture
@@ -39,65 +37,6 @@ def any_store(request: pytest.FixtureRequest, path: Path) -> Iterator[SQLiteStor
     opened = sqlite.open_store(path if request.param == "file" else ":memory:")
     yield opened
     sharing.release(opened)
-
-
-class Gate:
-    """A query that holds the writer, so that what is submitted meanwhile waits and is taken as one group."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    def query(self, tx: Tx) -> str:
-        self.entered.set()
-        assert self.opened.wait(PATIENCE)
-        return "gate"
-
-
-Query = Callable[[Tx], Any]
-Place = tuple[int, int]
-
-
-def together(store: SQLiteStore, *queries: Query) -> list[Any]:
-    """The outcomes of writes that were all waiting when the writer came to them; an exception is an outcome."""
-
-    async def main() -> list[Any]:
-        gate = Gate()
-        held = store.write(gate.query)
-        await asyncio.to_thread(gate.entered.wait, PATIENCE)
-        writes = [store.write(query) for query in queries]
-        gate.opened.set()
-        done, pending = await asyncio.wait([held, *writes], timeout=PATIENCE)
-        assert not pending, f"{len(pending)} of {len(done) + len(pending)} writes never got an outcome"
-        outcomes = [write.exception() or write.result() for write in (held, *writes)]
-        assert outcomes[0] == "gate"
-        return outcomes[1:]
-
-    return asyncio.run(main())
-
-
-def appending(body: str, thread_id: str = "t") -> Query:
-    def query(tx: Tx) -> Place:
-        return place(threads.append(tx, thread_id, rows(body)))
-
-    return query
-
-
-def place(position: Position) -> Place:
-    """The end of a thread and how often it was written."""
-    return position.head, position.version
-
-
-def rows(*bodies: str) -> list[Stored]:
-    return [Stored("id", "user", body) for body in bodies]
-
-
-def stored(store: SQLiteStore, thread_id: str = "t") -> list[str]:
-    row = store.read_now(threads.find, thread_id)
-    if row is None:
-        return []
-    page = store.read_now(threads.page, row.branch, after=0, upto=row.head, limit=10**6)
-    return [body for _, body in page]
 
 
 def wal_commits(path: Path) -> int:
@@ -203,18 +142,6 @@ def test_neighbours_of_a_write_that_loses_the_transaction_are_run_again(any_stor
     assert any_store.write_now(appending("later")) == (5, 5)
 
 
-@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
-def test_whatever_a_query_raises_reaches_its_caller_and_nobody_waits_forever(
-    store: SQLiteStore, error: type[BaseException]
-) -> None:
-    def query(tx: Tx) -> None:
-        raise error
-
-    before, hears, after = together(store, appending("before"), query, appending("after"))
-    assert isinstance(hears, BaseException)
-    assert (before, after) == ((1, 1), (2, 2))
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, RecursionError])
 def test_whatever_a_query_raises_the_writer_and_the_readers_live_on(
     any_store: SQLiteStore, error: type[BaseException]
@@ -290,32 +217,6 @@ def test_another_process_sees_a_write_when_its_outcome_arrives(store: SQLiteStor
         assert watch.ask() == "101"
 
 
-def test_a_cancelled_write_settles_before_the_cancellation_arrives(store: SQLiteStore) -> None:
-    async def main() -> None:
-        gate = Gate()
-
-        def query(tx: Tx) -> Position:
-            gate.query(tx)
-            return threads.append(tx, "t", rows("kept"))
-
-        async def write() -> None:
-            await store.write(query)
-
-        task = asyncio.ensure_future(write())
-        await asyncio.to_thread(gate.entered.wait, PATIENCE)
-        for _ in range(3):
-            task.cancel()
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert not task.done()
-        gate.opened.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert stored(store) == ["kept"]
-
-    asyncio.run(main())
-
-
 def test_a_cancelled_group_of_writes_settles_before_the_cancellation_arrives(store: SQLiteStore) -> None:
     async def main() -> None:
         gate = Gate()
@@ -345,24 +246,6 @@ def test_a_cancelled_group_of_writes_settles_before_the_cancellation_arrives(sto
         assert await held == "gate"
 
     asyncio.run(main())
-
-
-def test_an_event_loop_that_is_gone_does_not_kill_the_writer(store: SQLiteStore) -> None:
-    gate = Gate()
-    loop = asyncio.new_event_loop()
-
-    async def leave() -> None:
-        store.write(gate.query)
-        store.write(threads.append, "t", rows("from the closed loop"))
-        store.write(roll_back_and_raise)
-        store.read(threads.find, "t")
-
-    loop.run_until_complete(leave())
-    assert gate.entered.wait(PATIENCE)
-    loop.close()
-    gate.opened.set()
-    store.write_now(threads.append, "t", rows("from the next one"))
-    assert stored(store) == ["from the closed loop", "from the next one"]
 
 
 def test_many_event_loops_and_threads_use_one_store_at_once(any_store: SQLiteStore) -> None:
