@@ -11,7 +11,7 @@ import itertools
 import time
 
 from bench import append_postgres
-from bench.measure import alternate, message, raw_append, raw_database, report, scratch
+from bench.measure import alternate, append_rate, message, raw_append, raw_database, report, scratch
 from holdfast import clock
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.messages import encode
@@ -39,17 +39,9 @@ def _sqlite() -> None:
                 raw_append(raw, f"{turn}-{i % 64}", "user", encode(said), clock.now())
             return 1_000 / (time.perf_counter() - started)
 
-        async def ours(threads: int, each: int) -> float:
-            async def writer(thread: str) -> None:
-                for _ in range(each):
-                    await cp.append(thread, said)
-
-            turn = next(rounds)
-            started = time.perf_counter()
-            await asyncio.gather(*(writer(f"{turn}-{i}") for i in range(threads)))
-            return threads * each / (time.perf_counter() - started)
-
-        base, one, many = alternate(7, raw_rate, lambda: runner.run(ours(1, 1_000)), lambda: runner.run(ours(64, 100)))
+        base, one, many = alternate(
+            7, raw_rate, lambda: runner.run(append_rate(cp, 1, 1_000)), lambda: runner.run(append_rate(cp, 64, 100))
+        )
         report("append, 1 at a time", f"{one:,.0f}/s, raw {base:,.0f}/s", one / base, 0.55, at_least=True)
         report("append, 64 at a time", f"{many:,.0f}/s, raw {base:,.0f}/s", many / base, 7, at_least=True)
 

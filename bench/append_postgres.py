@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from bench.measure import alternate, message, report
+from bench.measure import alternate, append_rate, message, report
 from holdfast import clock
 from holdfast.checkpointer import PostgresCheckpointer
 from holdfast.messages import encode
@@ -34,22 +34,12 @@ def main() -> None:
         runner = ends.enter_context(asyncio.Runner())
         cp = runner.run(PostgresCheckpointer(dsn, schema="bench").open())
         ends.callback(lambda: runner.run(cp.close()))
-        said, rounds = message(), itertools.count()
-
-        async def ours(threads: int, each: int) -> float:
-            async def writer(thread: str) -> None:
-                for _ in range(each):
-                    await cp.append(thread, said)
-
-            turn = next(rounds)
-            started = time.perf_counter()
-            await asyncio.gather(*(writer(f"{turn}-{i}") for i in range(threads)))
-            return threads * each / (time.perf_counter() - started)
-
-        bare, base, one = alternate(5, raw.in_one_statement, raw.one_at_a_time, lambda: runner.run(ours(1, 500)))
+        bare, base, one = alternate(
+            5, raw.in_one_statement, raw.one_at_a_time, lambda: runner.run(append_rate(cp, 1, 500))
+        )
         report("append, 1 at a time", f"{one:,.0f}/s, raw {base:,.0f}/s", one / base, 0.6, at_least=True)
         print(f"  (raw in autocommit, which saves it two round trips: {bare:,.0f}/s, {one / bare:.2f} x)")
-        base, many = alternate(5, raw.many_at_a_time, lambda: runner.run(ours(64, 50)))
+        base, many = alternate(5, raw.many_at_a_time, lambda: runner.run(append_rate(cp, 64, 50)))
         report("append, 64 at a time", f"{many:,.0f}/s, raw {base:,.0f}/s", many / base, 0.8, at_least=True)
 
 

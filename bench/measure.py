@@ -7,13 +7,17 @@ Figures are ratios within one run. The machine is noisy, so what is compared alt
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import apsw
 
+from holdfast.checkpointer import Checkpointer
 from holdfast.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
 from holdfast.store.sharing import release
 from holdfast.store.sqlite import open_store
@@ -101,6 +105,22 @@ def raw_append_many(connection: apsw.Connection, thread: str, rows: Sequence[tup
         ((branch, seq, role, body) for seq, (role, body) in enumerate(rows, 1)),
     )
     connection.execute("COMMIT")
+
+
+async def append_rate(cp: Checkpointer, threads: int, each: int) -> float:
+    """Appends a second, to so many new threads at once."""
+    said, turn = message(), next(_turns)
+
+    async def writer(thread: str) -> None:
+        for _ in range(each):
+            await cp.append(thread, said)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(writer(f"{turn}-{i}") for i in range(threads)))
+    return threads * each / (time.perf_counter() - started)
+
+
+_turns = itertools.count()
 
 
 def alternate(rounds: int, *measures: Callable[[], float]) -> list[float]:
