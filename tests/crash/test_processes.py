@@ -93,9 +93,11 @@ def processes(place: Place, *scenes: str, lease_seconds: float = 30.0) -> Iterat
         yield children
     finally:
         for child in children:
-            if child.process.poll() is None:
-                child.process.kill()
-                child.process.communicate()
+            child.process.kill()
+            child.process.wait()
+            for pipe in (child.process.stdin, child.process.stdout, child.process.stderr):
+                with contextlib.suppress(BrokenPipeError):  # nobody reads any more what was told
+                    pipe.close()  # type: ignore[union-attr]
 
 
 def load(place: Place, thread_id: str) -> Thread:
