@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import secrets
 import threading
@@ -34,6 +33,7 @@ from holdfast.store.postgres_news import News
 from holdfast.store.postgres_server import (
     Connection,
     Server,
+    abandon,
     has_lost_a_statement,
     is_forbidden,
     is_lost,
@@ -135,11 +135,9 @@ class _Session:
                 connection.close()
 
     def abandon(self) -> None:
-        """In a child process: close its copy of the socket without a word to the server."""
+        """In a child process: the connection is the parent's."""
         if self._connection is not None:
-            _inherited.append(self._connection)
-            with contextlib.suppress(psycopg.Error, OSError):
-                os.close(self._connection.fileno())
+            abandon(self._connection)
 
 
 def _prepare(connection: Connection) -> None:
@@ -150,9 +148,6 @@ def _prepare(connection: Connection) -> None:
     if hasattr(connection._prepared, "_prepared_idx"):
         connection._prepared._prepared_idx = secrets.randbits(60)
         connection.prepare_threshold = _PREPARE_AFTER
-
-
-_inherited: list[Connection] = []  # never to be closed here: the server would take it for the parent's goodbye
 
 
 class _Patience:

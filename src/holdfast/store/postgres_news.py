@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -20,7 +19,7 @@ from collections.abc import Hashable
 
 import psycopg
 
-from holdfast.store.postgres_server import Connection, Selector, Server
+from holdfast.store.postgres_server import Connection, Selector, Server, abandon
 
 _GATHER = 0.02  # seconds in which commits share an announcement
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
@@ -76,9 +75,7 @@ class News:
         self._closing = threading.Event()
         self._closing.set()
         if self._connection is not None:
-            _inherited.append(self._connection)
-            with contextlib.suppress(psycopg.Error, OSError):
-                os.close(self._connection.fileno())
+            abandon(self._connection)
         if self._wake is not None:
             for end in self._wake:
                 end.close()
@@ -153,6 +150,3 @@ class News:
             selector.register(connection, selectors.EVENT_READ)
             if any(key.fileobj is wake for key, _ in selector.select(seconds)):
                 wake.recv(4096)
-
-
-_inherited: list[Connection] = []

@@ -5,8 +5,10 @@ Nothing that is shown to people carries a password, and errors are recognised by
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
 import re
 import selectors
 from collections.abc import Callable
@@ -109,6 +111,16 @@ class Server:
             ours = StoreError(f"Postgres could not work on {self.name!r}: {_first_line(error)}")
         ours.__cause__ = error
         return ours
+
+
+def abandon(connection: Connection) -> None:
+    """In a child process: close its copy of the socket without a word to the server."""
+    _inherited.append(connection)
+    with contextlib.suppress(psycopg.Error, OSError):
+        os.close(connection.fileno())
+
+
+_inherited: list[Connection] = []  # never to be closed here: the server would take it for the parent's goodbye
 
 
 def is_lost(error: BaseException) -> bool:
