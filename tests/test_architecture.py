@@ -29,12 +29,15 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"record", "models", "values", "ground"},
     ),
     "record": (
-        {"journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"},
+        {
+            *("journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"),
+            *("rows", "versions", "pruning"),
+        },
         {"store", "values", "ground"},
     ),
     "models": ({"providers", "reply"}, {"values", "ground"}),
     "store": ({"store"}, {"ground"}),
-    "values": ({"messages", "events", "results", "decisions", "prompts"}, {"ground"}),
+    "values": ({"messages", "events", "results", "decisions", "prompts", "checkpoints"}, {"ground"}),
     "ground": ({"errors", "signals", "clock", "owners", "schemas", "telemetry"}, set()),
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.calling import Patience, Route
-from holdfast.checkpointer import Checkpointer, encode_extra
+from holdfast.checkpointer import Checkpointer
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
@@ -32,6 +32,7 @@ from holdfast.output import Output
 from holdfast.prompts import Prompt, as_prompts, single
 from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
+from holdfast.rows import encode_extra
 from holdfast.setup import Limits, Setup
 from holdfast.stream import Backlog, EventStream
 from holdfast.thread_journal import ThreadJournal

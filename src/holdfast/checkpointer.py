@@ -13,66 +13,70 @@ import abc
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias, get_args
+from typing import Any, NamedTuple, Self
 
-from holdfast import clock, watching
+from holdfast import clock, pruning, versions, watching
+from holdfast.checkpoints import (
+    Checkpoint,
+    CheckpointBackend,
+    CheckpointMetadata,
+    Difference,
+    Erased,
+    Pruned,
+    Retention,
+    Tree,
+    keep_age,
+    keep_last,
+    keep_tagged,
+)
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
 from holdfast.inbox import Receipt, Waiting, id_of
 from holdfast.leasing import checked_wait, is_gone, patiently
-from holdfast.messages import (
-    AssistantMessage,
-    Message,
-    Note,
-    UserMessage,
-    checked_dumps,
-    decode,
-    encode,
-    from_value,
-    stamped,
-)
+from holdfast.messages import Message, UserMessage, decode, stamped
 from holdfast.prompts import single
-from holdfast.store import inbox, leases, places, sharing, sqlite, threads, tool_calls
-from holdfast.store.database import Store, Tx, in_thread
+from holdfast.rows import (
+    PAGE,
+    Appendable,
+    Thread,
+    checked_count,
+    checked_id,
+    encode_extra,
+    listed,
+    load,
+    storable,
+    stored,
+)
+from holdfast.store import checkpoints, deleting, forks, inbox, leases, places, sharing, sqlite, threads, tool_calls
+from holdfast.store.database import Store, in_thread
 from holdfast.store.leases import Visit
 from holdfast.store.places import exists, is_dsn
 from holdfast.store.sqlite_file import check_durability
-from holdfast.store.threads import Position, Stored, ThreadInfo
+from holdfast.store.threads import ThreadInfo
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointBackend",
+    "CheckpointMetadata",
     "Checkpointer",
+    "Difference",
+    "Erased",
     "PostgresCheckpointer",
+    "Pruned",
+    "Retention",
     "SQLiteCheckpointer",
     "Thread",
     "ThreadInfo",
     "ToolCallRecord",
+    "Tree",
     "checkpointer_for",
     "exists",
+    "keep_age",
+    "keep_last",
+    "keep_tagged",
 ]
-
-Appendable: TypeAlias = Message | dict[str, Any]
-
-_MESSAGES = frozenset(get_args(Message))
-_PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
-
-
-class Thread(NamedTuple):
-    """A thread as it was loaded.
-
-    `partial` is what has arrived of a reply that is not whole: its run goes on elsewhere, or was interrupted. The rest
-    is for the agent: the messages' places in the log, where the thread stands, and the run that has not ended.
-    """
-
-    messages: list[Message]
-    extra: dict[str, Any]
-    partial: AssistantMessage | None = None
-    seqs: Sequence[int] = ()
-    position: Position = Position(0, 0)
-    run_id: str | None = None
-    unledgered: int = 0
-    mail: int = 0
 
 
 class ToolCallRecord(NamedTuple):
@@ -164,7 +168,7 @@ class Checkpointer(abc.ABC):
 
         While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
         """
-        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else _listed(messages)
+        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else listed(messages)
         rows = [stored(message) for message in given]
         thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
         if not rows:
@@ -248,9 +252,9 @@ class Checkpointer(abc.ABC):
         found: list[ToolCallRecord] = []
         after = 0
         while True:
-            rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=_PAGE)
+            rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=PAGE)
             found += [ToolCallRecord(row[1], row[2], json.loads(row[3]) or {}, *row[4:]) for row in rows]
-            if len(rows) < _PAGE:
+            if len(rows) < PAGE:
                 return found
             after = rows[-1][0]
 
@@ -262,8 +266,7 @@ class Checkpointer(abc.ABC):
 
     async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
         """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
-        if not isinstance(limit, int) or not 0 <= limit < 2**63:
-            raise InputError(f"limit must be a number from 0 up, got {limit!r}")
+        checked_count("limit", limit)
         if isinstance(before, str):
             known = await self.store.read(threads.info, checked_id(before))
             if known is None:
@@ -272,6 +275,115 @@ class Checkpointer(abc.ABC):
         elif not isinstance(before, ThreadInfo | None):
             raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
         return await self.store.read(threads.recent, limit=limit, before=before)
+
+    # --- versions -----------------------------------------------------------------------------------------------------
+
+    async def put(self, checkpoint: Checkpoint, *, wait: float = 0) -> str:
+        """Store a checkpoint, and of its messages those that the thread does not hold yet; returns its id.
+
+        Messages that go on from the thread's are appended to it. Messages that differ become a branch, which the thread
+        goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
+        """
+        seconds, store = checked_wait(wait), self.store
+        thread = await versions.put(store, checkpoint, seconds)
+        if thread.ttl is not None:
+            await pruning.prune(store, thread.id, pruning.decoded(thread.ttl))
+        return checkpoint.metadata.checkpoint_id
+
+    async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None:
+        """A checkpoint with all its messages, or None. Without a thread id, it must be the only one of its name."""
+        name, store = versions.checked_checkpoint_id(checkpoint_id), self.store
+        thread = await store.read(checkpoints.thread_with, name) if thread_id is None else checked_id(thread_id)
+        return None if thread is None else await versions.get(store, thread, name)
+
+    async def get_latest(self, thread_id: str) -> Checkpoint | None:
+        """The thread's checkpoint with the highest step, or None."""
+        return await versions.get(self.store, checked_id(thread_id), None)
+
+    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+        """The latest checkpoint of each thread that has any, the newest first."""
+        limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+        rows = await self.store.read(checkpoints.recent, limit=limit, offset=offset)
+        return [versions.metadata_of(thread_id, row) for thread_id, row in rows]
+
+    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
+        """The thread's checkpoints, the highest step first."""
+        limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+        rows = await self.store.read(checkpoints.listed, checked_id(thread_id), limit=limit, offset=offset)
+        return [versions.metadata_of(thread_id, row) for row in rows]
+
+    async def fork(
+        self, thread_id: str, at: str | int | None = None, *, new_id: str | None = None, user_id: str | None = None
+    ) -> str:
+        """A new thread that shares the past of this one: up to a checkpoint, a seq, or its head. Returns its id.
+
+        Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
+        same user, unless `user_id` says otherwise.
+        """
+        new = clock.new_id() if new_id is None else checked_id(new_id)
+        point = None if at is None else versions.checked_at(at, "at")
+        owner = None if user_id is None else checked_id(user_id, "a user id")
+        await self.store.write(forks.fork, checked_id(thread_id), new, point, owner=owner)
+        return new
+
+    async def rewind(self, thread_id: str, to: str | int, *, wait: float = 0) -> str | None:
+        """Let the thread go on from an earlier checkpoint or seq.
+
+        Nothing is removed: what came after stays in the tree. Returns the id of the checkpoint that holds where the
+        thread stood (made if there was none), so that rewinding to that one undoes this.
+        """
+        point, thread, store = versions.checked_at(to, "to"), checked_id(thread_id), self.store
+        left = versions.left_behind(f"where the thread stood before it was rewound to {to!r}")
+        return await patiently(
+            lambda over: store.write(forks.rewind, thread, point, left=left, by=Visit(over)), checked_wait(wait)
+        )
+
+    async def tree(self, thread_id: str) -> Tree | None:
+        """The thread with its checkpoints, what rewinds have left, and its forks with theirs; None if it is unknown."""
+        return await versions.tree(self.store, checked_id(thread_id))
+
+    async def diff(self, a: str, b: str) -> Difference:
+        """Where two threads part."""
+        return await versions.diff(self.store, checked_id(a), checked_id(b))
+
+    # --- removing -----------------------------------------------------------------------------------------------------
+
+    async def delete_before(self, thread_id: str, before_step: int) -> int:
+        """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
+        step = checked_count("before_step", before_step)
+        keys = await self.store.read(deleting.below, checked_id(thread_id), step)
+        await pruning.drop(self.store, thread_id, keys)
+        return len(keys)
+
+    async def delete_thread(self, thread_id: str, *, wait: float = 0) -> int:
+        """Delete the thread with all that belongs to it; returns how many checkpoints it had.
+
+        Forks keep the past that they share. As `append` while a run is going on.
+        """
+        return await pruning.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
+
+    async def prune(self, thread_id: str | None = None, keep: Retention | None = None) -> Pruned:
+        """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
+
+        `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
+        keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
+        """
+        if thread_id is None and keep is None:
+            return await pruning.prune_mortals(self.store)
+        return await pruning.prune(self.store, checked_id(thread_id or ""), pruning.checked(keep))
+
+    async def set_ttl(self, thread_id: str, days: float | None, keep: Retention | None = None) -> None:
+        """Let the thread's checkpoints go by themselves when they are so many days old; None ends that.
+
+        The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
+        and when `prune()` is called.
+        """
+        text = None
+        if days is not None:
+            text = pruning.encoded(
+                keep_age(days) | keep_last(1) | (Retention() if keep is None else pruning.checked(keep))
+            )
+        await self.store.write(deleting.set_ttl, checked_id(thread_id), text)
 
 
 class SQLiteCheckpointer(Checkpointer):
@@ -341,93 +453,3 @@ def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpoin
     if is_dsn(place):
         return PostgresCheckpointer(os.fspath(place), **options)
     return SQLiteCheckpointer(place, **options)
-
-
-async def load(store: Store, thread_id: str) -> Thread | None:
-    """Read and decode a thread page by page on a reader's thread: a long one does not stall the event loop."""
-    row = await store.read(threads.find, thread_id)
-    if row is None:
-        return None
-    messages: list[Message] = []
-    seqs: list[int] = []
-    after = 0
-    while True:
-        page = await store.read(_decoded_page, row.branch, after=after, upto=row.head)
-        seqs.extend(seq for seq, _ in page)
-        messages.extend(message for _, message in page)
-        if len(page) < _PAGE:
-            break
-        after = seqs[-1]
-    position = Position(row.head, row.version, row.branch)
-    partial = None if row.partial is None else decode(row.partial)
-    assert isinstance(partial, AssistantMessage | None)
-    return Thread(messages, json.loads(row.extra), partial, seqs, position, row.run, row.unledgered, row.mail)
-
-
-def _decoded_page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
-    rows = threads.page(tx, branch, after=after, upto=upto, limit=_PAGE)
-    return [(seq, decode(body)) for seq, body in rows]
-
-
-def stored(message: Appendable) -> Stored:
-    """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
-    if isinstance(message, dict):
-        message = from_value(message)
-    elif type(message) not in _MESSAGES:
-        raise InputError(
-            f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
-        )
-    if isinstance(message, Note):
-        return Stored(clock.new_id(), storable(message.role), encode(message))
-    return Stored(storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
-
-
-def _listed(messages: object) -> list[Any]:
-    """One message, or whatever gives several."""
-    if isinstance(messages, Iterable) and not isinstance(messages, str | dict):
-        return list(messages)
-    return [messages]
-
-
-def storable(text: str) -> str:
-    """Text that any database takes in a column; the body keeps the original."""
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-def checked_id(thread_id: str) -> str:
-    if not isinstance(thread_id, str) or not thread_id:
-        raise InputError(f"a thread id must be a string with at least one character, got {thread_id!r}")
-    if "\0" in thread_id or (not thread_id.isascii() and _has_surrogates(thread_id)):
-        raise InputError(f"a thread id cannot contain NUL or lone surrogates, got {thread_id!r}")
-    return thread_id
-
-
-def encode_extra(extra: dict[str, Any]) -> str:
-    """The extra as JSON text; what JSON cannot hold is named by its key."""
-    if extra == {}:  # most threads have none, and each run asks three times
-        return "{}"
-    if not isinstance(extra, dict):
-        raise InputError(f"extra must be a dict, got {type(extra).__name__}: {extra!r:.80}")
-    try:
-        return checked_dumps(extra)
-    except (TypeError, ValueError, RecursionError):
-        pass
-    for key, value in extra.items():
-        try:
-            checked_dumps({key: value})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"extra[{key!r}] cannot be stored as JSON: {error}; use strings, numbers, booleans, None, lists and "
-                f"dicts with string keys, got {type(value).__name__}"
-            ) from error
-    raise InputError("extra cannot be stored as JSON")
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

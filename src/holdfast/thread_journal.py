@@ -13,12 +13,13 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from holdfast import clock, owners, recovery
-from holdfast.checkpointer import Checkpointer, Thread, checked_id, encode_extra, load, storable, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
+from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
 from holdfast.store import inbox, keeper, threads, tool_calls
 from holdfast.store.keeper import Keeper

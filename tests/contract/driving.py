@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from holdfast import Agent, ToolCall, UserMessage, owners, tool
-from holdfast.checkpointer import Checkpointer, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import StoreFull
 from holdfast.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
 from holdfast.messages import Message, stamped
 from holdfast.providers.base import Provider, Request
 from holdfast.providers.scripted import Step
+from holdfast.rows import stored
 from holdfast.signals import Signal
 from holdfast.store import threads
 from holdfast.store.database import Row, Store, Tx

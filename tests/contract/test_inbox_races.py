@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from holdfast import Middleware, ToolCall, UserMessage
-from holdfast.checkpointer import Checkpointer, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import StoreFull
 from holdfast.events import Event, TurnEnd
 from holdfast.inbox import Receipt
 from holdfast.messages import stamped
 from holdfast.providers.base import Request
+from holdfast.rows import stored
 from holdfast.store import inbox, threads
 from holdfast.store.database import Store, Tx
 from holdfast.store.leases import Claim

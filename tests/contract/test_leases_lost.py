@@ -22,7 +22,7 @@ from holdfast import (
     owners,
     tool,
 )
-from holdfast.checkpointer import Checkpointer, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     LeaseLost,
     StoreError,
@@ -33,6 +33,7 @@ from holdfast.events import AgentEnd, MessageEnd, TurnEnd
 from holdfast.messages import encode, stamped
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
+from holdfast.rows import stored
 from holdfast.store import inbox, leases, threads, tool_calls
 from holdfast.store.database import Tx
 from holdfast.store.leases import Claim, Held, Lease

@@ -11,7 +11,7 @@ from holdfast import (
     ToolCall,
     UserMessage,
 )
-from holdfast.checkpointer import Checkpointer, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     NothingToContinue,
     ProviderError,
@@ -19,6 +19,7 @@ from holdfast.errors import (
 from holdfast.events import MessageEnd
 from holdfast.messages import stamped
 from holdfast.providers.scripted import ScriptedProvider
+from holdfast.rows import stored
 from holdfast.store import threads
 from tests.conftest import Database
 from tests.contract.driving import (

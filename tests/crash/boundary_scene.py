@@ -26,7 +26,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast import Agent, Model, ToolCall, clock
-from holdfast.checkpointer import Checkpointer, stored
+from holdfast.checkpointer import Checkpointer
 from holdfast.decisions import Ask, Pending
 from holdfast.errors import AnswerNeeded, InputError, ThreadBusy
 from holdfast.events import (
@@ -52,6 +52,7 @@ from holdfast.messages import AssistantMessage, Message, UserMessage, dumps
 from holdfast.middleware import HookContext
 from holdfast.providers.base import Request
 from holdfast.results import RunResult, ToolResult
+from holdfast.rows import stored
 from holdfast.signals import Signal
 from holdfast.store import threads
 from holdfast.store.database import Store, Tx

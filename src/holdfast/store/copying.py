@@ -76,7 +76,8 @@ TABLES = (
         ("namespace", "id"),
         (
             *("branch", "head", "version", "message_count", "extra", "created_at", "updated_at"),
-            *("lease_epoch", "lease_abort", "run", "unledgered"),
+            *("lease_epoch", "lease_abort", "run", "unledgered", "line", "latest", "latest_at", "origin", "origin_seq"),
+            *("owner", "ttl"),
         ),
         long=("extra",),
         # A lease belongs to a process of the source. In the target it would only keep everybody out; the epoch goes
@@ -90,7 +91,7 @@ TABLES = (
         "messages",
         ("key",),
         ("branch", "seq"),
-        ("id", "role", "body", "created_at"),
+        ("id", "role", "body", "created_at", "plain"),
         long=("body",),
         parents=(_BRANCH,),
         parked="seq = -key",
@@ -116,6 +117,26 @@ TABLES = (
         parents=(_THREAD,),
     ),
     Table("partials", ("thread",), (), ("body", "saved_at"), long=("body",), parents=(_THREAD,)),
+    Table(
+        "checkpoints",
+        ("key",),
+        (),
+        (
+            *("line", "id", "step", "version", "parent", "branch", "seq", "message_count", "about", "body", "extra"),
+            "created_at",
+        ),
+        long=("about", "body", "extra"),
+        parents=(("line", "branches"), _BRANCH),
+    ),
+    Table(
+        "inherited",
+        ("line", "source"),
+        (),
+        ("step", "version", "as_of"),
+        parents=(("line", "branches"), ("source", "branches")),
+    ),
+    Table("hidden", ("line", "checkpoint"), (), (), parents=(("line", "branches"), ("checkpoint", "checkpoints"))),
+    Table("floors", ("key",), (), ("value",)),
 )
 
 

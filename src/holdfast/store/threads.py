@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from holdfast.errors import ThreadMoved
@@ -21,10 +22,19 @@ from holdfast.store.leases import By, Visit
 ANY = -1  # whatever the thread's version is
 VISITOR = Visit()  # the usual one, who writes over nobody's lease
 
-_END = 2**62
+END = 2**62  # behind the last seq that there can be
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
 _MAIL = (
     "COALESCE((SELECT MAX(CASE kind WHEN 'steer' THEN 2 ELSE 1 END) FROM inbox WHERE inbox.thread = threads.key), 0)"
+)
+# A branch is read along its segments.
+ALONG = (
+    "segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
+    " AND m.seq > :after AND m.seq <= :upto"
+)
+_PAGE = (
+    f"SELECT {{}} FROM {ALONG} WHERE s.branch = :branch AND s.upto_seq > :after"
+    " ORDER BY s.after_seq, m.seq LIMIT :limit"
 )
 
 
@@ -34,6 +44,7 @@ class Stored(NamedTuple):
     id: str
     role: str
     body: str
+    plain: int = 0  # 1: the writer gave JSON of their own, and not one of our messages
 
 
 class Position(NamedTuple):
@@ -57,6 +68,8 @@ class ThreadRow(NamedTuple):
     unledgered: int
     partial: str | None  # what had arrived of a reply
     mail: int
+    created_at: str
+    ttl: str | None
 
 
 class ThreadInfo(NamedTuple):
@@ -94,20 +107,25 @@ def append(
         key, position = row[0], Position(row[1], row[2], row[3])
     else:
         key, position = advance(tx, thread_id, namespace, by, size=size, count=count, expect=expect, release=release)
-    branch, now = position.branch, tx.now()
-    tx.many(
-        "INSERT INTO messages (branch, seq, id, role, body, created_at)"
-        " VALUES (:branch, :seq, :id, :role, :body, :now)",
-        [
-            {"branch": branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
-            for seq, (message_id, role, body) in enumerate(messages, position.head - size + 1)
-        ],
-    )
+    add(tx, position.branch, position.head - size, messages)
     if extra is not None:
-        _set_extra(tx, key, extra)
+        set_extra(tx, key, extra)
     if whole:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     return position
+
+
+def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored]) -> None:
+    """Store messages behind a seq of a branch. Whose turn that is, the caller knows."""
+    now = tx.now()
+    for plain, same in groupby(enumerate(messages, after + 1), key=lambda each: each[1].plain):
+        tx.many(
+            _INSERTS[plain],
+            [
+                {"branch": branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
+                for seq, (message_id, role, body, _) in same
+            ],
+        )
 
 
 def fill(
@@ -136,7 +154,7 @@ def fill(
         if not stored:
             raise ThreadMoved(thread_id)
     if extra is not None:
-        _set_extra(tx, key, extra)
+        set_extra(tx, key, extra)
     return position
 
 
@@ -147,13 +165,13 @@ def save_extra(
     return append(tx, thread_id, [], namespace=namespace, by=by, expect=expect, extra=extra)
 
 
-def _set_extra(tx: Tx, key: int, extra: str) -> None:
+def set_extra(tx: Tx, key: int, extra: str) -> None:
     tx.run("UPDATE threads SET extra = :extra WHERE key = :key", extra=extra, key=key)
 
 
 def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:
     row = tx.one(
-        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}"
+        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl"
         " FROM threads LEFT JOIN partials ON partials.thread = threads.key"
         " WHERE namespace = :namespace AND id = :id",
         namespace=namespace,
@@ -162,17 +180,20 @@ def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:
     return ThreadRow(*row) if row else None
 
 
+def is_at(tx: Tx, thread_id: str, key: int, branch: int, created_at: str, *, namespace: str = "") -> bool:
+    """Whether a thread is still the one that it was, and on the same branch."""
+    row = find(tx, thread_id, namespace=namespace)
+    return row is not None and (row.key, row.branch, row.created_at) == (key, branch, created_at)
+
+
 def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str]]:
     """The next messages of a branch in order, each with its seq: short reads keep the WAL short."""
-    return tx.all(
-        "SELECT m.seq, m.body FROM segments s JOIN messages m"
-        " ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq AND m.seq > :after AND m.seq <= :upto"
-        " WHERE s.branch = :branch AND s.upto_seq > :after ORDER BY s.after_seq, m.seq LIMIT :limit",
-        branch=branch,
-        after=after,
-        upto=upto,
-        limit=limit,
-    )
+    return tx.all(_PAGE.format("m.seq, m.body"), branch=branch, after=after, upto=upto, limit=limit)
+
+
+def page_as_given(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str, int]]:
+    """The same, each with whether it is JSON of its writer's own."""
+    return tx.all(_PAGE.format("m.seq, m.body, m.plain"), branch=branch, after=after, upto=upto, limit=limit)
 
 
 def recent(tx: Tx, *, namespace: str = "", limit: int, before: ThreadInfo | None = None) -> list[ThreadInfo]:
@@ -293,6 +314,9 @@ def advance(
         known = find(tx, thread_id, namespace=namespace)
         if known is None and create:
             _create(tx, namespace, thread_id, tx.now())
+            made = find(tx, thread_id, namespace=namespace)
+            if expect == 0 and made is not None and made.head == 0:  # there was none, as was expected
+                values["expect"] = expect = made.version
         elif known is None or expect not in (ANY, known.version):
             raise ThreadMoved(thread_id)
     return row[0], Position(*row[1:])
@@ -312,6 +336,11 @@ def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
 
 
 _PLAIN_MOVE = _move("", "", False, False)
+_INSERTS = (
+    "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (:branch, :seq, :id, :role, :body, :now)",
+    "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
+    " VALUES (:branch, :seq, :id, :role, :body, :now, 1)",
+)
 _TOUCHES = {
     kind: (
         f"UPDATE threads SET head = head{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
@@ -337,6 +366,12 @@ def _create(tx: Tx, namespace: str, thread_id: str, now: Moment) -> None:
     tx.run(
         "INSERT INTO segments (branch, source, after_seq, upto_seq) VALUES (:branch, :branch, 0, :end)",
         branch=branch[0],
-        end=_END,
+        end=END,
     )
-    tx.run("UPDATE threads SET branch = :branch WHERE key = :key", branch=branch[0], key=row[0])
+    # In a statement of its own: one that was deleted while we waited for its name has left its mark by now.
+    tx.run(
+        "UPDATE threads SET branch = :branch, line = :branch, version = COALESCE((SELECT MAX(value) FROM floors), 0),"
+        " lease_epoch = COALESCE((SELECT MAX(value) FROM floors), 0) WHERE key = :key",
+        branch=branch[0],
+        key=row[0],
+    )

@@ -1,0 +1,90 @@
+"""Retention: which checkpoints stay, and how the others go; and whole threads.
+
+Deleting happens in steps that are transactions of their own. Whatever step is the last one before a crash, the database
+is whole, and the next prune or deletion goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from holdfast.checkpoints import Pruned, Retention
+from holdfast.errors import InputError
+from holdfast.leasing import patiently
+from holdfast.store import deleting
+from holdfast.store.database import Store
+from holdfast.store.leases import Visit
+
+_DROPPED_AT_ONCE = 500
+
+
+def encoded(retention: Retention) -> str:
+    return json.dumps({"last": retention.last, "seconds": retention.seconds, "tags": sorted(retention.tags)})
+
+
+def decoded(text: str) -> Retention:
+    value = json.loads(text)
+    return Retention(value["last"], value["seconds"], frozenset(value["tags"]))
+
+
+def checked(retention: object) -> Retention:
+    if not isinstance(retention, Retention) or retention == Retention():
+        raise InputError(
+            f"a prune needs to know what to keep: keep_last(n), keep_age(days), keep_tagged(...), joined with |; "
+            f"got {retention!r:.80}"
+        )
+    return retention
+
+
+async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
+    """Remove the checkpoints of a thread that need not stay, and the messages that only they led to."""
+    found = await store.read(
+        deleting.doomed, thread_id, last=retention.last, seconds=retention.seconds, tags=retention.tags
+    )
+    messages = await drop(store, thread_id, [key for key, _ in found])
+    rest = await store.write(deleting.collect, thread_id)  # what an interrupted one has left
+    messages += rest.messages + await _collect(store, thread_id, rest.left)
+    return Pruned([name for _, name in found], messages)
+
+
+async def prune_mortals(store: Store) -> Pruned:
+    """Prune each thread that has a time to live."""
+    removed = Pruned([], 0)
+    for thread_id, ttl in await store.read(deleting.mortals):
+        done = await prune(store, thread_id, decoded(ttl))
+        removed = Pruned(removed.checkpoints + done.checkpoints, removed.messages + done.messages)
+    return removed
+
+
+async def drop(store: Store, thread_id: str, keys: Sequence[int]) -> int:
+    """Take checkpoints away, some at a time; returns how many messages went with them."""
+    messages = 0
+    for start in range(0, len(keys), _DROPPED_AT_ONCE):
+        done = await store.write(deleting.drop, thread_id, keys[start : start + _DROPPED_AT_ONCE])
+        messages += done.messages + await _collect(store, thread_id, done.left)
+    return messages
+
+
+async def _collect(store: Store, thread_id: str, left: list[int]) -> int:
+    messages = 0
+    while left:
+        done = await store.write(deleting.collect, thread_id, left)
+        messages, left = messages + done.messages, done.left
+    return messages
+
+
+async def delete_thread(store: Store, thread_id: str, wait: float) -> int:
+    """Delete a thread; returns how many checkpoints it had."""
+    count = await patiently(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
+    await empty_trash(store)
+    return count or 0
+
+
+async def empty_trash(store: Store) -> int:
+    """Remove what deleted threads have left; returns how many messages that were."""
+    messages, has_more = 0, True
+    while has_more:
+        done, has_more = await store.write(deleting.empty_trash)
+        messages += done
+    return messages

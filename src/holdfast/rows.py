@@ -1,0 +1,166 @@
+"""Messages, extras and ids as a database takes them, and a thread as it comes back.
+
+A value that cannot be stored is refused here, before anything is written, with an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+from holdfast import clock
+from holdfast.errors import InputError
+from holdfast.messages import (
+    AssistantMessage,
+    Message,
+    Note,
+    checked_dumps,
+    decode,
+    encode,
+    from_value,
+)
+from holdfast.store import threads
+from holdfast.store.database import Store, Tx
+from holdfast.store.threads import Position, Stored, ThreadRow
+
+Appendable: TypeAlias = Message | dict[str, Any]
+
+PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
+_MESSAGES = frozenset(get_args(Message))
+
+
+class Thread(NamedTuple):
+    """A thread as it was loaded.
+
+    `partial` is what has arrived of a reply that is not whole: its run goes on elsewhere, or was interrupted. The rest
+    is for the agent: the messages' places in the log, where the thread stands, and the run that has not ended.
+    """
+
+    messages: list[Message]
+    extra: dict[str, Any]
+    partial: AssistantMessage | None = None
+    seqs: Sequence[int] = ()
+    position: Position = Position(0, 0)
+    run_id: str | None = None
+    unledgered: int = 0
+    mail: int = 0
+    is_mortal: bool = False  # whether its checkpoints go by themselves when they are old
+
+
+async def load(store: Store, thread_id: str) -> Thread | None:
+    """Read and decode a thread page by page on a reader's thread: a long one does not stall the event loop."""
+    while True:
+        row, pages = await store.read(_first_page, thread_id)
+        if row is None:
+            return None
+        while len(pages[-1]) == PAGE:
+            pages.append(await store.read(_page, row.branch, after=pages[-1][-1][0], upto=row.head))
+        # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
+        if len(pages) == 1 or await store.read(threads.is_at, thread_id, row.key, row.branch, row.created_at):
+            break
+    messages = [message for page in pages for _, message in page]
+    seqs = [seq for page in pages for seq, _ in page]
+    position = Position(row.head, row.version, row.branch)
+    partial = None if row.partial is None else decode(row.partial)
+    assert isinstance(partial, AssistantMessage | None)
+    extra = json.loads(row.extra)
+    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, row.ttl is not None)
+
+
+def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[list[tuple[int, Message]]]]:
+    row = threads.find(tx, thread_id)
+    return row, [] if row is None else [_page(tx, row.branch, after=0, upto=row.head)]
+
+
+def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
+    rows = threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
+    return [(seq, decode(body)) for seq, body in rows]
+
+
+def stored(message: Appendable) -> Stored:
+    """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
+    if isinstance(message, dict):
+        return stored_json(message)
+    if type(message) not in _MESSAGES:
+        raise InputError(
+            f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
+        )
+    if isinstance(message, Note):
+        return Stored(clock.new_id(), storable(message.role), encode(message))
+    return Stored(storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
+
+
+def stored_json(value: Any) -> Stored:
+    """Any JSON as the store takes it: kept as it is, beside what it is taken for when it is read as a message."""
+    body = encode(Note(value))
+    message = from_value(value)
+    name = None if isinstance(message, Note) else message.id
+    return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1)
+
+
+def listed(messages: object) -> list[Any]:
+    """One message, or whatever gives several."""
+    if isinstance(messages, Iterable) and not isinstance(messages, str | dict):
+        return list(messages)
+    return [messages]
+
+
+def storable(text: str) -> str:
+    """Text that any database takes in a column; the body keeps the original."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def checked_id(name: str, what: str = "a thread id") -> str:
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
+    if "\0" in name or (not name.isascii() and _has_surrogates(name)):
+        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
+    return name
+
+
+def checked_count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+        raise InputError(f"{name} must be a number from 0 up (and below 2**53), got {value!r:.80}")
+    return value
+
+
+def encode_extra(extra: dict[str, Any]) -> str:
+    """The extra as JSON text; what JSON cannot hold is named by its key."""
+    if extra == {}:  # most threads have none, and each run asks three times
+        return "{}"
+    if not isinstance(extra, dict):
+        raise InputError(f"extra must be a dict, got {type(extra).__name__}: {extra!r:.80}")
+    return encode_json("extra", extra)
+
+
+def encode_json(name: str, value: Any) -> str:
+    """A value as JSON text; of a dict, what JSON cannot hold is named by its key."""
+    try:
+        return checked_dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        found, wrong, why = _unstorable(name, value, error)
+        raise InputError(
+            f"{found} cannot be stored as JSON: {why}; use strings, numbers, booleans, None, lists and "
+            f"dicts with string keys, got {type(wrong).__name__}"
+        ) from error
+
+
+def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """Which part of a value cannot be stored, and why."""
+    for key, item in value.items() if isinstance(value, dict) else ():
+        try:
+            checked_dumps({key: item})
+        except (TypeError, ValueError, RecursionError) as why:
+            return f"{name}[{key!r}]", item, why
+    return name, value, error
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,228 @@
+"""Branches: the lines along which the log is read, and which parts of it are still read at all.
+
+- A branch reads the log along its segments. A new branch gets those of the one that it leaves, up to the point where it
+  leaves it, and its own behind them: the list stays flat, and no message is touched.
+- A place that was reserved for a tool result and is still empty belongs to both sides: on each, the result of that side
+  goes there. So an empty place becomes the new branch's own.
+- A message is needed while a thread's branch, or a branch that a checkpoint reads, leads past it. `collect` removes the
+  others. Who comes to need a branch holds the row of a thread that needs it already, so nothing can become needed in
+  the meantime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.store.database import Tx
+from holdfast.store.threads import ALONG, END
+
+_OWN = 0  # stands for the branch that is being made
+
+
+class Segment(NamedTuple):
+    """Of `source`, the messages after one seq and up to another."""
+
+    source: int
+    after: int
+    upto: int
+
+
+class Point(NamedTuple):
+    """A position in the log: along which branch, up to where, and how many messages that is."""
+
+    branch: int
+    seq: int
+    messages: int
+
+
+def segments_of(tx: Tx, branch: int, upto: int = END) -> list[Segment]:
+    """The segments of a branch, up to a seq."""
+    rows = tx.all(
+        "SELECT source, after_seq, upto_seq FROM segments WHERE branch = :branch AND after_seq < :upto"
+        " ORDER BY after_seq",
+        branch=branch,
+        upto=upto,
+    )
+    return [Segment(source, after, min(end, upto)) for source, after, end in rows]
+
+
+def count(tx: Tx, branch: int, upto: int) -> int:
+    """How many messages there are up to a seq."""
+    row = tx.one(f"SELECT COUNT(*) FROM {ALONG} WHERE s.branch = :branch", branch=branch, after=0, upto=upto)
+    assert row is not None
+    return int(row[0])
+
+
+def make(tx: Tx, thread: int, point: Point) -> int:
+    """A new branch of a thread that leaves another one at a point."""
+    row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
+    assert row is not None
+    branch: int = row[0]
+    lay(tx, branch, cut(tx, point))
+    return branch
+
+
+def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
+    """Give a branch its segments."""
+    tx.many(
+        "INSERT INTO segments (branch, source, after_seq, upto_seq) VALUES (:branch, :source, :after, :upto)",
+        [
+            {"branch": branch, "source": branch if source == _OWN else source, "after": after, "upto": upto}
+            for source, after, upto in segments
+        ],
+    )
+
+
+def cut(tx: Tx, point: Point) -> list[Segment]:
+    """The segments of a branch that leaves another one at a point."""
+    empty = empty_places(tx, point)
+    pieces: list[Segment] = []
+    for source, after, upto in segments_of(tx, point.branch, point.seq):
+        start = after
+        for place in (place for place in empty if after < place <= upto):
+            pieces += [Segment(source, start, place - 1), Segment(_OWN, place - 1, place)]
+            start = place
+        pieces.append(Segment(source, start, upto))
+    return _joined([*pieces, Segment(_OWN, point.seq, END)])
+
+
+def _joined(pieces: list[Segment]) -> list[Segment]:
+    joined: list[Segment] = []
+    for piece in pieces:
+        if piece.after == piece.upto:
+            continue
+        if joined and joined[-1].source == piece.source and joined[-1].upto == piece.after:
+            joined[-1] = joined[-1]._replace(upto=piece.upto)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def empty_places(tx: Tx, point: Point) -> list[int]:
+    """The places behind the last reply, up to the point, that hold no message. Only there can one still be filled."""
+    if point.messages == point.seq:  # the usual case: no place is empty anywhere
+        return []
+    last = last_reply(tx, point)
+    if last == 0:
+        return []
+    rows = tx.all(
+        f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch", branch=point.branch, after=last, upto=point.seq
+    )
+    taken = {seq for (seq,) in rows}
+    return [seq for seq in range(last + 1, point.seq + 1) if seq not in taken]
+
+
+def last_reply(tx: Tx, point: Point) -> int:
+    """The seq of the last reply up to a point; 0 if there is none."""
+    row = tx.one(
+        f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch AND m.role = 'assistant'"
+        " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
+        branch=point.branch,
+        after=0,
+        upto=point.seq,
+    )
+    return row[0] if row else 0
+
+
+def parting(a: list[Segment], b: list[Segment]) -> int:
+    """The seq up to which two branches read the very same rows."""
+    same = 0
+    for one, other in zip(a, b, strict=False):
+        if one.source != other.source or one.after != other.after:
+            break
+        same = min(one.upto, other.upto)
+        if one.upto != other.upto:
+            break
+    return same
+
+
+# --- what is not needed any more --------------------------------------------------------------------------------------
+
+
+class Collected(NamedTuple):
+    """How many messages were removed, and the branches that are still to be looked at."""
+
+    messages: int
+    left: list[int]
+
+
+def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collected:
+    """Remove what nobody reads any more of these branches, and of those that they were read along."""
+    waiting, removed = sorted(set(candidates)), 0
+    while waiting:
+        if removed >= limit:
+            return Collected(removed, waiting)
+        branch = waiting.pop()
+        if not _is_read(tx, branch):
+            sources = tx.all("SELECT source FROM segments WHERE branch = :branch", branch=branch)
+            tx.run("DELETE FROM segments WHERE branch = :branch", branch=branch)
+            waiting = sorted({*waiting, *(source for (source,) in sources)} - {branch})
+        needed, room = _needed_upto(tx, branch), limit - removed
+        count = _trim(tx, branch, needed, room)
+        removed += count
+        if count == room:  # there may be more of it
+            waiting.append(branch)
+        elif needed == 0:
+            _remove(tx, branch)
+    return Collected(removed, [])
+
+
+def unread(tx: Tx, thread: int) -> list[int]:
+    """The branches of a thread that nothing is read along: left behind, or sources of others."""
+    rows = tx.all(
+        "SELECT b.key FROM branches b JOIN threads t ON t.key = b.thread WHERE b.thread = :thread AND b.key <> t.branch"
+        " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.branch = b.key)",
+        thread=thread,
+    )
+    return [key for (key,) in rows]
+
+
+def _is_read(tx: Tx, branch: int) -> bool:
+    """Whether a thread, or a checkpoint, is read along this branch."""
+    row = tx.one(
+        "SELECT 1 FROM branches b WHERE b.key = :branch AND (EXISTS"
+        " (SELECT 1 FROM threads t WHERE t.key = b.thread AND t.branch = b.key)"
+        " OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.branch = b.key))",
+        branch=branch,
+    )
+    return row is not None
+
+
+def _needed_upto(tx: Tx, source: int) -> int:
+    """The last seq of a branch's own messages that somebody reads; 0 if there is none."""
+    row = tx.one(
+        "SELECT MAX(upto) FROM (SELECT s.upto_seq AS upto FROM segments s JOIN branches b ON b.key = s.branch"
+        " JOIN threads t ON t.key = b.thread AND t.branch = b.key WHERE s.source = :source"
+        " UNION ALL SELECT CASE WHEN c.seq < s.upto_seq THEN c.seq ELSE s.upto_seq END"
+        " FROM segments s JOIN checkpoints c ON c.branch = s.branch"
+        " AND c.seq = (SELECT MAX(seq) FROM checkpoints x WHERE x.branch = s.branch)"
+        " WHERE s.source = :source AND c.seq > s.after_seq) AS needed",
+        source=source,
+    )
+    return (row and row[0]) or 0
+
+
+def _trim(tx: Tx, branch: int, upto: int, limit: int) -> int:
+    """Remove a branch's own messages behind a seq, so many at most."""
+    rows = tx.all(
+        "SELECT key FROM messages WHERE branch = :branch AND seq > :upto ORDER BY seq LIMIT :limit",
+        branch=branch,
+        upto=upto,
+        limit=limit,
+    )
+    tx.many("DELETE FROM messages WHERE key = :key", [{"key": key} for (key,) in rows])
+    tx.run("DELETE FROM tool_calls WHERE branch = :branch AND reply > :upto", branch=branch, upto=upto)
+    return len(rows)
+
+
+def _remove(tx: Tx, branch: int) -> None:
+    """Remove the branch itself, unless it still stands for a line, or others are read along it."""
+    tx.run(
+        "DELETE FROM branches WHERE key = :branch"
+        " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = branches.thread AND :branch IN (t.branch, t.line))"
+        " AND NOT EXISTS (SELECT 1 FROM segments s WHERE s.source = branches.key OR s.branch = branches.key)"
+        " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = branches.key OR c.branch = branches.key)"
+        " AND NOT EXISTS (SELECT 1 FROM inherited i WHERE i.line = branches.key OR i.source = branches.key)",
+        branch=branch,
+    )

@@ -1,0 +1,203 @@
+"""Forks and rewinds: a new branch that leaves another one, and a new line that inherits what was shown there.
+
+A fork is a new thread with them; a rewind gives them to the thread itself. Either costs a few rows, however long the
+thread is. Nothing that existed changes: the other side, or what was left, reads as before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.errors import InputError, NotFound
+from holdfast.store import branches, checkpoints, threads
+from holdfast.store.branches import Point
+from holdfast.store.checkpoints import Anchor, New, Row
+from holdfast.store.database import Tx
+from holdfast.store.leases import By
+from holdfast.store.threads import VISITOR
+
+At = str | int | None
+
+_OPEN_CALL = (
+    "reply, place, call_id, name, arguments, recovery, idempotency_key, run, status, reason, question, answer,"
+    " attempts, asked_at, started_at"
+)
+
+
+class Parting(NamedTuple):
+    """Where a branch leaves another one: the point, the extra there, and which line's checkpoints up to which."""
+
+    point: Point
+    extra: str
+    line: int
+    step: int
+    version: int
+
+
+class Node(NamedTuple):
+    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the keys of its forks."""
+
+    thread: Anchor
+    origin: str | None
+    origin_seq: int | None
+    shown: list[Row]
+    left: list[Row]
+    forks: list[str]
+
+
+def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = None, namespace: str = "") -> None:
+    """A new thread that shares another one's past, up to a checkpoint, a seq or its head."""
+    thread = _held(tx, thread_id, namespace)
+    parting = part(tx, thread, at)
+    if checkpoints.anchor(tx, new_id, namespace=namespace) is not None:
+        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
+    key = threads.key_of(tx, new_id, namespace)
+    new = checkpoints.anchor_of(tx, key)
+    tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
+    branches.lay(tx, new.branch, branches.cut(tx, parting.point))
+    point = parting.point
+    tx.run(
+        "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
+        " origin_seq = :head, owner = :owner, version = CASE WHEN version < :version THEN :version ELSE version END"
+        " WHERE key = :key",
+        head=point.seq,
+        count=point.messages,
+        extra=parting.extra,
+        origin=thread.key,
+        owner=owner or thread.owner,
+        version=thread.version,
+        key=key,
+    )
+    _share_open_calls(tx, point, key, new.branch)
+    _inherit(tx, new.line, parting, thread.version)
+    checkpoints.show_latest(tx, key)
+
+
+def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str | None:
+    """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
+    if checkpoints.anchor(tx, thread_id, namespace=namespace) is None:
+        raise checkpoints.unknown_thread(thread_id)
+    key, _ = threads.advance(tx, thread_id, namespace, by, create=False)
+    thread = checkpoints.anchor_of(tx, key)
+    parting = part(tx, thread, to)
+    name = checkpoints.leave(tx, thread, left)
+    branch = branches.make(tx, key, parting.point)
+    _inherit(tx, branch, parting, thread.version)
+    checkpoints.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
+    checkpoints.show_latest(tx, key)
+    return name
+
+
+def part(tx: Tx, thread: Anchor, at: At) -> Parting:
+    """The point that somebody means."""
+    if at is None:
+        return Parting(thread.point, thread.extra, thread.line, 2**62, 2**62)
+    if isinstance(at, str):
+        found = checkpoints.find(tx, thread, at)
+        if found is None:
+            raise checkpoints.unknown_checkpoint(thread.id, at)
+        line, row = found
+        return Parting(row.point, checkpoints.extra_of(tx, row.key), line, row.step, row.version)
+    if at > thread.head:
+        raise NotFound(f"thread {thread.id!r} has no seq {at}: its head is {thread.head}; choose one from 0 to there")
+    point = Point(thread.branch, at, branches.count(tx, thread.branch, at))
+    last = _last_upto(tx, thread, point)
+    step, version = last.order if last else (-1, 0)
+    return Parting(point, thread.extra, thread.line, step, version)
+
+
+def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
+    """The latest checkpoint whose messages are the first of those up to a point."""
+    path = branches.segments_of(tx, point.branch, point.seq)
+    known = {point.branch: point.seq}
+    for row in checkpoints.shown(tx, thread.line, upto_seq=point.seq):
+        if row.branch not in known:
+            known[row.branch] = branches.parting(path, branches.segments_of(tx, row.branch))
+        if row.seq <= known[row.branch]:
+            return row
+    return None
+
+
+def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
+    """The thread's row, taken: nobody writes to it meanwhile."""
+    row = tx.one(
+        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
+        namespace=namespace,
+        id=thread_id,
+    )
+    if row is None:
+        raise checkpoints.unknown_thread(thread_id)
+    return checkpoints.anchor_of(tx, row[0])
+
+
+def _inherit(tx: Tx, line: int, parting: Parting, as_of: int) -> None:
+    """Let a new line show what another one shows up to the parting."""
+    for source in checkpoints.sources(tx, parting.line):
+        limit = min((source.step, source.version), (parting.step, parting.version))
+        seen = source._replace(step=limit[0], version=limit[1], as_of=min(source.as_of, as_of))
+        if checkpoints.has_any(tx, parting.line, seen):
+            tx.run(
+                "INSERT INTO inherited (line, source, step, version, as_of)"
+                " VALUES (:line, :source, :step, :version, :as_of)",
+                line=line,
+                source=seen.line,
+                step=seen.step,
+                version=seen.version,
+                as_of=seen.as_of,
+            )
+    tx.run(
+        "INSERT INTO hidden (line, checkpoint) SELECT :line, h.checkpoint FROM hidden h WHERE h.line = :old",
+        line=line,
+        old=parting.line,
+    )
+
+
+def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
+    """What the ledger knows of calls that are open at the parting counts on both sides."""
+    empty = branches.empty_places(tx, point)
+    if empty:
+        tx.run(
+            f"INSERT INTO tool_calls (thread, branch, {_OPEN_CALL}) SELECT :thread, :branch, {_OPEN_CALL}"
+            " FROM tool_calls WHERE branch = :old AND reply = :reply AND status IN ('waiting', 'answered', 'started')",
+            thread=thread,
+            branch=branch,
+            old=point.branch,
+            reply=branches.last_reply(tx, point),
+        )
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
+    """A thread as a tree shows it."""
+    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    if thread is None:
+        return None
+    lines = checkpoints.lines(tx, thread.key)
+    shown = [row for row in checkpoints.shown(tx, thread.line) if row.line in lines]
+    known = {row.key for row in shown}
+    left: list[Row] = []
+    for line in lines:
+        fresh = [row for row in checkpoints.shown(tx, line) if row.line in lines and row.key not in known]
+        known.update(row.key for row in fresh)
+        left += fresh
+    origin = tx.one(
+        "SELECT o.id, t.origin_seq FROM threads t JOIN threads o ON o.key = t.origin WHERE t.key = :key", key=thread.key
+    )
+    forks = tx.all("SELECT id FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
+    name, seq = origin or (None, None)
+    return Node(thread, name, seq, shown, left, [fork_id for (fork_id,) in forks])
+
+
+def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[Anchor, Anchor, int]:
+    """Two threads, and the seq up to which they read the very same rows."""
+    found = []
+    for name in (a, b):
+        thread = checkpoints.anchor(tx, name, namespace=namespace)
+        if thread is None:
+            raise checkpoints.unknown_thread(name)
+        found.append(thread)
+    one, other = found
+    paths = [branches.segments_of(tx, thread.branch, thread.head) for thread in found]
+    return one, other, branches.parting(*paths)
