@@ -19,24 +19,26 @@ from typing import Any
 from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import Checkpointer
+from holdfast.checkpoints import Mark
 from holdfast.decisions import Answer, Pending, encode_answer
-from holdfast.errors import AgentBusy, InputError
+from holdfast.errors import AgentBusy, HoldfastError, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from holdfast.journal import Journal, MemoryJournal, pending
 from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
-from holdfast.loop import Run, answer_needed, nothing_to_continue
+from holdfast.loop import Run, answer_needed, nothing_to_continue, one_line
 from holdfast.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from holdfast.middleware import Chain
 from holdfast.output import Output
 from holdfast.prompts import Prompt, as_prompts, single
 from holdfast.providers.base import Model, Provider
 from holdfast.results import RunResult
-from holdfast.rows import encode_extra
+from holdfast.rows import checked_id, encode_extra
 from holdfast.setup import Limits, Setup
 from holdfast.stream import Backlog, EventStream
 from holdfast.thread_journal import ThreadJournal
 from holdfast.tools import Tool
+from holdfast.versions import checked_at
 
 _log = logging.getLogger("holdfast.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("holdfast_runs", default=frozenset())
@@ -89,6 +91,9 @@ class Agent:
 
     `wait` is how many seconds a run waits for a thread that somebody else drives, before it raises `ThreadBusy`.
     `save_partial` is how often what has arrived of a reply is saved, in seconds; None saves only whole replies.
+
+    `checkpoint_every` is "turn", or a number of turns, after which a checkpoint is made by itself. `at` is a checkpoint
+    or a seq of the thread from which this agent starts: on a fork, whose id is `agent.thread_id`.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class Agent:
         listener_timeout: float = 5.0,
         wait: float = 0,
         save_partial: float | None = 1.0,
+        checkpoint_every: str | int | None = None,
+        at: str | int | None = None,
     ) -> None:
         _check_options(tool_mode, system_prompt, limits)
         _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
@@ -124,12 +131,12 @@ class Agent:
             Chain(middleware),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
-            thread_id,
-            user_id,
+            thread_id if at is None else clock.new_id(),
+            None if user_id is None else checked_id(user_id, "a user id"),
+            _checked_every(checkpoint_every, checkpointer),
         )
-        self._journal = _journal(
-            checkpointer, thread_id, inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
-        )
+        modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
+        self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = recovery.ValidHistory(max_result_chars)
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
@@ -137,6 +144,11 @@ class Agent:
         self._run: Run | None = None
         self._error: BaseException | None = None
         self.state = AgentState(self)
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread that this agent drives; with `at=`, the fork that its first run makes."""
+        return self._setup.thread_id
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -213,6 +225,18 @@ class Agent:
         It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
         """
         await self._journal.answer(call_id, encode_answer(answer))
+
+    async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
+        """Make a checkpoint of the thread as it stands, also in the middle of a run; returns its id.
+
+        Without a summary, it is the beginning of what was said last.
+        """
+        if self._run is None:
+            await self.load()
+        said = one_line(recovery.last_reply(self.state.messages)) if summary is None else summary
+        mark = Mark(clock.new_id(), tags, said, {} if state is None else state)
+        await self._journal.mark(mark)
+        return mark.id
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
@@ -303,6 +327,7 @@ class Agent:
                 encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
                 result = await run.go(prompts)
                 span.ran(result)
+            await self._tidied()
             self._error = result.error
             self._report(run, result.stop_reason)
             return result
@@ -316,6 +341,12 @@ class Agent:
             finally:
                 if not ended.done():  # from inside: a task's callbacks would come a round of the event loop later
                     ended.set_result(None)
+
+    async def _tidied(self) -> None:
+        try:
+            await self._journal.tidy()
+        except HoldfastError as error:  # the run has ended, and the next one comes by here too
+            _log.warning("old checkpoints of thread %r could not be pruned: %s", self.thread_id, type(error).__name__)
 
     def _report(self, run: Run, stop_reason: str) -> None:
         thread_id, error = self._setup.thread_id, self._error
@@ -396,7 +427,16 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
     return named
 
 
-def _journal(checkpointer: Checkpointer | None, thread_id: str | None, modes: Modes, wait: float) -> Journal:
+def _journal(
+    checkpointer: Checkpointer | None,
+    thread_id: str | None,
+    setup: Setup,
+    modes: Modes,
+    wait: float,
+    at: str | int | None,
+) -> Journal:
+    if at is not None and (checkpointer is None or thread_id is None):
+        raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")
     if checkpointer is None and thread_id is None:
         return MemoryJournal(modes)
     if checkpointer is None:
@@ -410,7 +450,20 @@ def _journal(checkpointer: Checkpointer | None, thread_id: str | None, modes: Mo
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
-    return ThreadJournal(checkpointer, thread_id, modes, wait)
+    if at is None or setup.thread_id is None:
+        return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
+    origin = (checked_id(thread_id), checked_at(at, "at"))
+    return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
+
+
+def _checked_every(every: object, checkpointer: object) -> int:
+    """After how many turns a checkpoint is made; 0: never."""
+    turns = 1 if every == "turn" else 0 if every is None else every
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < (every is not None):
+        raise InputError(f"checkpoint_every must be 'turn', a number of turns from 1 up, or None; got {every!r:.80}")
+    if turns and checkpointer is None:
+        raise InputError(f"checkpoint_every={every!r} without a checkpointer: pass checkpointer=... and thread_id=...")
+    return turns
 
 
 def _check_options(tool_mode: object, system_prompt: object, limits: object) -> None:

@@ -372,6 +372,12 @@ class Checkpointer(abc.ABC):
             return await pruning.prune_mortals(self.store)
         return await pruning.prune(self.store, checked_id(thread_id or ""), pruning.checked(keep))
 
+    async def tidy(self, thread_id: str) -> None:
+        """Prune one thread by its time to live, if it has one."""
+        thread = await self.store.read(checkpoints.anchor, checked_id(thread_id))
+        if thread is not None and thread.ttl is not None:
+            await pruning.prune(self.store, thread_id, pruning.decoded(thread.ttl))
+
     async def set_ttl(self, thread_id: str, days: float | None, keep: Retention | None = None) -> None:
         """Let the thread's checkpoints go by themselves when they are so many days old; None ends that.
 

@@ -5,7 +5,7 @@ Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), message
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
@@ -44,6 +44,15 @@ class Checkpoint:
     state: Any = field(default_factory=dict)
     tools_result: Any = field(default_factory=dict)
     next_node: str | None = None
+
+
+class Mark(NamedTuple):
+    """A checkpoint of a thread as it stands, which an agent makes."""
+
+    id: str
+    tags: Sequence[str]
+    summary: str
+    state: Any
 
 
 class CheckpointBackend(Protocol):

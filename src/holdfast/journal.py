@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast import recovery
+from holdfast.checkpoints import Mark
 from holdfast.decisions import Pending
+from holdfast.errors import InputError
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from holdfast.rows import encode_extra
@@ -61,8 +63,13 @@ class Journal(Protocol):
     async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
         """Take the lease and, in the same commit, record the messages. Without any, look at what the thread holds."""
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:
-        """Add messages; keep places free behind them for as many tool results."""
+    async def append(
+        self, messages: Sequence[Message], *, reserve: int = 0, release: str = "", mark: Mark | None = None
+    ) -> None:
+        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it."""
+
+    async def mark(self, mark: Mark) -> None:
+        """Make a checkpoint of the thread as it stands."""
 
     def was_recorded(self, place: int) -> bool:
         """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
@@ -115,6 +122,9 @@ class Journal(Protocol):
     def leave(self) -> None:
         """Let go of the lease without waiting: the run was interrupted."""
 
+    async def tidy(self) -> None:
+        """Remove what need not be kept any longer."""
+
 
 class MemoryJournal:
     """For an agent without a checkpointer: the history lives as long as the agent."""
@@ -142,9 +152,19 @@ class MemoryJournal:
     async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:  # noqa: ARG002
         self.messages.extend(messages)
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:  # noqa: ARG002
+    async def append(
+        self,
+        messages: Sequence[Message],
+        *,
+        reserve: int = 0,  # noqa: ARG002
+        release: str = "",  # noqa: ARG002
+        mark: Mark | None = None,  # noqa: ARG002
+    ) -> None:
         self.messages.extend(messages)
         self.entries = {}
+
+    async def mark(self, mark: Mark) -> None:  # noqa: ARG002
+        raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
 
     def was_recorded(self, place: int) -> bool:  # noqa: ARG002
         return True
@@ -209,6 +229,9 @@ class MemoryJournal:
         return release != IF_SILENT or not self.has_mail(stopping=True)
 
     def leave(self) -> None:
+        pass
+
+    async def tidy(self) -> None:
         pass
 
 

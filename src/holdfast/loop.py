@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast import recovery, telemetry
+from holdfast import clock, recovery, telemetry
 from holdfast.calling import ModelCall, as_failure
 from holdfast.calls import Calls
+from holdfast.checkpoints import Mark
 from holdfast.errors import (
     AnswerNeeded,
     HookFailed,
@@ -48,6 +49,8 @@ from holdfast.stream import Publish
 from holdfast.tools import Outcome
 
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
+
+_LINE = 80  # characters of a summary
 
 
 class _NothingToSay(Exception):
@@ -83,6 +86,8 @@ class Run:
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
+        self._replies: int | None = None  # in the whole history, once somebody asks
+        self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
         self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
@@ -174,6 +179,8 @@ class Run:
             reply = await self._ask()
             span.ended_with(reply)
             outcomes = await self._calls.run(reply)
+            if reply.tool_calls and self._is_due and not self._calls.waiting:
+                await self._journal.mark(self._mark(reply))
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
 
@@ -326,12 +333,29 @@ class Run:
                 self._journal.refuse_partial()
                 raise
             message = msgspec.structs.replace(checked, id=began.id)
-        await self._journal.append([message], reserve=len(message.tool_calls), release=self._release_after(message))
+        self._is_due = self._counts_as_due(message)
+        mark = self._mark(message) if self._is_due and not message.tool_calls else None
+        release = self._release_after(message)
+        await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark)
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
         self._publish(MessageEnd(message))
         return message
+
+    def _counts_as_due(self, reply: AssistantMessage) -> bool:
+        """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
+        every = self._setup.checkpoint_every
+        if every == 0 or reply.failed:
+            return False
+        if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
+            said = (message for message in self._journal.messages if isinstance(message, AssistantMessage))
+            self._replies = sum(not message.failed for message in said) if every > 1 else 0
+        self._replies += 1
+        return self._replies % every == 0
+
+    def _mark(self, reply: AssistantMessage) -> Mark:
+        return Mark(clock.new_id(), ["turn"], one_line(reply), {})
 
     def _release_after(self, reply: AssistantMessage) -> str:
         """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
@@ -386,6 +410,16 @@ class Run:
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
+
+
+def one_line(reply: AssistantMessage | None) -> str:
+    """What a reply says, in one line."""
+    if reply is None:
+        return ""
+    text = " ".join(reply.text.split())
+    if not text and reply.tool_calls:
+        text = f"called {', '.join(call.name for call in reply.tool_calls)}"
+    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
 def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:

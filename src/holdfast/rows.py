@@ -46,6 +46,7 @@ class Thread(NamedTuple):
     unledgered: int = 0
     mail: int = 0
     is_mortal: bool = False  # whether its checkpoints go by themselves when they are old
+    owner: str | None = None
 
 
 async def load(store: Store, thread_id: str) -> Thread | None:
@@ -65,7 +66,9 @@ async def load(store: Store, thread_id: str) -> Thread | None:
     partial = None if row.partial is None else decode(row.partial)
     assert isinstance(partial, AssistantMessage | None)
     extra = json.loads(row.extra)
-    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, row.ttl is not None)
+    return Thread(
+        messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, row.ttl is not None, row.owner
+    )
 
 
 def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[list[tuple[int, Message]]]]:

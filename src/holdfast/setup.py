@@ -55,6 +55,7 @@ class Setup(Struct, frozen=True):
     patience: Patience
     thread_id: str | None
     user_id: str | None
+    checkpoint_every: int = 0  # turns; 0: never
 
     async def unless_aborted(self, hook: Coroutine[Any, Any, T], signal: Signal) -> T:
         """A hook may hang; an abort does not wait for it. Without hooks there is nothing to wait for."""

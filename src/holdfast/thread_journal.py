@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from holdfast import clock, owners, recovery
+from holdfast import clock, owners, recovery, versions
 from holdfast.checkpointer import Checkpointer
+from holdfast.checkpoints import Mark
 from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
@@ -21,7 +22,7 @@ from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import inbox, keeper, threads, tool_calls
+from holdfast.store import checkpoints, inbox, keeper, threads, tool_calls
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.threads import Position
@@ -35,7 +36,16 @@ _log = logging.getLogger("holdfast.agent")
 class ThreadJournal:
     """A thread of a store."""
 
-    def __init__(self, checkpointer: Checkpointer, thread_id: str, modes: Modes, wait: float) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        thread_id: str,
+        modes: Modes,
+        wait: float,
+        *,
+        user_id: str | None = None,
+        origin: tuple[str, str | int] | None = None,
+    ) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
@@ -46,6 +56,10 @@ class ThreadJournal:
         self._thread_id = checked_id(thread_id)
         self._modes = modes
         self._wait = wait
+        self._user_id = user_id
+        self._origin = origin  # the thread and the point that this one is to be forked from
+        self._is_owned = False
+        self._is_mortal = False
         self._saved_extra = "{}"
         self._loaded = False
         self._position: Position | None = None  # None: not loaded yet, or stale
@@ -80,7 +94,12 @@ class ThreadJournal:
     async def load(self, *, again: bool = False) -> None:
         if self._position is not None and self._unseen == 0 and not again:
             return
+        if self._origin is not None:
+            thread_id, at = self._origin
+            await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
+            self._origin = None
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
+        self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
         if not self._loaded:
@@ -126,6 +145,7 @@ class ThreadJournal:
                 rows,
                 by=claim,
                 expect=expect,
+                owner=None if self._is_owned else self._user_id,
             )
 
         waiting = patiently(attempt, self._wait)
@@ -143,7 +163,9 @@ class ThreadJournal:
             else:
                 await self.refresh()
 
-    async def append(self, messages: Sequence[Message], *, reserve: int = 0, release: str = "") -> None:
+    async def append(
+        self, messages: Sequence[Message], *, reserve: int = 0, release: str = "", mark: Mark | None = None
+    ) -> None:
         def note(position: Position) -> None:
             self._note(position)
             self._first_place, self._reserved = position.head - reserve + 1, position.head
@@ -155,20 +177,43 @@ class ThreadJournal:
                 self._saved_extra = extra
 
         try:
-            extra = self._changed_extra() if release else None
+            extra = self._changed_extra() if release or mark else None
         except InputError:  # the reply is worth more; `finish` says it
             extra, release = None, ""
+        rows, by, whole = [stored(message) for message in messages], self._lease(), self._saves_partial
+        query: Callable[..., Position]
+        more: dict[str, Any]
+        if mark is None:
+            query, more = threads.append, {"reserve": reserve}
+        else:
+            assert reserve == 0, "a checkpoint is made when no call is open"
+            query, more = checkpoints.append, {"new": versions.encoded_mark(mark)}
         await self._written(
-            note,
-            threads.append,
-            self._thread_id,
-            [stored(message) for message in messages],
-            by=self._lease(),
-            reserve=reserve,
-            release=release,
-            extra=extra,
-            whole=self._saves_partial,
+            note, query, self._thread_id, rows, by=by, release=release, extra=extra, whole=whole, **more
         )
+
+    async def mark(self, mark: Mark) -> None:
+        def note(position: Position) -> None:
+            self._note(position)
+            self._saved_extra = self._saved_extra if extra is None else extra
+
+        new, store = versions.encoded_mark(mark), self._checkpointer.store
+        while True:
+            if self._held is None:
+                await self.load()
+            extra = self._changed_extra()
+            by, expect = (self._lease(), threads.ANY) if self._held else (threads.VISITOR, self._known_version())
+            write = store.write(checkpoints.put_here, self._thread_id, new, by=by, expect=expect, extra=extra)
+            try:
+                return await _settled(write, note)
+            except ThreadMoved:
+                if self._held is not None:
+                    raise
+                self._position = None  # somebody else has written since we looked: read it first
+
+    async def tidy(self) -> None:
+        if self._is_mortal:
+            await self._checkpointer.tidy(self._thread_id)
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 

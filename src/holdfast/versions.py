@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from holdfast import clock
-from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
+from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Difference, Mark, Tree
 from holdfast.errors import InputError, ThreadMoved
 from holdfast.leasing import patiently
 from holdfast.messages import decode, dumps
@@ -20,7 +20,7 @@ from holdfast.rows import PAGE, checked_id, encode_json, stored, stored_json
 from holdfast.store import branches, checkpoints, forks, threads
 from holdfast.store.checkpoints import Anchor, New, Place, Row
 from holdfast.store.database import Store, Tx
-from holdfast.store.forks import At, Node
+from holdfast.store.forks import Node
 from holdfast.store.leases import Visit
 from holdfast.store.threads import Stored
 
@@ -185,6 +185,11 @@ def encoded_body(state: Any, tools_result: Any, next_node: str | None) -> str:
     return "{" + ",".join(f'"{name}":{text}' for name, text in parts.items() if text != "{}") + "}"
 
 
+def encoded_mark(mark: Mark) -> New:
+    """A checkpoint that an agent makes, as the store takes it; its step and its parent, the thread knows."""
+    return New(mark.id, 0, None, encoded_about(mark.tags, mark.summary), encoded_body(mark.state, {}, None))
+
+
 def left_behind(summary: str) -> New:
     """A checkpoint for what a thread leaves."""
     return New(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
@@ -209,7 +214,7 @@ def _checked_messages(messages: object) -> Sequence[Any]:
 # --- forks, trees and differences -------------------------------------------------------------------------------------
 
 
-def checked_at(at: object, what: str) -> At:
+def checked_at(at: object, what: str) -> str | int:
     """A point of a thread as callers name it: a checkpoint's id, or a seq."""
     if isinstance(at, str):
         return checked_checkpoint_id(at)

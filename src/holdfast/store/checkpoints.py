@@ -329,14 +329,35 @@ def put_here(
     return position
 
 
-def add_here(tx: Tx, thread: int, new: New) -> None:
-    """The same, for a run between two turns, which has no open calls: it asks nothing, and costs no round trip."""
+def append(
+    tx: Tx,
+    thread_id: str,
+    messages: Sequence[Stored],
+    *,
+    new: New,
+    by: By,
+    extra: str | None = None,
+    release: str = "",
+    whole: bool = False,
+    namespace: str = "",
+) -> Position:
+    """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
+    open. It asks nothing, and costs no round trip."""
+    position = threads.append(
+        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole
+    )
+    _add_here(tx, thread_id, namespace, new)
+    return position
+
+
+def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
         " created_at) SELECT t.line, :id, COALESCE(c.step, 0) + 1, t.version, c.id, t.branch, t.head, t.message_count,"
         " :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
-        " WHERE t.key = :thread",
-        thread=thread,
+        " WHERE t.namespace = :namespace AND t.id = :thread",
+        namespace=namespace,
+        thread=thread_id,
         id=new.id,
         about=new.about,
         body=new.body,
@@ -344,8 +365,9 @@ def add_here(tx: Tx, thread: int, new: New) -> None:
     )
     tx.run(
         "UPDATE threads SET latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = threads.line),"
-        " latest_at = :now WHERE key = :thread",
-        thread=thread,
+        " latest_at = :now WHERE namespace = :namespace AND id = :thread",
+        namespace=namespace,
+        thread=thread_id,
         id=new.id,
         now=tx.now(),
     )

@@ -70,6 +70,7 @@ class ThreadRow(NamedTuple):
     mail: int
     created_at: str
     ttl: str | None
+    owner: str | None
 
 
 class ThreadInfo(NamedTuple):
@@ -93,10 +94,12 @@ def append(
     extra: str | None = None,
     release: str = "",
     whole: bool = False,
+    owner: str | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
     The extra and the lease may change in the same step; `whole` means that the saved part of a reply is obsolete.
+    `owner` becomes the thread's user, if it has none.
     """
     count = len(messages)
     size = count + reserve
@@ -112,6 +115,8 @@ def append(
         set_extra(tx, key, extra)
     if whole:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
+    if owner is not None:
+        tx.run("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL", owner=owner, key=key)
     return position
 
 
@@ -171,7 +176,7 @@ def set_extra(tx: Tx, key: int, extra: str) -> None:
 
 def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:
     row = tx.one(
-        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl"
+        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl, owner"
         " FROM threads LEFT JOIN partials ON partials.thread = threads.key"
         " WHERE namespace = :namespace AND id = :id",
         namespace=namespace,
