@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from holdfast import clock, pruning, versions, watching
+from holdfast import clock, erasing, pruning, versions, watching
 from holdfast.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -130,6 +130,7 @@ class Checkpointer(abc.ABC):
                 raise
             if self._store is None:
                 self._store, self._was_open = store, True
+                await erasing.finish_what_was_left(store)
             else:  # opened twice at once
                 await in_thread(lambda: sharing.release(store))
         return self
@@ -361,6 +362,20 @@ class Checkpointer(abc.ABC):
         Forks keep the past that they share. As `append` while a run is going on.
         """
         return await pruning.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
+
+    async def erase_thread(self, thread_id: str, *, forks: str | None = None, wait: float = 0) -> Erased:
+        """Remove every byte of the thread, from the files of the database too; the answer says what that was.
+
+        If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
+        too. Take an `export_thread` first if it may be wanted again. As `append` while a run is going on.
+        """
+        decided = erasing.checked_forks(forks)
+        return await erasing.erase_thread(self.store, checked_id(thread_id), decided, checked_wait(wait))
+
+    async def erase_user(self, user_id: str, *, forks: str | None = None, wait: float = 0) -> Erased:
+        """The same for all threads of a user. Forks of theirs that belong to others are what `forks` is about."""
+        decided, user = erasing.checked_forks(forks), checked_id(user_id, "a user id")
+        return await erasing.erase_user(self.store, user, decided, checked_wait(wait))
 
     async def prune(self, thread_id: str | None = None, keep: Retention | None = None) -> Pruned:
         """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.

@@ -180,7 +180,6 @@ class ThreadJournal:
             extra = self._changed_extra() if release or mark else None
         except InputError:  # the reply is worth more; `finish` says it
             extra, release = None, ""
-        rows, by, whole = [stored(message) for message in messages], self._lease(), self._saves_partial
         query: Callable[..., Position]
         more: dict[str, Any]
         if mark is None:
@@ -188,9 +187,9 @@ class ThreadJournal:
         else:
             assert reserve == 0, "a checkpoint is made when no call is open"
             query, more = checkpoints.append, {"new": versions.encoded_mark(mark)}
-        await self._written(
-            note, query, self._thread_id, rows, by=by, release=release, extra=extra, whole=whole, **more
-        )
+        rows = [stored(message) for message in messages]
+        more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
+        await self._written(note, query, self._thread_id, rows, **more)
 
     async def mark(self, mark: Mark) -> None:
         def note(position: Position) -> None:

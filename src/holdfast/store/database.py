@@ -179,6 +179,8 @@ class Store(abc.ABC):
 
     system: str  # the database's kind, as OpenTelemetry writes it
     name: str  # this very database, as people may see it: no password
+    has_files = False  # whether they are ours to scrub
+    remains = ""  # where erased data may still be, for people
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -238,6 +240,13 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def version(self) -> Hashable:
         """Differs from what it was before when anything may have been committed since. Cheap: made to be polled."""
+
+    def scrub(self, *, rewrite: bool = True) -> bool:  # noqa: ARG002
+        """Blocks until the files hold nothing that was deleted; False while a reader keeps it there.
+
+        Without `rewrite`, it is only looked whether that reader is gone.
+        """
+        return True
 
     def before_fork(self) -> None:  # noqa: B027 - not every database minds
         """The process is about to fork: hold still."""

@@ -386,6 +386,11 @@ class PostgresStore(Store):
     """One schema of a Postgres database. Get it from `open_store`, which shares it within the process."""
 
     system = "postgresql"
+    remains = (
+        "The rows are deleted. Postgres keeps their dead versions in its files until VACUUM has run and the space is "
+        "used again (VACUUM FULL rewrites the tables at once), and copies in WAL archives, replicas and backups until "
+        "those expire."
+    )
 
     def __init__(self, server: Server, durability: str, pool_size: int, patience: float = _PATIENCE) -> None:
         super().__init__()

@@ -41,6 +41,7 @@ _GROUP_WRITES = 256  # a group ends here, because the lock between processes is 
 _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
+_SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _log = logging.getLogger("holdfast.store")
 
@@ -119,11 +120,13 @@ class SQLiteStore(Store):
     """One database file. Get it from `open_store`, which shares it within the process."""
 
     system = "sqlite"
+    remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
 
     def __init__(self, path: str, durability: str, busy_seconds: float) -> None:
         super().__init__()
         self.name = self.path = path
         self.durability = durability
+        self.has_files = path != MEMORY
         self._busy_seconds = busy_seconds
         self._use_writer(connect(path, durability, busy_seconds))
         self._pauses = _Pauses()
@@ -198,6 +201,26 @@ class SQLiteStore(Store):
                 self._connections.append(connection)
                 self._watch = (self._generation, connection)
             return (self._generation, connection.pragma("data_version"))
+
+    def scrub(self, *, rewrite: bool = True) -> bool:
+        """VACUUM leaves nothing in free pages and in the gaps of others; then the WAL is folded in and emptied."""
+        if not self.has_files:
+            return True
+        try:
+            with self._pauses:
+                if not self._open:
+                    raise StoreNotOpen(f"the store on {self.path!r} is closed")
+                connection = connect(self.path, self.durability, self._busy_seconds, create=False)
+                try:
+                    connection.pragma("temp_store", 0)  # a large database does not fit into memory
+                    if rewrite:
+                        connection.execute("VACUUM")
+                    connection.set_busy_timeout(_SCRUB_MILLISECONDS)
+                    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+                finally:
+                    connection.close()
+        except apsw.Error as error:
+            raise self._translate(error) from error
 
     def _disconnect(self) -> None:
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file

@@ -1,0 +1,102 @@
+"""Erasure: everything of a thread or of a user goes, down to the bytes in the files.
+
+First the threads cease to exist, in one transaction. Then what they held is removed piece by piece, and at last the
+database is asked to scrub its files. Somebody who still reads an old state keeps its pages in the file: that is told,
+and they are scrubbed as soon as nobody reads them any more, by this process or the next one that opens the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from holdfast.checkpoints import Erased
+from holdfast.errors import HoldfastError, InputError, StoreBusy, StoreNotOpen
+from holdfast.leasing import patiently
+from holdfast.pruning import empty_trash
+from holdfast.store import deleting, erasures
+from holdfast.store.database import Store, in_thread
+from holdfast.store.erasures import Begun
+from holdfast.store.leases import Visit
+
+_FORKS = ("keep", "erase")
+_LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
+_PINNED = (
+    "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
+    "when that ends, or when the database is opened next. "
+)
+_log = logging.getLogger("holdfast.store")
+
+
+def checked_forks(forks: object) -> str | None:
+    if forks is not None and forks not in _FORKS:
+        raise InputError(f"forks must be 'keep' or 'erase', got {forks!r:.80}")
+    return None if forks is None else str(forks)
+
+
+async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
+    """Erase one thread."""
+    begun = await patiently(
+        lambda over: store.write(erasures.begin_thread, thread_id, forks=forks, by=Visit(over)), wait
+    )
+    return await _erase(store, begun, f"thread {thread_id!r}")
+
+
+async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
+    """Erase all threads of a user."""
+    begun = await patiently(lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait)
+    return await _erase(store, begun, f"user {user_id!r}")
+
+
+async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
+    if begun.undecided:
+        forks = [f"{fork.id!r} of {fork.owner!r}" if fork.owner else repr(fork.id) for fork in begun.undecided]
+        raise InputError(
+            f"{whose} shares its past with {len(forks)} fork(s): {', '.join(forks[:5])}; say what becomes of them: "
+            "forks='keep' leaves them with a copy of it, forks='erase' erases them too"
+        )
+    if begun.threads == 0:
+        return Erased(0, 0, 0, True, "There was nothing to erase.")
+    keys = await store.read(erasures.unfinished)  # these are in the trash by now
+    messages = await empty_trash(store)
+    is_gone = await in_thread(store.scrub)
+    if is_gone:
+        await store.write(erasures.finish, keys)
+    else:
+        finish_later(store)
+    return Erased(begun.threads, begun.checkpoints, messages, is_gone, ("" if is_gone else _PINNED) + store.remains)
+
+
+async def finish_what_was_left(store: Store) -> None:
+    """Go on with erasures that another process has begun: without waiting for them."""
+    unfinished = await store.read(erasures.unfinished) if store.has_files else []
+    if unfinished:
+        finish_later(store, rewrite=True)
+
+
+def finish_later(store: Store, *, rewrite: bool = False) -> None:
+    """Scrub the files when nobody reads the old pages any more."""
+    threading.Thread(target=_finish, args=(store, rewrite), name="holdfast-scrub", daemon=True).start()
+
+
+def _finish(store: Store, rewrite: bool) -> None:
+    try:
+        keys = store.read_now(erasures.unfinished)
+        while rewrite and store.write_now(deleting.empty_trash).has_more:
+            pass
+        while not _scrubbed(store, rewrite=rewrite):
+            rewrite = False
+            time.sleep(_LOOK)
+        store.write_now(erasures.finish, keys)
+    except StoreNotOpen:
+        pass  # whoever opens the database next goes on
+    except HoldfastError as error:
+        _log.warning("an erasure in %r is not finished: %s; it goes on when it is opened next", store.name, error)
+
+
+def _scrubbed(store: Store, *, rewrite: bool) -> bool:
+    try:
+        return store.scrub(rewrite=rewrite)
+    except StoreBusy:  # somebody else writes a lot, or does the same
+        return False
