@@ -83,7 +83,7 @@ def doomed(
 def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> None:
     """Say what is kept of a thread's checkpoints; None: everything."""
     row = tx.one(
-        "UPDATE threads SET ttl = :ttl WHERE namespace = :namespace AND id = :id RETURNING key",
+        "UPDATE threads SET ttl = :ttl, version = version + 1 WHERE namespace = :namespace AND id = :id RETURNING key",
         ttl=ttl,
         namespace=namespace,
         id=thread_id,

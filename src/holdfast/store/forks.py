@@ -49,10 +49,10 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     """A new thread that shares another one's past, up to a checkpoint, a seq or its head."""
     thread = _held(tx, thread_id, namespace)
     parting = part(tx, thread, at)
-    if checkpoints.anchor(tx, new_id, namespace=namespace) is not None:
-        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
     key = threads.key_of(tx, new_id, namespace)
     new = checkpoints.anchor_of(tx, key)
+    if not _is_taken_new(tx, key):
+        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     branches.lay(tx, new.branch, branches.cut(tx, parting.point))
     point = parting.point
@@ -128,6 +128,16 @@ def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
     if row is None:
         raise checkpoints.unknown_thread(thread_id)
     return checkpoints.anchor_of(tx, row[0])
+
+
+def _is_taken_new(tx: Tx, key: int) -> bool:
+    """Take the row of a thread that holds nothing yet, unless something was said to it that waits."""
+    row = tx.one(
+        "UPDATE threads SET head = head WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
+        " AND origin IS NULL AND extra = '{}' AND run IS NULL RETURNING key",
+        key=key,
+    )
+    return row is not None
 
 
 def _inherit(tx: Tx, line: int, parting: Parting, as_of: int) -> None:

@@ -252,7 +252,7 @@ def _translated(statement: str, schema: str, moments: tuple[tuple[str, Moment], 
 
 def _clock(seconds: float) -> str:
     # A lease counts from the moment at which it is taken: the transaction may have waited for the thread's row.
-    return _CLOCK.format(f"clock_timestamp() + interval '{seconds} s'" if seconds else "transaction_timestamp()")
+    return _CLOCK.format(f"clock_timestamp() + interval '{seconds:.6f} s'" if seconds else "transaction_timestamp()")
 
 
 def _gathered(told: list[_Told]) -> Iterator[_Told]:

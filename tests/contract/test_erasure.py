@@ -1,0 +1,375 @@
+"""Erasure: what was erased is nowhere any more, and nothing else is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast import UserMessage
+from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer, checkpointer_for
+from holdfast.errors import InputError
+from holdfast.store.copying import TABLES
+from holdfast.store.database import Store, Tx
+from tests.conftest import Database
+from tests.contract.asking import Deleting, delete
+from tests.contract.driving import agent_on
+from tests.contract.opened import texts, with_cp
+
+
+def needle() -> str:
+    return f"needle-{secrets.token_hex(12)}"
+
+
+def traces(directory: Path, word: str) -> dict[str, int]:
+    """The files of a database in which a word is found, and how often."""
+    found = {file.name: file.read_bytes().count(word.encode()) for file in directory.iterdir() if file.is_file()}
+    return {name: count for name, count in found.items() if count}
+
+
+def rows_with(store: Store, word: str) -> dict[str, int]:
+    """The tables in which a word is found, and in how many rows."""
+
+    def query(tx: Tx) -> dict[str, int]:
+        return {table.name: sum(word in repr(row) for row in tx.all(f"SELECT * FROM {table.name}")) for table in TABLES}
+
+    return {name: count for name, count in store.read_now(query).items() if count}
+
+
+async def fill(cp: Checkpointer, word: str, thread_id: str = "t") -> None:
+    """A thread with the word in all that a thread can hold; some of it changed and deleted before."""
+    deleting = Deleting()
+    agent = agent_on(cp, [f"reply {word}", [delete(word, f"call-{word}")]], thread_id, tools=[deleting.tool])
+    agent.state.extra[word] = word
+    await agent.prompt(f"{word} {'x' * 5_000}")
+    await agent.checkpoint(tags=[word], summary=word, state={word: word})
+    await agent.prompt(f"delete {word}")  # asks a person
+    for number in range(40):
+        await cp.append(thread_id, {"role": "user", "content": f"{number} {word} {'y' * number * 100}"})
+        await cp.save_extra(thread_id, {"n": number, "word": word * number})
+    await cp.put(Checkpoint(CheckpointMetadata(thread_id, f"put-{word}", step=9, parent_checkpoint_id=word), [word]))
+    await cp.rewind(thread_id, to=1)
+    await cp.steer(thread_id, f"steer {word}")
+    await cp.delete_before(thread_id, 1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "database"
+    made.mkdir()
+    return made
+
+
+def test_no_row_of_any_table_holds_anything_of_an_erased_thread(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await cp.append("other", [UserMessage(f"kept {number}") for number in range(50)])
+        await fill(cp, word, f"thread-{word}")
+        assert {"threads", "messages", "checkpoints", "tool_calls", "inbox"} <= rows_with(cp.store, word).keys()
+        erased = await cp.erase_thread(f"thread-{word}")
+        assert erased.threads == 1
+        assert erased.messages > 40
+        assert erased.checkpoints >= 3
+        assert erased.is_gone
+        assert rows_with(cp.store, word) == {}
+        assert await cp.load(f"thread-{word}") is None
+        assert await texts(cp, "other") == [f"kept {number}" for number in range(50)]
+
+    with_cp(database, use)
+
+
+def test_no_byte_of_an_erased_thread_is_left_in_the_files(directory: Path) -> None:
+    word = needle()
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(directory / "x.db") as cp:
+            await cp.append("other", UserMessage("kept"))
+            await fill(cp, word)
+            assert traces(directory, word)
+            erased = await cp.erase_thread("t")
+            assert erased.is_gone
+            assert "Backups" in erased.note
+            assert traces(directory, word) == {}
+        assert traces(directory, word) == {}
+        async with SQLiteCheckpointer(directory / "x.db") as cp:
+            assert await texts(cp, "other") == ["kept"]
+
+    asyncio.run(main())
+
+
+def test_what_was_only_deleted_before_goes_with_the_next_erasure(directory: Path) -> None:
+    """Deleting leaves bytes in free pages; they are not there any more after an erasure."""
+    word = needle()
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(directory / "x.db") as cp:
+            await fill(cp, word)
+            await cp.delete_thread("t")
+            assert traces(directory, word)
+            await cp.append("other", UserMessage("to be erased"))
+            await cp.erase_thread("other")
+            assert traces(directory, word) == {}
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def reading(path: Path) -> AsyncIterator[None]:
+    """Somebody who looks at the database as it is now."""
+    connection = apsw.Connection(str(path))
+    connection.execute("BEGIN")
+    connection.execute("SELECT COUNT(*) FROM messages").fetchall()
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.05)
+
+
+def test_what_a_reader_still_keeps_is_told_and_gone_after_it_ends(directory: Path) -> None:
+    word = needle()
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(directory / "x.db") as cp:
+            await fill(cp, word)
+            async with reading(directory / "x.db"):
+                erased = await cp.erase_thread("t")
+                assert not erased.is_gone
+                assert "still reading" in erased.note
+                assert traces(directory, word)
+                assert await cp.load("t") is None
+            await until(lambda: not traces(directory, word))
+
+    asyncio.run(main())
+
+
+def test_the_next_one_to_open_the_database_finishes_what_a_reader_has_kept(directory: Path) -> None:
+    word = needle()
+
+    async def main() -> None:
+        async with reading_of_another_process(directory / "x.db", word):
+            pass
+        async with SQLiteCheckpointer(directory / "x.db"):
+            await until(lambda: not traces(directory, word))
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def reading_of_another_process(path: Path, word: str) -> AsyncIterator[None]:
+    """An erasure, and a process that ends while somebody reads what was there before."""
+    async with SQLiteCheckpointer(path) as cp:
+        await fill(cp, word)
+    async with reading(path):
+        async with SQLiteCheckpointer(path) as cp:
+            assert not (await cp.erase_thread("t")).is_gone
+        assert traces(path.parent, word)
+        yield
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+async def family(cp: Checkpointer, word: str) -> None:
+    """A thread whose first message is shared with two forks, of which one has a fork itself."""
+    await cp.append("t", [UserMessage(f"shared {word}"), UserMessage(f"unshared {word}")])
+    await cp.fork("t", at=1, new_id="fork")
+    await cp.append("fork", UserMessage(f"own {word}"))
+    await cp.fork("fork", new_id="grandchild")
+    await cp.append("grandchild", UserMessage(f"deep {word}"))
+
+
+def test_whoever_erases_a_thread_with_forks_must_say_what_becomes_of_them(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await family(cp, "word")
+        with pytest.raises(InputError, match=r"with 2 fork.*'fork', 'grandchild'.*forks='keep'.*'erase'"):
+            await cp.erase_thread("t")
+        with pytest.raises(InputError, match="forks must be 'keep' or 'erase', got 'both'"):
+            await cp.erase_thread("t", forks="both")
+        assert await texts(cp, "t") == ["shared word", "unshared word"]
+
+    with_cp(database, use)
+
+
+def test_forks_that_are_kept_have_the_past_that_they_share_and_nothing_more(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await family(cp, word)
+        assert (await cp.erase_thread("t", forks="keep")).threads == 1
+        assert await texts(cp, "fork") == [f"shared {word}", f"own {word}"]
+        assert await texts(cp, "grandchild") == [f"shared {word}", f"own {word}", f"deep {word}"]
+        assert rows_with(cp.store, f"unshared {word}") == {}
+        await cp.erase_thread("fork", forks="keep")
+        assert await texts(cp, "grandchild") == [f"shared {word}", f"own {word}", f"deep {word}"]
+        await cp.erase_thread("grandchild")
+        assert rows_with(cp.store, word) == {}
+
+    with_cp(database, use)
+
+
+def test_forks_that_are_erased_too_are_gone_with_theirs(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await family(cp, word)
+        assert (await cp.erase_thread("t", forks="erase")).threads == 3
+        assert rows_with(cp.store, word) == {}
+        assert await cp.threads() == []
+
+    with_cp(database, use)
+
+
+def test_erasing_a_fork_leaves_the_thread_that_it_was_forked_from(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await family(cp, "word")
+        await cp.erase_thread("fork", forks="erase")
+        assert await texts(cp, "t") == ["shared word", "unshared word"]
+        assert [info.id for info in await cp.threads()] == ["t"]
+
+    with_cp(database, use)
+
+
+# --- users ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_threads_of_a_user_go_and_no_others(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        for name in ("a", "b"):
+            await agent_on(cp, [word], name, user_id=f"user-{word}").prompt(word)
+        await agent_on(cp, ["kept"], "c", user_id="somebody").prompt("hi")
+        await agent_on(cp, ["kept"], "d").prompt("hi")
+        erased = await cp.erase_user(f"user-{word}")
+        assert erased.threads == 2
+        assert rows_with(cp.store, word) == {}
+        assert {info.id for info in await cp.threads()} == {"c", "d"}
+
+    with_cp(database, use)
+
+
+def test_forks_that_others_own_are_theirs_to_keep_and_the_own_ones_go_anyway(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await agent_on(cp, ["reply"], "t", user_id="ann").prompt("hi")
+        await cp.fork("t", new_id="mine")
+        await cp.fork("t", new_id="theirs", user_id="bob")
+        with pytest.raises(InputError, match=r"user 'ann' shares its past with 1 fork.*'theirs' of 'bob'"):
+            await cp.erase_user("ann")
+        assert (await cp.erase_user("ann", forks="keep")).threads == 2
+        assert [info.id for info in await cp.threads()] == ["theirs"]
+        assert await texts(cp, "theirs") == ["hi", "reply"]
+        assert (await cp.erase_user("bob")).threads == 1
+        assert await cp.threads() == []
+
+    with_cp(database, use)
+
+
+def test_erasing_what_is_not_there_answers_so(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for erased in (await cp.erase_thread("nobody"), await cp.erase_user("nobody")):
+            assert (erased.threads, erased.checkpoints, erased.messages, erased.is_gone) == (0, 0, 0, True)
+        with pytest.raises(InputError, match="a user id must be"):
+            await cp.erase_user("")
+
+    with_cp(database, use)
+
+
+def test_on_postgres_the_answer_says_what_vacuum_and_backups_still_hold(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", UserMessage("hi"))
+        note = (await cp.erase_thread("t")).note
+        assert "ackups" in note
+        assert ("VACUUM" in note) == (database.system == "postgresql")
+
+    with_cp(database, use)
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+ERASE_AND_DIE = """
+    import asyncio, os, signal, sys
+    from holdfast.checkpointer import checkpointer_for
+    from holdfast.store import deleting
+
+    deleting.CHUNK = 7
+
+    async def main(place, word, boundary):
+        left = int(boundary)
+        def die(_):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        async with checkpointer_for(place) as cp:
+            cp.store.boundary = die
+            await cp.erase_thread("t", forks="keep")
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def erase_and_die(place: str, word: str, boundary: int) -> bool:
+    """Erase in a process that is killed at a boundary; False if it came to its end before that."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ERASE_AND_DIE), place, word, str(boundary)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+async def after(place: str, look: Callable[[Checkpointer], Awaitable[None]]) -> None:
+    async with checkpointer_for(place) as cp:
+        await look(cp)
+
+
+def test_an_erasure_that_was_killed_anywhere_is_finished_by_the_next_one(database: Database) -> None:
+    """Until the first commit nothing has happened; after it, the thread does not exist, and its fork is whole."""
+    word, boundary, was_killed = needle(), 1, True
+
+    async def prepare(cp: Checkpointer) -> None:
+        await cp.append("other", UserMessage("to be erased next"))
+        if await cp.load("t") is None:
+            await fill(cp, word)
+            await cp.fork("t", at=1, new_id="fork")
+
+    async def look(cp: Checkpointer) -> None:
+        if await cp.load("t") is None:
+            assert len(await texts(cp, "fork")) == 1
+            await cp.erase_thread("fork")
+            await cp.erase_thread("other")
+            assert rows_with(cp.store, word) == {}
+
+    while was_killed:
+        asyncio.run(after(database.place, prepare))
+        was_killed = erase_and_die(database.place, word, boundary)
+        asyncio.run(after(database.place, look))
+        boundary += 3
+    assert boundary > 20
+
+
+def test_no_byte_is_left_after_an_erasure_that_was_killed(directory: Path) -> None:
+    for boundary in (2, 8, 14):
+        word, place = needle(), directory / f"x{boundary}.db"
+        asyncio.run(after(str(place), lambda cp, word=word: fill(cp, word)))  # type: ignore[misc]
+        assert erase_and_die(str(place), word, boundary)
+
+        async def finished(_: Checkpointer, word: str = word) -> None:
+            await until(lambda: not traces(directory, word))
+
+        asyncio.run(after(str(place), finished))
