@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from holdfast.store.database import Tx
 from holdfast.store.threads import ALONG, END
 
 _OWN = 0  # stands for the branch that is being made
+_TIER_BITS = 3  # segments of about the same length are within a factor of eight
+_MANY_SHORT = 8
 
 
 class Segment(NamedTuple):
@@ -54,13 +57,50 @@ def count(tx: Tx, branch: int, upto: int) -> int:
     return int(row[0])
 
 
-def make(tx: Tx, thread: int, point: Point) -> int:
-    """A new branch of a thread that leaves another one at a point."""
+def make(tx: Tx, thread: int, point: Point, *, size: int = 0) -> int:
+    """A new branch of a thread that leaves another one at a point, and goes on with so many messages of its own."""
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
     assert row is not None
     branch: int = row[0]
-    lay(tx, branch, cut(tx, point))
+    segments, copied = _tiered(cut(tx, point), size)
+    lay(tx, branch, segments)
+    for source, after, upto in copied:
+        tx.run(
+            "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
+            " SELECT :branch, seq, id, role, body, created_at, plain FROM messages"
+            " WHERE branch = :source AND seq > :after AND seq <= :upto",
+            branch=branch,
+            source=source,
+            after=after,
+            upto=upto,
+        )
     return branch
+
+
+def _tiered(segments: list[Segment], size: int) -> tuple[list[Segment], list[Segment]]:
+    """The segments of a new branch, and those of the others whose messages it takes over as its own.
+
+    Where each branch leaves the one before shortly behind the point where that one began, as with a last message that is
+    different each time, the list would grow by one with each of them. So once there are many short ones at the end, they
+    become one: a message is copied a few times at most, and the list stays short.
+    """
+    *shared, own = segments
+    copied: list[Segment] = []
+    while size:
+        tier = size.bit_length() // _TIER_BITS
+        short = list(
+            takewhile(lambda each: each.source and _length(each).bit_length() // _TIER_BITS <= tier, shared[::-1])
+        )
+        if len(short) < _MANY_SHORT:
+            break
+        shared, copied = shared[: -len(short)], [*copied, *short]
+        size += sum(map(_length, short))
+        own = own._replace(after=short[-1].after)
+    return [*shared, own], copied
+
+
+def _length(segment: Segment) -> int:
+    return segment.upto - segment.after
 
 
 def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:

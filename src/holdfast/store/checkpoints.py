@@ -448,7 +448,7 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
 def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored], place: Place) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
     start = Point(thread.branch, place.seq, place.messages)
-    branch = branches.make(tx, thread.key, start)
+    branch = branches.make(tx, thread.key, start, size=len(tail))
     threads.add(tx, branch, place.seq, tail)
     point = Point(branch, place.seq + len(tail), place.messages + len(tail))
     latest = _by_key(tx, thread.latest)
