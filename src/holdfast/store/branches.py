@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -80,17 +81,15 @@ def make(tx: Tx, thread: int, point: Point, *, size: int = 0) -> int:
 def _tiered(segments: list[Segment], size: int) -> tuple[list[Segment], list[Segment]]:
     """The segments of a new branch, and those of the others whose messages it takes over as its own.
 
-    Where each branch leaves the one before shortly behind the point where that one began, as with a last message that is
-    different each time, the list would grow by one with each of them. So once there are many short ones at the end, they
-    become one: a message is copied a few times at most, and the list stays short.
+    Where each branch leaves the one before shortly behind the point where that one began, as with a last message that
+    is different each time, the list would grow by one with each of them. So once there are many short ones at the end,
+    they become one: a message is copied a few times at most, and the list stays short.
     """
     *shared, own = segments
     copied: list[Segment] = []
     while size:
-        tier = size.bit_length() // _TIER_BITS
-        short = list(
-            takewhile(lambda each: each.source and _length(each).bit_length() // _TIER_BITS <= tier, shared[::-1])
-        )
+        longest = 1 << (size.bit_length() // _TIER_BITS + 1) * _TIER_BITS
+        short = list(takewhile(partial(_is_shorter, longest), reversed(shared)))
         if len(short) < _MANY_SHORT:
             break
         shared, copied = shared[: -len(short)], [*copied, *short]
@@ -101,6 +100,10 @@ def _tiered(segments: list[Segment], size: int) -> tuple[list[Segment], list[Seg
 
 def _length(segment: Segment) -> int:
     return segment.upto - segment.after
+
+
+def _is_shorter(length: int, segment: Segment) -> bool:
+    return segment.source != _OWN and _length(segment) < length
 
 
 def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
