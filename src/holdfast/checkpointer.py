@@ -130,10 +130,18 @@ class Checkpointer(abc.ABC):
                 raise
             if self._store is None:
                 self._store, self._was_open = store, True
-                await erasing.finish_what_was_left(store)
+                await self._finish_erasures()
             else:  # opened twice at once
                 await in_thread(lambda: sharing.release(store))
         return self
+
+    async def _finish_erasures(self) -> None:
+        """Go on with what an interrupted erasure has left; a database that cannot even be asked is closed again."""
+        try:
+            await erasing.finish_what_was_left(self.store)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Finish what was submitted and let go of the database."""

@@ -172,15 +172,18 @@ def _in_utc(moment: Any) -> datetime:
 
 
 def _drawn(tree: Tree) -> Iterator[str]:
-    yield f"{tree.thread_id} ({tree.message_count} messages)"
-    rows = [f"{_line(each)}" for each in tree.checkpoints] + [f"{_line(each)}  (left)" for each in tree.left]
-    blocks = [[row] for row in rows] + [list(_drawn(fork)) for fork in tree.forks]
-    for fork, block in zip(reversed(tree.forks), reversed(blocks), strict=False):
-        block[0] = f"fork at {fork.forked_at}: {block[0]}"
-    for position, block in enumerate(blocks):
-        is_last = position == len(blocks) - 1
-        for number, text in enumerate(block):
-            yield ("└── " if is_last else "├── ") + text if number == 0 else ("    " if is_last else "│   ") + text
+    """The lines of a drawing, without recursion: a thread may be forked from a fork a thousand times over."""
+    waiting = [("", "", "", tree)]  # what stands before its first line, that line's branch, before the others, the node
+    while waiting:
+        before, arm, below, node = waiting.pop()
+        at = "" if not arm else f"fork at {node.forked_at}: "
+        yield f"{before}{arm}{at}{node.thread_id} ({node.message_count} messages)"
+        rows = [*map(_line, node.checkpoints), *(f"{_line(each)}  (left)" for each in node.left)]
+        for number, row in enumerate(rows, 1):
+            yield f"{below}{'└── ' if number == len(rows) and not node.forks else '├── '}{row}"
+        for number, fork in enumerate(reversed(node.forks)):
+            last = number == 0
+            waiting.append((below, "└── " if last else "├── ", below + ("    " if last else "│   "), fork))
 
 
 def _line(metadata: CheckpointMetadata) -> str:

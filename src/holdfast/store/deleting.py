@@ -161,8 +161,8 @@ def empty_trash(tx: Tx) -> Emptied:
         " RETURNING key",
         trash=TRASH,
     )
-    if held is None:
-        return Emptied(0, False)
+    if held is None:  # there is nothing in it, or somebody else has just removed what we were about to
+        return Emptied(0, tx.one("SELECT 1 FROM threads WHERE namespace = :trash LIMIT 1", trash=TRASH) is not None)
     thread = held[0]
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)

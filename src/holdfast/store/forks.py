@@ -51,7 +51,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     parting = part(tx, thread, at)
     key = threads.key_of(tx, new_id, namespace)
     new = checkpoints.anchor_of(tx, key)
-    if not _is_taken_new(tx, key):
+    if key == thread.key or not _is_taken_new(tx, key):
         raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     branches.lay(tx, new.branch, branches.cut(tx, parting.point))
