@@ -170,3 +170,32 @@ def test_a_thread_id_that_is_none_is_refused(database: Database) -> None:
             cp.watch("")
 
     with_cp(database, use)
+
+
+def test_after_a_rewind_what_is_said_from_there_on_is_heard(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage(text) for text in ("a", "b", "c")])
+        following = Following(cp)
+        await following.until(3)
+        await cp.rewind("t", to=1)
+        await cp.append("t", [UserMessage(text) for text in ("d", "e", "f")])
+        assert await following.until(6) == ["a", "b", "c", "d", "e", "f"]
+        await cp.rewind("t", to=2)
+        await cp.append("t", UserMessage("g"))
+        assert await following.until(7) == ["a", "b", "c", "d", "e", "f", "g"]
+        await following.stop()
+
+    with_cp(database, use)
+
+
+def test_a_thread_that_is_made_anew_is_heard_from_its_beginning(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("a"), UserMessage("b")])
+        following = Following(cp)
+        await following.until(2)
+        await cp.delete_thread("t")
+        await cp.append("t", UserMessage("c"))
+        assert await following.until(3) == ["a", "b", "c"]
+        await following.stop()
+
+    with_cp(database, use)

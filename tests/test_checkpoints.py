@@ -1,0 +1,109 @@
+"""Checkpoints as values: times, what is kept, and drawings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from holdfast.checkpointer import (
+    Checkpoint,
+    CheckpointBackend,
+    CheckpointMetadata,
+    Retention,
+    SQLiteCheckpointer,
+    Tree,
+    keep_age,
+    keep_last,
+    keep_tagged,
+)
+from holdfast.errors import InputError
+
+
+def tree(name: str, *forks: Tree, at: int | None = None, steps: int = 0, left: int = 0) -> Tree:
+    made = [CheckpointMetadata(name, f"c{step}", step, summary="said") for step in range(steps + left)]
+    return Tree(name, 7, None, at, made[:steps], made[steps:], list(forks))
+
+
+def test_a_checkpoint_without_a_time_is_of_now_in_utc() -> None:
+    before = datetime.now(UTC)
+    made = CheckpointMetadata("t").created_at
+    assert before <= made <= datetime.now(UTC)
+    assert made.tzinfo is UTC
+
+
+def test_each_has_an_id_of_its_own_and_nothing_of_another() -> None:
+    one, other = CheckpointMetadata("t"), CheckpointMetadata("t")
+    assert one.checkpoint_id != other.checkpoint_id
+    one.tags.append("x")
+    assert other.tags == []
+    assert Checkpoint(one).messages is not Checkpoint(other).messages
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        datetime(2026, 1, 2, 3, 4, 5, 6, UTC),
+        datetime(2026, 1, 2, 3, 4, 5, 6),
+        datetime(2026, 1, 2, 5, 4, 5, 6, timezone(timedelta(hours=2))),
+        "2026-01-02T03:04:05.000006Z",
+        "2026-01-02T05:04:05.000006+02:00",
+    ],
+)
+def test_a_time_of_any_zone_is_the_same_in_utc(given: Any) -> None:
+    assert CheckpointMetadata("t", created_at=given).created_at == datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+
+
+@pytest.mark.parametrize("given", ["yesterday", 17, None, datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))])
+def test_what_is_no_time_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(InputError, match="created_at"):
+        CheckpointMetadata("t", created_at=given)
+
+
+def test_a_checkpointer_is_a_checkpoint_backend() -> None:
+    backend: CheckpointBackend = SQLiteCheckpointer("never opened.db")
+    assert backend is not None
+
+
+def test_what_either_of_two_keeps_stays() -> None:
+    assert keep_last(3) | keep_age(days=2) | keep_tagged("a") | keep_last(5) | keep_tagged("b") == Retention(
+        5, 172_800.0, frozenset({"a", "b"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        *((keep_last, count) for count in (0, -1, True, "3", 2**60)),
+        *((keep_age, days) for days in (0, -1, float("nan"), float("inf"), "1")),
+        *((keep_tagged, tag) for tag in (1, ["a"])),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(make: Any, given: Any) -> None:
+    with pytest.raises(InputError, match=make.__name__):
+        make(given)
+    with pytest.raises(InputError, match="keep_tagged"):
+        keep_tagged()
+
+
+def test_a_tree_is_drawn_with_what_was_left_and_with_its_forks() -> None:
+    drawn = str(tree("t", tree("a", tree("b", at=2, steps=1), at=1), tree("c", at=3), steps=1, left=1))
+    assert drawn == "\n".join(
+        [
+            "t (7 messages)",
+            "├── 0: c0  said",
+            "├── 1: c1  said  (left)",
+            "├── fork at 1: a (7 messages)",
+            "│   └── fork at 2: b (7 messages)",
+            "│       └── 0: c0  said",
+            "└── fork at 3: c (7 messages)",
+        ]
+    )
+
+
+def test_a_tree_of_any_depth_is_drawn() -> None:
+    deep = tree("last", at=1)
+    for number in range(3_000):
+        deep = tree(str(number), deep, at=1)
+    assert len(str(deep).splitlines()) == 3_001
