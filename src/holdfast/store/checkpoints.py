@@ -96,6 +96,8 @@ class Place(NamedTuple):
 
 _COLUMNS = ", ".join(f"c.{name}" for name in Row._fields)
 _ANCHOR = ", ".join(Anchor._fields)
+# A thread that was made by a process with an older holdfast, which still runs, has no line yet.
+_LINE = "CASE WHEN t.line = 0 THEN t.branch ELSE t.line END"
 _SHOWN = (
     "c.line = :source AND (c.step, c.version) <= (:upto_step, :upto_version) AND c.version <= :as_of"
     " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = :line AND h.checkpoint = c.key)"
@@ -300,7 +302,7 @@ def put(
     """
     size = len(tail) if place.is_end else 0
     key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
-    thread = anchor_of(tx, key)
+    thread = _on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
     if place.is_end:
         threads.add(tx, thread.branch, thread.head - size, tail)
@@ -323,10 +325,15 @@ def put_here(
     key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
     if extra is not None:
         threads.set_extra(tx, key, extra)
-    thread = anchor_of(tx, key)
+    thread = _on_its_line(tx, key)
     insert(tx, thread, following(tx, thread, new), thread.point)
     show_latest(tx, key)
     return position
+
+
+def _on_its_line(tx: Tx, key: int) -> Anchor:
+    tx.run(f"UPDATE threads AS t SET line = {_LINE} WHERE key = :key AND line = 0", key=key)
+    return anchor_of(tx, key)
 
 
 def append(
@@ -353,8 +360,8 @@ def append(
 def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
-        " created_at) SELECT t.line, :id, COALESCE(c.step, 0) + 1, t.version, c.id, t.branch, t.head, t.message_count,"
-        " :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
+        f" created_at) SELECT {_LINE}, :id, COALESCE(c.step, 0) + 1, t.version, c.id, t.branch, t.head,"
+        " t.message_count, :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
         " WHERE t.namespace = :namespace AND t.id = :thread",
         namespace=namespace,
         thread=thread_id,
@@ -364,8 +371,9 @@ def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
         now=tx.now(),
     )
     tx.run(
-        "UPDATE threads SET latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = threads.line),"
-        " latest_at = :now WHERE namespace = :namespace AND id = :thread",
+        f"UPDATE threads AS t SET line = {_LINE},"
+        f" latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = {_LINE}), latest_at = :now"
+        " WHERE namespace = :namespace AND id = :thread",
         namespace=namespace,
         thread=thread_id,
         id=new.id,

@@ -77,8 +77,9 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
     if checkpoints.anchor(tx, thread_id, namespace=namespace) is None:
         raise checkpoints.unknown_thread(thread_id)
-    key, _ = threads.advance(tx, thread_id, namespace, by, create=False)
-    thread = checkpoints.anchor_of(tx, key)
+    threads.advance(tx, thread_id, namespace, by, create=False)
+    thread = _held(tx, thread_id, namespace)
+    key = thread.key
     parting = part(tx, thread, to)
     name = checkpoints.leave(tx, thread, left)
     branch = branches.make(tx, key, parting.point)
@@ -121,7 +122,8 @@ def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
 def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
     """The thread's row, taken: nobody writes to it meanwhile."""
     row = tx.one(
-        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
+        "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
+        " WHERE namespace = :namespace AND id = :id RETURNING key",
         namespace=namespace,
         id=thread_id,
     )
