@@ -132,6 +132,32 @@ def the_database_is_sound(e: Evidence) -> Iterator[str]:
 
 
 @promise
+def a_checkpoint_holds_what_was_said_up_to_it_and_each_follows_the_one_before(e: Evidence) -> Iterator[str]:
+    for finding in [*e.findings, e.end]:
+        before: Row = {"id": None, "step": 0, "seq": 0}
+        for row in finding.tables["checkpoints"]:
+            held = sum(message["seq"] <= row["seq"] for message in finding.messages)
+            if held != row["message_count"]:
+                yield f"checkpoint {row['step']} counts {row['message_count']} messages up to {row['seq']}, not {held}"
+            if (row["parent"], row["step"]) != (before["id"], before["step"] + 1) or row["seq"] <= before["seq"]:
+                yield f"checkpoint {row} does not follow {before}"
+            before = row
+
+
+@promise
+def a_turn_that_has_ended_has_its_checkpoint(e: Evidence) -> Iterator[str]:
+    if e.variation.checkpoint_every != "turn":
+        return
+    for finding in [*e.findings, e.end]:
+        marked = {row["seq"] for row in finding.tables["checkpoints"]}
+        for row in finding.messages:
+            message = decode(row["body"])
+            plain = isinstance(message, AssistantMessage) and not message.failed and not message.tool_calls
+            if plain and row["seq"] not in marked:
+                yield f"the reply at {row['seq']} was stored without its checkpoint"
+
+
+@promise
 def at_the_end_nothing_is_left_open(e: Evidence) -> Iterator[str]:
     thread = e.end.thread
     if thread is None:

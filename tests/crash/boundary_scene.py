@@ -86,6 +86,7 @@ class Variation(Struct, frozen=True):
     durability: str = "full"
     has_hooks: bool = False  # hooks that edit calls, ask about some and write when the run ends
     prompts_on: bool = False  # whether a process that finds the thread interrupted says something new
+    checkpoint_every: str | int | None = None
     is_noisy: bool = False  # other writes, some of which fail, share the commits of the run
 
 
@@ -173,6 +174,10 @@ _ROWS = {
     ),
     "inbox": ("kind id", f"thread = {_THREAD} ORDER BY key"),
     "partials": ("body", f"thread = {_THREAD}"),
+    "checkpoints": (
+        "id step version parent seq message_count extra",
+        f"line = (SELECT line FROM threads WHERE id = '{THREAD}') ORDER BY key",
+    ),
     "noise": ("id", f"branch = (SELECT branch FROM threads WHERE id = '{NOISE}') ORDER BY seq"),
 }
 
@@ -278,6 +283,7 @@ class Scene:
             follow_up_mode=variation.follow_up_mode,
             save_partial=variation.save_partial,
             middleware=[Censor()] if variation.has_hooks else [],
+            checkpoint_every=variation.checkpoint_every,
         )
 
     async def play(self) -> None:

@@ -52,7 +52,17 @@ def as_json(value: object) -> str:
     ("variation", "first"),
     [
         (Variation(), 1),
-        (Variation("sequential", half_done="unknown", recovery="deny", answers_by="checkpointer", has_hooks=True), 4),
+        (
+            Variation(
+                "sequential",
+                half_done="unknown",
+                recovery="deny",
+                answers_by="checkpointer",
+                has_hooks=True,
+                checkpoint_every="turn",
+            ),
+            4,
+        ),
     ],
     ids=["parallel", "sequential"],
 )
@@ -130,6 +140,11 @@ FALSIFIED: list[tuple[str, Falsify]] = [
         lambda files: files.lives(lambda lives: lives[-1].update(exit=70)),
     ),
     ("the_database_is_sound", lambda files: files.end("threads", lambda rows: rows[0].update(message_count=1))),
+    (
+        "a_checkpoint_holds_what_was_said_up_to_it_and_each_follows_the_one_before",
+        lambda files: files.end("checkpoints", lambda rows: rows[0].update(message_count=1)),
+    ),
+    ("a_turn_that_has_ended_has_its_checkpoint", lambda files: files.end("checkpoints", lambda rows: rows.pop())),
     ("at_the_end_nothing_is_left_open", lambda files: files.end("threads", lambda rows: rows[0].update(run="r"))),
     (
         "an_interrupted_run_is_listed_and_no_other",
@@ -203,7 +218,7 @@ FALSIFIED: list[tuple[str, Falsify]] = [
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A story in which a reply was interrupted and a rival refused, and all is well."""
     directory = tmp_path_factory.mktemp("story")
-    plan = Plan(kills=[Kill("boundary", 6)], database=request.param)
+    plan = Plan(Variation(checkpoint_every="turn"), kills=[Kill("boundary", 6)], database=request.param)
     torture(request.param, "--plan", as_json(plan), "--keep", "--directory", str(directory))
     return directory / "again-0"
 

@@ -89,6 +89,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str]) -> Plan:
         has_hooks=rng.random() < 0.25,
         prompts_on=rng.random() < 0.25,
         is_noisy=rng.random() < 0.25,
+        checkpoint_every=rng.choice([None, "turn", "turn", 2]),
     )
     kills = [_kill(rng) for _ in range(rng.choice([1, 2, 3, 4, 6, 8]))]
     neighbour_dies_at, keeps_zombies = rng.choice([None, None, 1, 2]), rng.random() < 0.25
