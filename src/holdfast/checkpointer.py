@@ -82,7 +82,8 @@ __all__ = [
 class ToolCallRecord(NamedTuple):
     """What the ledger says about a tool call.
 
-    `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown.
+    `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown,
+    left (by a rewind, unanswered).
     """
 
     call_id: str
@@ -389,11 +390,12 @@ class Checkpointer(abc.ABC):
         """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
 
         `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
-        keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
+        keeps, stays. Without a thread, that is done to all of them. Without arguments, each thread that has a time to
+        live is pruned by it.
         """
-        if thread_id is None and keep is None:
-            return await pruning.prune_mortals(self.store)
-        return await pruning.prune(self.store, checked_id(thread_id or ""), pruning.checked(keep))
+        if thread_id is not None:
+            return await pruning.prune(self.store, checked_id(thread_id), pruning.checked(keep))
+        return await pruning.prune_all(self.store, None if keep is None else pruning.checked(keep))
 
     async def tidy(self, thread_id: str) -> None:
         """Prune one thread by its time to live, if it has one."""

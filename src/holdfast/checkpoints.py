@@ -177,7 +177,8 @@ def _drawn(tree: Tree) -> Iterator[str]:
     while waiting:
         before, arm, below, node = waiting.pop()
         at = "" if not arm else f"fork at {node.forked_at}: "
-        yield f"{before}{arm}{at}{node.thread_id} ({node.message_count} messages)"
+        count = f"{node.message_count} message{'' if node.message_count == 1 else 's'}"
+        yield f"{before}{arm}{at}{_one_line(node.thread_id)} ({count})"
         rows = [*map(_line, node.checkpoints), *(f"{_line(each)}  (left)" for each in node.left)]
         for number, row in enumerate(rows, 1):
             yield f"{below}{'└── ' if number == len(rows) and not node.forks else '├── '}{row}"
@@ -187,5 +188,11 @@ def _drawn(tree: Tree) -> Iterator[str]:
 
 
 def _line(metadata: CheckpointMetadata) -> str:
-    parts = [f"{metadata.step}: {metadata.checkpoint_id}", f"[{', '.join(metadata.tags)}]" if metadata.tags else ""]
-    return "  ".join([*(part for part in parts if part), *([metadata.summary] if metadata.summary else [])])
+    parts = [f"{metadata.step}: {metadata.checkpoint_id}"]
+    parts += [f"[{', '.join(metadata.tags)}]"] if metadata.tags else []
+    parts += [metadata.summary] if metadata.summary else []
+    return "  ".join(map(_one_line, parts))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -12,10 +12,10 @@ import threading
 import time
 
 from holdfast.checkpoints import Erased
-from holdfast.errors import HoldfastError, InputError, StoreBusy, StoreNotOpen
+from holdfast.errors import HoldfastError, InputError, StoreBusy
 from holdfast.leasing import patiently
 from holdfast.pruning import empty_trash
-from holdfast.store import deleting, erasures
+from holdfast.store import deleting, erasures, sharing
 from holdfast.store.database import Store, in_thread
 from holdfast.store.erasures import Begun
 from holdfast.store.leases import Visit
@@ -64,7 +64,7 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
     if is_gone:
         await store.write(erasures.finish, keys)
     else:
-        finish_later(store)
+        await finish_later(store)
     return Erased(begun.threads, begun.checkpoints, messages, is_gone, ("" if is_gone else _PINNED) + store.remains)
 
 
@@ -72,12 +72,18 @@ async def finish_what_was_left(store: Store) -> None:
     """Go on with erasures that another process has begun: without waiting for them."""
     unfinished = await store.read(erasures.unfinished) if store.has_files else []
     if unfinished:
-        finish_later(store, rewrite=True)
+        _log.info("an erasure in %r was interrupted, and is finished now", store.name)
+        await finish_later(store, rewrite=True)
 
 
-def finish_later(store: Store, *, rewrite: bool = False) -> None:
-    """Scrub the files when nobody reads the old pages any more."""
-    threading.Thread(target=_finish, args=(store, rewrite), name="holdfast-scrub", daemon=True).start()
+async def finish_later(store: Store, *, rewrite: bool = False) -> None:
+    """Scrub the files when nobody reads the old pages any more.
+
+    The thread keeps the store open and the process alive while it scrubs, so that a program which only lives for a
+    moment finishes it too; it does not stay for a reader who has not ended.
+    """
+    await in_thread(lambda: sharing.retain(store))
+    threading.Thread(target=_finish, args=(store, rewrite), name="holdfast-scrub").start()
 
 
 def _finish(store: Store, rewrite: bool) -> None:
@@ -87,12 +93,14 @@ def _finish(store: Store, rewrite: bool) -> None:
             pass
         while not _scrubbed(store, rewrite=rewrite):
             rewrite = False
+            if store.users == 1 or not threading.main_thread().is_alive():  # nobody else is here any more
+                return  # whoever opens the database next goes on
             time.sleep(_LOOK)
         store.write_now(erasures.finish, keys)
-    except StoreNotOpen:
-        pass  # whoever opens the database next goes on
     except HoldfastError as error:
         _log.warning("an erasure in %r is not finished: %s; it goes on when it is opened next", store.name, error)
+    finally:
+        sharing.release(store)
 
 
 def _scrubbed(store: Store, *, rewrite: bool) -> bool:

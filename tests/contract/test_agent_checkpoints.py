@@ -12,7 +12,7 @@ from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, 
 from holdfast.errors import InputError, NotFound, ThreadBusy
 from holdfast.providers.scripted import ScriptedProvider
 from tests.conftest import Database
-from tests.contract.asking import Deleting, delete, look
+from tests.contract.asking import Deleting, delete, look, statuses
 from tests.contract.driving import agent_on
 from tests.contract.opened import texts, with_cp
 from tests.test_agent_events import Acted, Hanging, make, sent
@@ -307,6 +307,59 @@ def test_a_question_to_a_person_is_open_on_both_sides_of_a_fork(database: Databa
         await agent.answer("a", "approve")
         await agent.resume()
         assert deleting.deleted == ["a"]
+
+    with_cp(database, use)
+
+
+def test_a_fork_at_a_checkpoint_that_was_made_while_a_person_is_asked_asks_too(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, [[delete("a")], "done"], tools=[deleting.tool])
+        await agent.prompt("delete")
+        fork = await cp.fork("t", at=await agent.checkpoint())
+        assert [(call.thread_id, call.call_id) for call in await cp.pending()] == [("t", "a"), (fork, "a")]
+        again = await cp.fork(fork)
+        other = agent_on(cp, ["gone"], again, tools=[deleting.tool])
+        await cp.answer(again, "a", "approve")
+        await other.resume()
+        assert deleting.deleted == ["a"]
+        assert [call.thread_id for call in await cp.pending()] == ["t", fork]
+
+    with_cp(database, use)
+
+
+def test_a_rewind_takes_a_question_away_and_its_undoing_brings_it_back(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, ["hello", [delete("a")], "gone"], tools=[deleting.tool])
+        await agent.prompt("hi")
+        await agent.prompt("delete")
+        left = await cp.rewind("t", to=2)
+        assert await cp.pending() == []
+        assert (await statuses(cp)) == {"a": "left"}
+        assert left is not None
+        await cp.rewind("t", to=left)
+        assert [call.call_id for call in await cp.pending()] == ["a"]
+        await agent.answer("a", "approve")
+        assert (await agent.resume()).text == "gone"
+        assert deleting.deleted == ["a"]
+
+    with_cp(database, use)
+
+
+def test_rewinding_to_and_fro_makes_no_checkpoint_of_what_has_one(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        agent = agent_on(cp, ["one", "two", "three"], checkpoint_every="turn")
+        for _ in range(3):
+            await agent.prompt("on")
+        names = [one.checkpoint_id for one in await listed(cp)]
+        at = names[-1]
+        for name in [*names, *reversed(names), names[1], names[0]]:
+            assert await cp.rewind("t", to=name) == at
+            at = name
+        tree = await cp.tree("t")
+        assert tree is not None
+        assert {one.checkpoint_id for one in (*tree.checkpoints, *tree.left)} == set(names)
 
     with_cp(database, use)
 

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-import apsw
 import pytest
 
 from holdfast import UserMessage
@@ -122,16 +121,26 @@ def test_what_was_only_deleted_before_goes_with_the_next_erasure(directory: Path
     asyncio.run(main())
 
 
-@contextlib.asynccontextmanager
-async def reading(path: Path) -> AsyncIterator[None]:
-    """Somebody who looks at the database as it is now."""
-    connection = apsw.Connection(str(path))
+READ = """
+    import apsw, sys
+    connection = apsw.Connection(sys.argv[1])
     connection.execute("BEGIN")
     connection.execute("SELECT COUNT(*) FROM messages").fetchall()
-    try:
+    print("reading", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Somebody who looks at the database as it is now: a process of its own, because a scan drops its own locks."""
+    command = [sys.executable, "-c", textwrap.dedent(READ), str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
         yield
-    finally:
-        connection.close()
+        process.stdin.close()
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -146,7 +155,7 @@ def test_what_a_reader_still_keeps_is_told_and_gone_after_it_ends(directory: Pat
     async def main() -> None:
         async with SQLiteCheckpointer(directory / "x.db") as cp:
             await fill(cp, word)
-            async with reading(directory / "x.db"):
+            with reading(directory / "x.db"):
                 erased = await cp.erase_thread("t")
                 assert not erased.is_gone
                 assert "still reading" in erased.note
@@ -174,7 +183,7 @@ async def reading_of_another_process(path: Path, word: str) -> AsyncIterator[Non
     """An erasure, and a process that ends while somebody reads what was there before."""
     async with SQLiteCheckpointer(path) as cp:
         await fill(cp, word)
-    async with reading(path):
+    with reading(path):
         async with SQLiteCheckpointer(path) as cp:
             assert not (await cp.erase_thread("t")).is_gone
         assert traces(path.parent, word)
@@ -363,13 +372,35 @@ def test_an_erasure_that_was_killed_anywhere_is_finished_by_the_next_one(databas
     assert boundary > 20
 
 
-def test_no_byte_is_left_after_an_erasure_that_was_killed(directory: Path) -> None:
+OPEN_AND_CLOSE = """
+    import asyncio, sys
+    from holdfast.checkpointer import checkpointer_for
+
+    async def main(place):
+        async with checkpointer_for(place):
+            pass
+
+    asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_process_that_lives_for_a_moment_leaves_no_byte_of_an_erasure_that_was_killed(directory: Path) -> None:
     for boundary in (2, 8, 14):
         word, place = needle(), directory / f"x{boundary}.db"
         asyncio.run(after(str(place), lambda cp, word=word: fill(cp, word)))  # type: ignore[misc]
         assert erase_and_die(str(place), word, boundary)
+        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(OPEN_AND_CLOSE), str(place)]
+        subprocess.run(command, check=True, timeout=60)
+        assert traces(directory, word) == {}
 
-        async def finished(_: Checkpointer, word: str = word) -> None:
-            await until(lambda: not traces(directory, word))
 
-        asyncio.run(after(str(place), finished))
+def test_a_process_does_not_stay_for_somebody_who_still_reads(directory: Path) -> None:
+    word, place = needle(), directory / "x.db"
+
+    async def main() -> None:
+        async with reading_of_another_process(place, word):
+            command = [sys.executable, "-W", "error", "-c", textwrap.dedent(OPEN_AND_CLOSE), str(place)]
+            subprocess.run(command, check=True, timeout=60)
+            assert traces(directory, word)
+
+    asyncio.run(main())

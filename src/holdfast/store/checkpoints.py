@@ -462,6 +462,7 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored]
     latest = _by_key(tx, thread.latest)
     if latest is None or new.step >= latest[0].step or latest[0].id == new.id:
         leave(tx, thread, left, apart=True)
+        close_calls(tx, thread.key)
         go_over(tx, thread.key, point)
     return point
 
@@ -471,13 +472,9 @@ def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | No
 
     `apart` keeps a new one out of the thread's line.
     """
-    row = tx.one(
-        "SELECT c.id FROM checkpoints c WHERE c.branch = :branch AND c.seq >= :head ORDER BY c.key DESC LIMIT 1",
-        branch=thread.branch,
-        head=thread.head,
-    )
-    if row is not None or thread.head == 0:
-        return row[0] if row else None
+    name = _name_of_head(tx, thread)
+    if name is not None or thread.head == 0:
+        return name
     line = thread.line
     if apart:
         made = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread.key)
@@ -487,8 +484,26 @@ def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | No
     return left.id
 
 
+def _name_of_head(tx: Tx, thread: Anchor) -> str | None:
+    """The checkpoint that holds a thread as it stands, if there is one."""
+    path = branches.segments_of(tx, thread.branch, thread.head)
+    for branch in dict.fromkeys([thread.branch, *(segment.source for segment in path[-1:])]):
+        rows = tx.all(
+            "SELECT c.id, c.key FROM checkpoints c WHERE c.branch = :branch AND c.seq = :head AND c.extra = :extra"
+            " ORDER BY c.key DESC LIMIT 10",
+            branch=branch,
+            head=thread.head,
+            extra=thread.extra,
+        )
+        for name, key in rows:
+            row = named(tx, thread.line, name)
+            if row and row.key == key and branches.segments_of(tx, branch, thread.head) == path:
+                return row.id
+    return None
+
+
 def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int | None = None) -> None:
-    """Let a thread go on from a point. What a run had begun is over: its calls are closed, its partial is gone."""
+    """Let a thread go on from a point. What a run had begun is over, and what had arrived of a reply is gone."""
     tx.run(
         "UPDATE threads SET branch = :branch, head = :head, message_count = :count, unledgered = :head, run = NULL,"
         " lease_owner = NULL, lease_until = NULL, extra = COALESCE(:extra, extra), line = COALESCE(:line, line)"
@@ -501,10 +516,14 @@ def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int 
         key=key,
     )
     tx.run("DELETE FROM partials WHERE thread = :key", key=key)
+
+
+def close_calls(tx: Tx, thread: int) -> None:
+    """Close the calls that are open where a thread leaves: nobody is asked about them, unless it comes back."""
     tx.run(
-        "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'aborted' END, ended_at = :now"
-        " WHERE thread = :key AND status IN ('waiting', 'answered', 'started')",
-        key=key,
+        "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'left' END, ended_at = :now"
+        " WHERE thread = :thread AND status IN ('waiting', 'answered', 'started')",
+        thread=thread,
         now=tx.now(),
     )
 

@@ -92,10 +92,11 @@ def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> 
         raise checkpoints.unknown_thread(thread_id)
 
 
-def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
-    """The threads that have a time to live."""
+def prunable(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
+    """The threads with checkpoints, each with what it keeps by itself."""
     return tx.all(
-        "SELECT id, ttl FROM threads WHERE ttl IS NOT NULL AND namespace = :namespace ORDER BY key", namespace=namespace
+        "SELECT id, ttl FROM threads WHERE latest IS NOT NULL AND namespace = :namespace ORDER BY key",
+        namespace=namespace,
     )
 
 

@@ -19,7 +19,7 @@ from holdfast.store.threads import VISITOR
 At = str | int | None
 
 _OPEN_CALL = (
-    "reply, place, call_id, name, arguments, recovery, idempotency_key, run, status, reason, question, answer,"
+    "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
     " attempts, asked_at, started_at"
 )
 
@@ -84,6 +84,8 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     name = checkpoints.leave(tx, thread, left)
     branch = branches.make(tx, key, parting.point)
     _inherit(tx, branch, parting, thread.version)
+    checkpoints.close_calls(tx, key)
+    _share_open_calls(tx, parting.point, key, branch)
     checkpoints.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
     checkpoints.show_latest(tx, key)
     return name
@@ -167,15 +169,24 @@ def _inherit(tx: Tx, line: int, parting: Parting, as_of: int) -> None:
 def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
     """What the ledger knows of calls that are open at the parting counts on both sides."""
     empty = branches.empty_places(tx, point)
-    if empty:
-        tx.run(
-            f"INSERT INTO tool_calls (thread, branch, {_OPEN_CALL}) SELECT :thread, :branch, {_OPEN_CALL}"
-            " FROM tool_calls WHERE branch = :old AND reply = :reply AND status IN ('waiting', 'answered', 'started')",
+    if not empty:
+        return
+    reply = branches.last_reply(tx, point)
+    # They are noted on the branch that was driven then: the one that is left, or the one that the reply was said on.
+    said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
+    for old in dict.fromkeys([point.branch, *said_on]):
+        rows = tx.all(
+            f"INSERT INTO tool_calls (thread, branch, status, {_OPEN_CALL}) SELECT :thread, :branch,"
+            " CASE WHEN status <> 'left' THEN status WHEN answer IS NULL THEN 'waiting' ELSE 'answered' END,"
+            f" {_OPEN_CALL} FROM tool_calls WHERE branch = :old AND reply = :reply"
+            " AND status IN ('waiting', 'answered', 'started', 'left') RETURNING key",
             thread=thread,
             branch=branch,
-            old=point.branch,
-            reply=branches.last_reply(tx, point),
+            old=old,
+            reply=reply,
         )
+        if rows:
+            return
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

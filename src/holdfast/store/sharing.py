@@ -39,6 +39,12 @@ def share(key: Callable[[], Hashable | None], make: Callable[[], S], check: Call
         return store
 
 
+def retain(store: Store) -> None:
+    """Be one more user of a store that is open."""
+    with _lock:
+        store.users += 1
+
+
 def release(store: Store) -> None:
     """Give a store back; the last one out closes it."""
     with _lock:

@@ -18,7 +18,6 @@ UPDATE threads SET line = branch;
 CREATE INDEX threads_checkpointed ON threads (namespace, latest_at, id) WHERE latest IS NOT NULL;
 CREATE INDEX threads_forked ON threads (origin) WHERE origin IS NOT NULL;
 CREATE INDEX threads_owned ON threads (owner) WHERE owner IS NOT NULL;
-CREATE INDEX threads_mortal ON threads (key) WHERE ttl IS NOT NULL;
 
 -- A named position in a thread, with a state of its own. What it reads is the branch up to the seq. The row never
 -- changes: putting an id again makes a new row, because a fork may still show the old one.
