@@ -332,7 +332,10 @@ def from_value(value: Any) -> Message:
 
 def dumps(value: Any) -> str:
     """Any JSON value as ASCII text: NaN, huge integers and lone surrogates included."""
-    return json.dumps(value, separators=(",", ":"))
+    return _dumps(value)
+
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder each time
 
 
 def checked_dumps(value: Any) -> str:

@@ -27,6 +27,7 @@ from holdfast.store.threads import Position, Stored, ThreadRow
 Appendable: TypeAlias = Message | dict[str, Any]
 
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
+PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
 
 
@@ -100,6 +101,13 @@ def stored_json(value: Any) -> Stored:
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
     return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1)
+
+
+def body_of(value: Any) -> tuple[str, int]:
+    """The text that `stored` or `stored_json` would store of a value, and which of them."""
+    if isinstance(value, PLAIN):
+        return encode(Note(value)), 1
+    return (encode(value) if type(value) in _MESSAGES else stored(value).body), 0
 
 
 def listed(messages: object) -> list[Any]:

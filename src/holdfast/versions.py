@@ -16,7 +16,7 @@ from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Difference, Mar
 from holdfast.errors import InputError, ThreadMoved
 from holdfast.leasing import patiently
 from holdfast.messages import decode, dumps
-from holdfast.rows import PAGE, checked_id, encode_json, stored, stored_json
+from holdfast.rows import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
 from holdfast.store import branches, checkpoints, forks, threads
 from holdfast.store.checkpoints import Anchor, New, Place, Row
 from holdfast.store.database import Store, Tx
@@ -25,7 +25,6 @@ from holdfast.store.leases import Visit
 from holdfast.store.threads import Stored
 
 _HIGHEST_STEP = 2**53
-_PLAIN = (dict, list, tuple, str, int, float, bool, type(None))
 
 
 class _Matched(NamedTuple):
@@ -86,8 +85,8 @@ def _compare(tx: Tx, thread: Anchor, given: Sequence[Any], start: int, after: in
     page = threads.page_as_given(tx, thread.branch, after=after, upto=thread.head, limit=PAGE)
     same = 0
     for value, (_, body, plain) in zip(given[start : start + len(page)], page, strict=False):
-        row = _stored_at(value, start + same)
-        if row.plain != plain or not _is_same(row.body, body):
+        given_body, given_plain = _body_at(value, start + same)
+        if given_plain != plain or not _is_same(given_body, body):
             break
         same += 1
     return same, [seq for seq, _, _ in page]
@@ -99,7 +98,15 @@ def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[Stored]:
 
 def _stored_at(value: Any, position: int) -> Stored:
     try:
-        return stored_json(value) if isinstance(value, _PLAIN) else stored(value)
+        return stored_json(value) if isinstance(value, PLAIN) else stored(value)
+    except InputError as error:
+        raise InputError(f"messages[{position}]: {error}") from error
+
+
+def _body_at(value: Any, position: int) -> tuple[str, int]:
+    """As much of it as a comparison needs: most of a list is there already, and is not to be stored again."""
+    try:
+        return body_of(value)
     except InputError as error:
         raise InputError(f"messages[{position}]: {error}") from error
 

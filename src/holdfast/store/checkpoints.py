@@ -98,6 +98,12 @@ _COLUMNS = ", ".join(f"c.{name}" for name in Row._fields)
 _ANCHOR = ", ".join(Anchor._fields)
 # A thread that was made by a process with an older holdfast, which still runs, has no line yet.
 _LINE = "CASE WHEN t.line = 0 THEN t.branch ELSE t.line END"
+# The lines whose checkpoints a line shows, as rows. (CROSS: SQLite goes through these, and not through all of a name.)
+_LINES = (
+    "(SELECT CAST(:line AS BIGINT) AS source, CAST(:last AS BIGINT) AS step, CAST(:last AS BIGINT) AS version,"
+    " CAST(:last AS BIGINT) AS as_of"
+    " UNION ALL SELECT source, step, version, as_of FROM inherited WHERE line = :line) i"
+)
 _SHOWN = (
     "c.line = :source AND (c.step, c.version) <= (:upto_step, :upto_version) AND c.version <= :as_of"
     " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = :line AND h.checkpoint = c.key)"
@@ -121,8 +127,12 @@ def anchor_of(tx: Tx, key: int) -> Anchor:
 
 
 def sources(tx: Tx, line: int) -> list[Source]:
-    """The lines whose checkpoints a line shows: its own first."""
-    rows = tx.all("SELECT source, step, version, as_of FROM inherited WHERE line = :line ORDER BY source", line=line)
+    """The lines whose checkpoints a line shows: its own, and then those that may have the highest steps."""
+    rows = tx.all(
+        "SELECT source, step, version, as_of FROM inherited WHERE line = :line"
+        " ORDER BY step DESC, version DESC, source",
+        line=line,
+    )
     return [Source(line), *(Source(*row) for row in rows)]
 
 
@@ -130,43 +140,54 @@ def shown(
     tx: Tx, line: int, *, limit: int = _LAST, offset: int = 0, below: int = _LAST, upto_seq: int = _LAST
 ) -> list[Row]:
     """The checkpoints of a line, the highest step first: those below a step and up to a seq."""
-    found: list[Row] = []
     lines = sources(tx, line)
     skip = offset if len(lines) == 1 else 0  # of several lines, each may have all of the first ones
+    wanted = min(limit + offset, _LAST) - skip
+    found: list[Row] = []
     for source in lines:
+        if 0 < wanted <= len(found) and found[wanted - 1].order > (source.step, source.version):
+            break  # nothing that is left comes before these
         rows = tx.all(
             f"SELECT {_COLUMNS} FROM checkpoints c WHERE {_SHOWN} AND c.step < :below AND c.seq <= :upto_seq"
             " ORDER BY c.step DESC, c.version DESC LIMIT :limit OFFSET :skip",
             line=line,
             below=below,
             upto_seq=upto_seq,
-            limit=min(limit if skip else limit + offset, _LAST),
+            limit=wanted,
             skip=skip,
             **_limits(source),
         )
         found += [Row(*row) for row in rows]
-    if len(lines) > 1:
         found.sort(key=lambda row: row.order, reverse=True)
     return found[offset - skip : offset - skip + limit]
 
 
 def named(tx: Tx, line: int, checkpoint_id: str) -> Row | None:
     """The checkpoint that a line shows under an id."""
-    for source in sources(tx, line):
-        row = tx.one(
-            f"SELECT {_COLUMNS} FROM checkpoints c WHERE c.id = :id AND {_SHOWN}",
-            line=line,
-            id=checkpoint_id,
-            **_limits(source),
-        )
-        if row:
-            return Row(*row)
-    return None
+    row = tx.one(
+        f"SELECT {_COLUMNS} FROM {_LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.id = :id"
+        " AND (c.step + 0, c.version) <= (i.step, i.version) AND c.version <= i.as_of AND NOT EXISTS"
+        " (SELECT 1 FROM hidden h WHERE h.line = :line AND h.checkpoint = c.key)",  # + 0: the index of names is meant
+        line=line,
+        id=checkpoint_id,
+        last=_LAST,
+    )
+    return Row(*row) if row else None
 
 
 def has_any(tx: Tx, line: int, source: Source) -> bool:
     """Whether a line shows something of one of its sources."""
-    return tx.one(f"SELECT 1 FROM checkpoints c WHERE {_SHOWN} LIMIT 1", line=line, **_limits(source)) is not None
+    return highest(tx, line, source) is not None
+
+
+def highest(tx: Tx, line: int, source: Source) -> tuple[int, int] | None:
+    """The highest step, with its version, that a line shows of one of its sources."""
+    row = tx.one(
+        f"SELECT c.step, c.version FROM checkpoints c WHERE {_SHOWN} ORDER BY c.step DESC, c.version DESC LIMIT 1",
+        line=line,
+        **_limits(source),
+    )
+    return (row[0], row[1]) if row else None
 
 
 def extra_of(tx: Tx, key: int) -> str:
@@ -435,10 +456,13 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
     """Refuse a checkpoint that would be its own ancestor. A new id can only be one if somebody names it as a parent."""
     if new.parent is None:
         return
-    if new.parent != new.id and not any(
-        tx.one("SELECT 1 FROM checkpoints c WHERE c.line = :line AND c.parent = :id", line=source.line, id=new.id)
-        for source in sources(tx, thread.line)
-    ):
+    is_parent = tx.one(
+        f"SELECT 1 FROM {_LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.parent = :id LIMIT 1",
+        line=thread.line,
+        id=new.id,
+        last=_LAST,
+    )
+    if new.parent != new.id and is_parent is None:
         return
     path: list[str] = [new.id]
     parent: str | None = new.parent
@@ -473,7 +497,7 @@ def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | No
     `apart` keeps a new one out of the thread's line.
     """
     name = _name_of_head(tx, thread)
-    if name is not None or thread.head == 0:
+    if name is not None or (thread.head == 0 and thread.extra == "{}"):
         return name
     line = thread.line
     if apart:

@@ -103,22 +103,32 @@ def part(tx: Tx, thread: Anchor, at: At) -> Parting:
         return Parting(row.point, checkpoints.extra_of(tx, row.key), line, row.step, row.version)
     if at > thread.head:
         raise NotFound(f"thread {thread.id!r} has no seq {at}: its head is {thread.head}; choose one from 0 to there")
-    point = Point(thread.branch, at, branches.count(tx, thread.branch, at))
+    point = Point(thread.branch, at, _count_upto(tx, thread, at))
     last = _last_upto(tx, thread, point)
     step, version = last.order if last else (-1, 0)
     return Parting(point, thread.extra, thread.line, step, version)
+
+
+def _count_upto(tx: Tx, thread: Anchor, seq: int) -> int:
+    """How many messages there are up to a seq; without empty places, the seq says it."""
+    return seq if thread.message_count == thread.head else branches.count(tx, thread.branch, seq)
 
 
 def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
     """The latest checkpoint whose messages are the first of those up to a point."""
     path = branches.segments_of(tx, point.branch, point.seq)
     known = {point.branch: point.seq}
-    for row in checkpoints.shown(tx, thread.line, upto_seq=point.seq):
-        if row.branch not in known:
-            known[row.branch] = branches.parting(path, branches.segments_of(tx, row.branch))
-        if row.seq <= known[row.branch]:
-            return row
-    return None
+    limit = 16  # the first one, nearly always: not all of a long list is read for it
+    while True:
+        rows = checkpoints.shown(tx, thread.line, limit=limit, upto_seq=point.seq)
+        for row in rows:
+            if row.branch not in known:
+                known[row.branch] = branches.parting(path, branches.segments_of(tx, row.branch))
+            if row.seq <= known[row.branch]:
+                return row
+        if len(rows) < limit:
+            return None
+        limit *= 16
 
 
 def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
@@ -149,14 +159,15 @@ def _inherit(tx: Tx, line: int, parting: Parting, as_of: int) -> None:
     for source in checkpoints.sources(tx, parting.line):
         limit = min((source.step, source.version), (parting.step, parting.version))
         seen = source._replace(step=limit[0], version=limit[1], as_of=min(source.as_of, as_of))
-        if checkpoints.has_any(tx, parting.line, seen):
+        highest = checkpoints.highest(tx, parting.line, seen)  # a tight limit spares lists the lines of no use
+        if highest is not None:
             tx.run(
                 "INSERT INTO inherited (line, source, step, version, as_of)"
                 " VALUES (:line, :source, :step, :version, :as_of)",
                 line=line,
                 source=seen.line,
-                step=seen.step,
-                version=seen.version,
+                step=highest[0],
+                version=highest[1],
                 as_of=seen.as_of,
             )
     tx.run(

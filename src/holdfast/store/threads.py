@@ -29,8 +29,10 @@ _MAIL = (
 )
 # A branch is read along its segments.
 ALONG = (
-    "segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
-    " AND m.seq > :after AND m.seq <= :upto"
+    # One bound on either side: of two, SQLite seeks by the segment's, and reads past all that the other one excludes.
+    "segments s JOIN messages m ON m.branch = s.source"
+    " AND m.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
+    " AND m.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
 )
 _PAGE = (
     f"SELECT {{}} FROM {ALONG} WHERE s.branch = :branch AND s.upto_seq > :after"
