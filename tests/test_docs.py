@@ -179,6 +179,20 @@ def test_example_resume_all_finishes_what_a_crash_interrupted(tmp_path: Path) ->
     assert run(example, folder=tmp_path) == ""
 
 
+def test_example_time_travel_tells_the_same_story_each_time(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "time_travel.py")
+    first, second = (re.sub(r"[0-9a-f]{32}", "ID", run(example, folder=tmp_path)) for _ in range(2))
+    assert first == second
+    plan, other, parted, changed, tree, pruned, whole = first.strip().split("\n\n")
+    assert plan.splitlines()[-1] == "  assistant: Booked: two beds."
+    assert "They share 2 messages; then 4 follow here, and 2 there." in parted
+    assert changed.splitlines()[-1] == "  assistant: Booked: two seats."
+    assert "3: ID  [turn]  Booked: two beds.  (left)" in tree
+    assert pruned.startswith("Pruned: 3 checkpoints and 2 messages went.")
+    assert "beds" not in pruned
+    assert whole.splitlines()[1:] == other.splitlines()[1:]
+
+
 def test_each_example_has_a_test() -> None:
     tested = "".join(Path(__file__).with_name(f"test_{name}.py").read_text("utf-8") for name in ("docs", "fastapi_app"))
     assert [path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' not in tested] == []

@@ -88,6 +88,10 @@ def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: 
         ("tool_calls", "0"),
         ("inbox", "0"),
         ("partials", "0"),
+        ("checkpoints", "0"),
+        ("inherited", "0"),
+        ("hidden", "0"),
+        ("floors", "0"),
     }
     assert re.fullmatch(r"Verified: both hold the same 39 rows, sha256 [0-9a-f]{64}", last)
     assert done.stderr == ""  # nobody watches

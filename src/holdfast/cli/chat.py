@@ -50,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
         check()
     checkpointer = database.checkpointer_of(args)
     agent = Agent(
-        provider=provider, model=model, system_prompt=args.system, checkpointer=checkpointer, thread_id=args.thread
+        provider=provider,
+        model=model,
+        system_prompt=args.system,
+        checkpointer=checkpointer,
+        thread_id=args.thread,
+        checkpoint_every="turn",  # so that a conversation can be forked and rewound from the command line
     )
     with _sigterm_leaves(), terminal.keys_to_ourselves(), asyncio.Runner() as runner:
         runner.run(checkpointer.open())

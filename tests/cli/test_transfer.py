@@ -1,0 +1,176 @@
+"""`holdfast export` and `holdfast import`, as a person or a script sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import UserMessage
+from holdfast.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
+from tests.cli.test_cli import Terminal
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+# The command, which a test can stop before any commit: it says so, and waits.
+SLOWLY = """\
+import sys
+from holdfast import cli, transfer
+from holdfast.store.database import Store
+
+left = int(sys.argv[1])
+
+def boundary(_):
+    global left
+    left -= 1
+    if left == 0:
+        print("commit", flush=True)
+        sys.stdin.readline()
+
+transfer.PAGE_ROWS = 2
+Store.boundary = staticmethod(boundary)
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.db"
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(path) as cp:
+            messages = [UserMessage(f"message {n} 北京 \0 \ud800") for n in range(9)] + [UserMessage("\x9b2J \x1b[2J")]
+            await cp.put(Checkpoint(CheckpointMetadata("trip", "c1", 1), messages))
+            await cp.fork("trip", new_id="alice's", user_id="alice")
+            await cp.fork("alice's", new_id="alice's other", user_id="alice")
+
+    asyncio.run(main())
+    return path
+
+
+@pytest.fixture
+def holdfast(tmp_path: Path) -> Command:
+    def run(*args: object, code: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
+        done: subprocess.CompletedProcess[str] = subprocess.run(  # type: ignore[call-overload]
+            [sys.executable, "-m", "holdfast", *map(str, args)],
+            env={**os.environ, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+            **options,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_a_thread_goes_through_a_pipe_into_another_database(holdfast: Command, db: Path) -> None:
+    lines = holdfast("export", "trip", "--db", db).stdout
+    assert [json.loads(line) for line in lines.split("\n")[:-1]][-1]["end"]["messages"] == 10
+    done = holdfast("import", "-", "--db", "new.db", input=lines)
+    assert (done.stdout, done.stderr) == ("Imported thread trip\n", "")
+    assert holdfast("export", "trip", "--db", "new.db").stdout == lines
+    shown = [holdfast("show", "trip", "--json", "--db", path).stdout for path in (db, "new.db")]
+    assert shown[0] == shown[1]
+
+
+def test_all_threads_of_a_user_go_through_a_file(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    done = holdfast("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
+    assert (done.stdout, done.stderr) == ("", "alice.jsonl: 32 lines\n")
+    file = tmp_path / "alice.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    done = holdfast("import", "alice.jsonl", "--db", "new.db")
+    assert done.stdout == "Imported thread alice's\nImported thread alice's other\n"
+    assert holdfast("export", "--user", "alice", "--db", "new.db").stdout == file.read_text("utf-8")
+
+
+def test_a_thread_that_is_there_is_imported_under_another_id(holdfast: Command, db: Path) -> None:
+    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
+    done = holdfast("import", "trip.jsonl", "--db", db, code=1)
+    assert re.fullmatch(r"holdfast: there is already a thread 'trip'; .*--as\)\n", done.stderr)
+    done = holdfast("import", "trip.jsonl", "--as", "second trip", "--db", db)
+    assert done.stdout == "Imported thread second trip\n"
+
+
+def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "export", "trip", "--db", str(db)]
+    tty = Terminal(*command, env={"PYTHONUTF8": "1"})
+    try:
+        tty.wait_for(re.escape(r'"text":"\x9b2J \u001b[2J"'))
+        tty.wait_for('"sha256"')
+        assert tty.process.wait(60) == 0
+    finally:
+        tty.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["export", "nowhere"], "there is no thread 'nowhere'"),
+        (["export", "--user", "nobody"], "user 'nobody' has no threads"),
+        (["export", "trip", "-o", "no/such/folder/file"], "No such file or directory"),
+        (["import", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
+        (["import", "."], "there is no file '.'"),
+        (["import", "diary.txt"], "line 1: this is not JSON"),
+        (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
+        (["import", "alice.jsonl", "--as", "one"], "these are 2"),
+        (["import", "trip.jsonl", "--as", ""], "as_id must be a string with at least one character"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_1(
+    holdfast: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
+    holdfast("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
+    (tmp_path / "diary.txt").write_text("dear diary\n" * 10)
+    lines = (tmp_path / "trip.jsonl").read_text("utf-8").split("\n")
+    (tmp_path / "half.jsonl").write_text("".join(f"{line}\n" for line in lines[:5]))
+    before = sorted(os.listdir(tmp_path)), holdfast("threads", "--json", "--db", db).stdout
+    done = holdfast(*arguments, "--db", db, code=1)
+    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    assert complaint in done.stderr
+    assert done.stdout == ""
+    assert (sorted(os.listdir(tmp_path)), holdfast("threads", "--json", "--db", db).stdout) == before
+
+
+def test_an_export_that_fails_leaves_the_file_that_was_there(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    (tmp_path / "trip.jsonl").write_text("what was there")
+    holdfast("export", "nowhere", "-o", "trip.jsonl", "--db", db, code=1)
+    assert (tmp_path / "trip.jsonl").read_text() == "what was there"
+    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
+    assert (tmp_path / "trip.jsonl").read_text("utf-8").startswith('{"holdfast":"thread"')
+
+
+def test_ctrl_c_leaves_nothing_of_an_import(holdfast: Command, db: Path, tmp_path: Path) -> None:
+    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
+    command = [sys.executable, "-c", SLOWLY, "9", "import", tmp_path / "trip.jsonl", "--db", tmp_path / "new.db"]
+    with subprocess.Popen(
+        [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "commit\n"
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate("\n", timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "")
+    holdfast("copy", "new.db", "empty.db")
+    copied = json.loads(holdfast("copy", "new.db", "empty.db", "--json").stdout)
+    assert {table["rows"] for table in copied["tables"]} == {0}
+    assert holdfast("import", "trip.jsonl", "--db", "new.db").stdout == "Imported thread trip\n"
+
+
+@pytest.mark.parametrize("arguments", [["export"], ["export", "trip", "--user", "alice"], ["import"]])
+def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
+    assert holdfast(*arguments, code=2).stderr.startswith("usage: holdfast")
