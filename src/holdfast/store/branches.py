@@ -12,16 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from itertools import takewhile
 from typing import NamedTuple
 
 from holdfast.store.database import Tx
 from holdfast.store.threads import ALONG, END
 
 _OWN = 0  # stands for the branch that is being made
-_TIER_BITS = 3  # segments of about the same length are within a factor of eight
-_MANY_SHORT = 8
+_MANY = 4  # segments
 
 
 class Segment(NamedTuple):
@@ -58,52 +55,38 @@ def count(tx: Tx, branch: int, upto: int) -> int:
     return int(row[0])
 
 
-def make(tx: Tx, thread: int, point: Point, *, size: int = 0) -> int:
-    """A new branch of a thread that leaves another one at a point, and goes on with so many messages of its own."""
+def is_long(tx: Tx, point: Point) -> bool:
+    """Whether a branch is read in so many pieces that another one is worth avoiding."""
+    return len(segments_of(tx, point.branch, point.seq)) >= _MANY
+
+
+def free_source(tx: Tx, thread: int, point: Point) -> int | None:
+    """The branch of this thread that ends at a point and that nobody stands on: it can be gone on with.
+
+    It must be read as the point is. Others may read it up to the point; only its own segment leads further.
+    """
+    path = segments_of(tx, point.branch, point.seq)
+    if not path or parting(path, segments_of(tx, path[-1].source, point.seq)) != point.seq:
+        return None
+    row = tx.one(
+        "SELECT b.key FROM branches b WHERE b.key = :source AND b.thread = :thread"
+        " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = b.thread AND t.branch = b.key)"
+        " AND NOT EXISTS (SELECT 1 FROM messages m WHERE m.branch = b.key AND m.seq > :seq)"
+        " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.branch = b.key AND c.seq > :seq)",
+        source=path[-1].source,
+        thread=thread,
+        seq=point.seq,
+    )
+    return row[0] if row else None
+
+
+def make(tx: Tx, thread: int, point: Point) -> int:
+    """A new branch of a thread that leaves another one at a point."""
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
     assert row is not None
     branch: int = row[0]
-    segments, copied = _tiered(cut(tx, point), size)
-    lay(tx, branch, segments)
-    for source, after, upto in copied:
-        tx.run(
-            "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
-            " SELECT :branch, seq, id, role, body, created_at, plain FROM messages"
-            " WHERE branch = :source AND seq > :after AND seq <= :upto",
-            branch=branch,
-            source=source,
-            after=after,
-            upto=upto,
-        )
+    lay(tx, branch, cut(tx, point))
     return branch
-
-
-def _tiered(segments: list[Segment], size: int) -> tuple[list[Segment], list[Segment]]:
-    """The segments of a new branch, and those of the others whose messages it takes over as its own.
-
-    Where each branch leaves the one before shortly behind the point where that one began, as with a last message that
-    is different each time, the list would grow by one with each of them. So once there are many short ones at the end,
-    they become one: a message is copied a few times at most, and the list stays short.
-    """
-    *shared, own = segments
-    copied: list[Segment] = []
-    while size:
-        longest = 1 << (size.bit_length() // _TIER_BITS + 1) * _TIER_BITS
-        short = list(takewhile(partial(_is_shorter, longest), reversed(shared)))
-        if len(short) < _MANY_SHORT:
-            break
-        shared, copied = shared[: -len(short)], [*copied, *short]
-        size += sum(map(_length, short))
-        own = own._replace(after=short[-1].after)
-    return [*shared, own], copied
-
-
-def _length(segment: Segment) -> int:
-    return segment.upto - segment.after
-
-
-def _is_shorter(length: int, segment: Segment) -> bool:
-    return segment.source != _OWN and _length(segment) < length
 
 
 def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:

@@ -480,15 +480,29 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
 def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored], place: Place) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
     start = Point(thread.branch, place.seq, place.messages)
-    branch = branches.make(tx, thread.key, start, size=len(tail))
-    threads.add(tx, branch, place.seq, tail)
-    point = Point(branch, place.seq + len(tail), place.messages + len(tail))
+    # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
+    # much gets a branch of its own, and the rest goes where the next one finds it.
+    lasting = len(tail) - (thread.message_count - place.messages)
+    if lasting > 0 and branches.is_long(tx, start):
+        start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
+    branch = branches.make(tx, thread.key, start)
+    threads.add(tx, branch, start.seq, tail)
+    point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = _by_key(tx, thread.latest)
     if latest is None or new.step >= latest[0].step or latest[0].id == new.id:
         leave(tx, thread, left, apart=True)
         close_calls(tx, thread.key)
         go_over(tx, thread.key, point)
     return point
+
+
+def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> Point:
+    """Store messages behind a point, on a branch that later ones can go on with."""
+    branch = branches.free_source(tx, thread.key, start)
+    if branch is None:
+        branch = branches.make(tx, thread.key, start)
+    threads.add(tx, branch, start.seq, messages)
+    return Point(branch, start.seq + len(messages), start.messages + len(messages))
 
 
 def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | None:
