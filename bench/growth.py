@@ -22,7 +22,7 @@ from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from holdfast.messages import AssistantMessage, UserMessage
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.rows import stored
-from holdfast.store import checkpoints
+from holdfast.store import putting
 from holdfast.store.checkpoints import New
 from holdfast.store.database import Tx
 from holdfast.store.threads import VISITOR, Stored
@@ -180,7 +180,7 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
 
 
 def _reply(tx: Tx, thread: str, message: Stored, new: New) -> None:
-    checkpoints.append(tx, thread, [message], new=new, by=VISITOR)
+    putting.append(tx, thread, [message], new=new, by=VISITOR)
 
 
 def _new(name: str) -> New:
@@ -359,7 +359,7 @@ async def _read(cp: Checkpointer, query: Callable[..., Any]) -> Any:
 
 
 def _point(tx: Tx, thread: str) -> None:
-    checkpoints.append(tx, thread, [], new=_new(clock.new_id()), by=VISITOR)
+    putting.append(tx, thread, [], new=_new(clock.new_id()), by=VISITOR)
 
 
 # --- an ephemeral last message ----------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ import abc
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from holdfast import clock, erasing, pruning, versions, watching
+from holdfast import clock, erasing, pruning, transfer, versions, watching
 from holdfast.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -356,14 +356,29 @@ class Checkpointer(abc.ABC):
         """Where two threads part."""
         return await versions.diff(self.store, checked_id(a), checked_id(b))
 
+    def export_thread(self, thread_id: str) -> AsyncIterator[str]:
+        """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
+        return transfer.export_thread(self.store, checked_id(thread_id))
+
+    def export_user(self, user_id: str) -> AsyncIterator[str]:
+        """The same for all threads of a user."""
+        return transfer.export_user(self.store, checked_id(user_id, "a user id"))
+
+    async def import_from(self, lines: transfer.Lines, as_id: str | None = None) -> list[str]:
+        """Bring back what was exported, all of it or nothing; returns the threads' ids.
+
+        `lines` is the path of a file, or whatever gives lines. `as_id` is another id for it, where it is one thread.
+        """
+        return await transfer.import_lines(self.store, lines, as_id)
+
     # --- removing -----------------------------------------------------------------------------------------------------
 
     async def delete_before(self, thread_id: str, before_step: int) -> int:
         """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
         step = checked_count("before_step", before_step)
-        keys = await self.store.read(deleting.below, checked_id(thread_id), step)
-        await pruning.drop(self.store, thread_id, keys)
-        return len(keys)
+        doomed = await self.store.read(deleting.below, checked_id(thread_id), step)
+        taken, _ = await pruning.drop(self.store, thread_id, doomed)
+        return len(taken)
 
     async def delete_thread(self, thread_id: str, *, wait: float = 0) -> int:
         """Delete the thread with all that belongs to it; returns how many checkpoints it had.

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from holdfast.checkpoints import Pruned, Retention
 from holdfast.errors import InputError
 from holdfast.leasing import patiently
-from holdfast.store import deleting
+from holdfast.store import deleting, transfer
+from holdfast.store.checkpoints import Doomed
 from holdfast.store.database import Store
 from holdfast.store.leases import Visit
 
@@ -42,10 +43,10 @@ async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
     found = await store.read(
         deleting.doomed, thread_id, last=retention.last, seconds=retention.seconds, tags=retention.tags
     )
-    messages = await drop(store, thread_id, [key for key, _ in found])
+    taken, messages = await drop(store, thread_id, [row for row, _ in found])
     rest = await store.write(deleting.collect, thread_id)  # what an interrupted one has left
     messages += rest.messages + await _collect(store, thread_id, rest.left)
-    return Pruned([name for _, name in found], messages)
+    return Pruned([name for row, name in found if row.key in taken], messages)
 
 
 async def prune_all(store: Store, retention: Retention | None) -> Pruned:
@@ -58,13 +59,15 @@ async def prune_all(store: Store, retention: Retention | None) -> Pruned:
     return removed
 
 
-async def drop(store: Store, thread_id: str, keys: Sequence[int]) -> int:
-    """Take checkpoints away, some at a time; returns how many messages went with them."""
+async def drop(store: Store, thread_id: str, doomed: Sequence[Doomed]) -> tuple[set[int], int]:
+    """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
+    taken: set[int] = set()
     messages = 0
-    for start in range(0, len(keys), _DROPPED_AT_ONCE):
-        done = await store.write(deleting.drop, thread_id, keys[start : start + _DROPPED_AT_ONCE])
+    for start in range(0, len(doomed), _DROPPED_AT_ONCE):
+        done = await store.write(deleting.drop, thread_id, doomed[start : start + _DROPPED_AT_ONCE])
+        taken.update(done.checkpoints)
         messages += done.messages + await _collect(store, thread_id, done.left)
-    return messages
+    return taken, messages
 
 
 async def _collect(store: Store, thread_id: str, left: list[int]) -> int:
@@ -83,7 +86,8 @@ async def delete_thread(store: Store, thread_id: str, wait: float) -> int:
 
 
 async def empty_trash(store: Store) -> int:
-    """Remove what deleted threads have left; returns how many messages that were."""
+    """Remove what deleted threads and interrupted imports have left; returns how many messages that were."""
+    await store.write(transfer.discard_stale)
     messages, has_more = 0, True
     while has_more:
         done, has_more = await store.write(deleting.empty_trash)

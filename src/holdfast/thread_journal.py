@@ -22,7 +22,7 @@ from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import checkpoints, inbox, keeper, threads, tool_calls
+from holdfast.store import inbox, keeper, putting, threads, tool_calls
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.threads import Position
@@ -186,7 +186,7 @@ class ThreadJournal:
             query, more = threads.append, {"reserve": reserve}
         else:
             assert reserve == 0, "a checkpoint is made when no call is open"
-            query, more = checkpoints.append, {"new": versions.encoded_mark(mark)}
+            query, more = putting.append, {"new": versions.encoded_mark(mark)}
         rows = [stored(message) for message in messages]
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
         await self._written(note, query, self._thread_id, rows, **more)
@@ -202,7 +202,7 @@ class ThreadJournal:
                 await self.load()
             extra = self._changed_extra()
             by, expect = (self._lease(), threads.ANY) if self._held else (threads.VISITOR, self._known_version())
-            write = store.write(checkpoints.put_here, self._thread_id, new, by=by, expect=expect, extra=extra)
+            write = store.write(putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra)
             try:
                 return await _settled(write, note)
             except ThreadMoved:

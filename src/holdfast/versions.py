@@ -17,7 +17,7 @@ from holdfast.errors import InputError, ThreadMoved
 from holdfast.leasing import patiently
 from holdfast.messages import decode, dumps
 from holdfast.rows import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
-from holdfast.store import branches, checkpoints, forks, threads
+from holdfast.store import branches, checkpoints, forks, putting, threads
 from holdfast.store.checkpoints import Anchor, New, Place, Row
 from holdfast.store.database import Store, Tx
 from holdfast.store.forks import Node
@@ -48,7 +48,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
             matched = await _match(store, thread_id, given)
             try:
                 return await store.write(
-                    checkpoints.put,
+                    putting.put,
                     thread_id,
                     new,
                     matched.tail,

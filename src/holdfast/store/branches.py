@@ -184,12 +184,12 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
             sources = tx.all("SELECT source FROM segments WHERE branch = :branch", branch=branch)
             tx.run("DELETE FROM segments WHERE branch = :branch", branch=branch)
             waiting = sorted({*waiting, *(source for (source,) in sources)} - {branch})
-        needed, room = _needed_upto(tx, branch), limit - removed
+        needed, room = _needed(tx, branch), limit - removed
         count = _trim(tx, branch, needed, room)
         removed += count
         if count == room:  # there may be more of it
             waiting.append(branch)
-        elif needed == 0:
+        elif not needed:
             _remove(tx, branch)
     return Collected(removed, [])
 
@@ -215,31 +215,42 @@ def _is_read(tx: Tx, branch: int) -> bool:
     return row is not None
 
 
-def _needed_upto(tx: Tx, source: int) -> int:
-    """The last seq of a branch's own messages that somebody reads; 0 if there is none."""
-    row = tx.one(
-        "SELECT MAX(upto) FROM (SELECT s.upto_seq AS upto FROM segments s JOIN branches b ON b.key = s.branch"
+def _needed(tx: Tx, source: int) -> list[tuple[int, int]]:
+    """The parts of a branch's own messages that somebody reads: after one seq and up to another, in order."""
+    return tx.all(
+        "SELECT s.after_seq, s.upto_seq FROM segments s JOIN branches b ON b.key = s.branch"
         " JOIN threads t ON t.key = b.thread AND t.branch = b.key WHERE s.source = :source"
-        " UNION ALL SELECT CASE WHEN c.seq < s.upto_seq THEN c.seq ELSE s.upto_seq END"
+        " UNION SELECT s.after_seq, CASE WHEN c.seq < s.upto_seq THEN c.seq ELSE s.upto_seq END"
         " FROM segments s JOIN checkpoints c ON c.branch = s.branch"
         " AND c.seq = (SELECT MAX(seq) FROM checkpoints x WHERE x.branch = s.branch)"
-        " WHERE s.source = :source AND c.seq > s.after_seq) AS needed",
+        " WHERE s.source = :source AND c.seq > s.after_seq ORDER BY 1, 2",
         source=source,
     )
-    return (row and row[0]) or 0
 
 
-def _trim(tx: Tx, branch: int, upto: int, limit: int) -> int:
-    """Remove a branch's own messages behind a seq, so many at most."""
-    rows = tx.all(
-        "SELECT key FROM messages WHERE branch = :branch AND seq > :upto ORDER BY seq LIMIT :limit",
-        branch=branch,
-        upto=upto,
-        limit=limit,
-    )
-    tx.many("DELETE FROM messages WHERE key = :key", [{"key": key} for (key,) in rows])
-    tx.run("DELETE FROM tool_calls WHERE branch = :branch AND reply > :upto", branch=branch, upto=upto)
-    return len(rows)
+def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int:
+    """Remove a branch's own messages that nobody reads, so many at most.
+
+    What lies between two parts is the result of a call that was open when somebody left: they have their own.
+    """
+    keys: list[int] = []
+    end = 0
+    for after, upto in [*needed, (END, END)]:
+        if after > end:
+            rows = tx.all(
+                "SELECT key FROM messages WHERE branch = :branch AND seq > :end AND seq <= :after"
+                " ORDER BY seq LIMIT :limit",
+                branch=branch,
+                end=end,
+                after=after,
+                limit=limit - len(keys),
+            )
+            keys += [key for (key,) in rows]
+        end = max(end, upto)
+    tx.many("DELETE FROM messages WHERE key = :key", [{"key": key} for key in keys])
+    last = max((upto for _, upto in needed), default=0)
+    tx.run("DELETE FROM tool_calls WHERE branch = :branch AND reply > :last", branch=branch, last=last)
+    return len(keys)
 
 
 def _remove(tx: Tx, branch: int) -> None:

@@ -8,15 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.errors import InputError, NotFound
-from holdfast.store import branches, threads
 from holdfast.store.branches import Point
-from holdfast.store.database import Moment, Tx
-from holdfast.store.leases import By
-from holdfast.store.threads import ANY, VISITOR, Position, Stored
+from holdfast.store.database import Tx
 
 _LAST = 2**62  # no step and no version is behind it
 _LOOK = 200  # so many of one name are looked at: what is in more than one thread is so at once
@@ -53,8 +50,19 @@ class Row(NamedTuple):
         return Point(self.branch, self.seq, self.message_count)
 
     @property
+    def doomed(self) -> Doomed:
+        return Doomed(self.key, self.version)
+
+    @property
     def order(self) -> tuple[int, int]:
         return self.step, self.version
+
+
+class Doomed(NamedTuple):
+    """A checkpoint that somebody means to take away, as they have seen it."""
+
+    key: int
+    version: int
 
 
 class Source(NamedTuple):
@@ -97,9 +105,9 @@ class Place(NamedTuple):
 _COLUMNS = ", ".join(f"c.{name}" for name in Row._fields)
 _ANCHOR = ", ".join(Anchor._fields)
 # A thread that was made by a process with an older holdfast, which still runs, has no line yet.
-_LINE = "CASE WHEN t.line = 0 THEN t.branch ELSE t.line END"
+ON_LINE = "CASE WHEN t.line = 0 THEN t.branch ELSE t.line END"
 # The lines whose checkpoints a line shows, as rows. (CROSS: SQLite goes through these, and not through all of a name.)
-_LINES = (
+LINES = (
     "(SELECT CAST(:line AS BIGINT) AS source, CAST(:last AS BIGINT) AS step, CAST(:last AS BIGINT) AS version,"
     " CAST(:last AS BIGINT) AS as_of"
     " UNION ALL SELECT source, step, version, as_of FROM inherited WHERE line = :line) i"
@@ -165,7 +173,7 @@ def shown(
 def named(tx: Tx, line: int, checkpoint_id: str) -> Row | None:
     """The checkpoint that a line shows under an id."""
     row = tx.one(
-        f"SELECT {_COLUMNS} FROM {_LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.id = :id"
+        f"SELECT {_COLUMNS} FROM {LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.id = :id"
         " AND (c.step + 0, c.version) <= (i.step, i.version) AND c.version <= i.as_of AND NOT EXISTS"
         " (SELECT 1 FROM hidden h WHERE h.line = :line AND h.checkpoint = c.key)",  # + 0: the index of names is meant
         line=line,
@@ -177,10 +185,10 @@ def named(tx: Tx, line: int, checkpoint_id: str) -> Row | None:
 
 def has_any(tx: Tx, line: int, source: Source) -> bool:
     """Whether a line shows something of one of its sources."""
-    return highest(tx, line, source) is not None
+    return _highest(tx, line, source) is not None
 
 
-def highest(tx: Tx, line: int, source: Source) -> tuple[int, int] | None:
+def _highest(tx: Tx, line: int, source: Source) -> tuple[int, int] | None:
     """The highest step, with its version, that a line shows of one of its sources."""
     row = tx.one(
         f"SELECT c.step, c.version FROM checkpoints c WHERE {_SHOWN} ORDER BY c.step DESC, c.version DESC LIMIT 1",
@@ -195,6 +203,29 @@ def extra_of(tx: Tx, key: int) -> str:
     assert row is not None
     extra: str = row[0]
     return extra
+
+
+def inherit(tx: Tx, line: int, old: int, *, upto: tuple[int, int] = (_LAST, _LAST), as_of: int) -> None:
+    """Let a new line show what another one shows, up to a step and its version."""
+    for source in sources(tx, old):
+        limit = min((source.step, source.version), upto)
+        seen = source._replace(step=limit[0], version=limit[1], as_of=min(source.as_of, as_of))
+        highest = _highest(tx, old, seen)  # a tight limit spares lists the lines of no use
+        if highest is not None:
+            tx.run(
+                "INSERT INTO inherited (line, source, step, version, as_of)"
+                " VALUES (:line, :source, :step, :version, :as_of)",
+                line=line,
+                source=seen.line,
+                step=highest[0],
+                version=highest[1],
+                as_of=seen.as_of,
+            )
+    tx.run(
+        "INSERT INTO hidden (line, checkpoint) SELECT :line, h.checkpoint FROM hidden h WHERE h.line = :old",
+        line=line,
+        old=old,
+    )
 
 
 def lines(tx: Tx, thread: int) -> list[int]:
@@ -300,137 +331,7 @@ def _limits(source: Source) -> dict[str, int]:
     }
 
 
-# --- making them ------------------------------------------------------------------------------------------------------
-
-
-def put(
-    tx: Tx,
-    thread_id: str,
-    new: New,
-    tail: Sequence[Stored],
-    place: Place,
-    *,
-    left: New,
-    by: By = VISITOR,
-    expect: int = ANY,
-    namespace: str = "",
-) -> Anchor:
-    """Make a checkpoint whose messages agree with the thread's up to a place, and go on with a tail of their own.
-
-    Behind the thread's last message, the tail is appended to it. Elsewhere it becomes a branch; the thread goes over to
-    it, unless it is at a higher step already. What it leaves gets a name, if it has none: `left`. The thread is made if
-    it is new.
-    """
-    size = len(tail) if place.is_end else 0
-    key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
-    thread = _on_its_line(tx, key)
-    freed = _make_room(tx, thread, new)
-    if place.is_end:
-        threads.add(tx, thread.branch, thread.head - size, tail)
-        point = thread.point
-    elif not tail:
-        point = Point(thread.branch, place.seq, place.messages)
-    else:
-        point = _diverge(tx, thread, new, left, tail, place)
-    insert(tx, thread, new, point)
-    if freed:
-        branches.collect(tx, freed)
-    show_latest(tx, key)
-    return thread
-
-
-def put_here(
-    tx: Tx, thread_id: str, new: New, *, by: By, expect: int = ANY, extra: str | None = None, namespace: str = ""
-) -> Position:
-    """Make a checkpoint of a thread as it stands, behind its latest one."""
-    key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
-    if extra is not None:
-        threads.set_extra(tx, key, extra)
-    thread = _on_its_line(tx, key)
-    insert(tx, thread, following(tx, thread, new), thread.point)
-    show_latest(tx, key)
-    return position
-
-
-def _on_its_line(tx: Tx, key: int) -> Anchor:
-    tx.run(f"UPDATE threads AS t SET line = {_LINE} WHERE key = :key AND line = 0", key=key)
-    return anchor_of(tx, key)
-
-
-def append(
-    tx: Tx,
-    thread_id: str,
-    messages: Sequence[Stored],
-    *,
-    new: New,
-    by: By,
-    extra: str | None = None,
-    release: str = "",
-    whole: bool = False,
-    namespace: str = "",
-) -> Position:
-    """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
-    open. It asks nothing, and costs no round trip."""
-    position = threads.append(
-        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole
-    )
-    _add_here(tx, thread_id, namespace, new)
-    return position
-
-
-def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
-    tx.run(
-        "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
-        f" created_at) SELECT {_LINE}, :id, COALESCE(c.step, 0) + 1, t.version, c.id, t.branch, t.head,"
-        " t.message_count, :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
-        " WHERE t.namespace = :namespace AND t.id = :thread",
-        namespace=namespace,
-        thread=thread_id,
-        id=new.id,
-        about=new.about,
-        body=new.body,
-        now=tx.now(),
-    )
-    tx.run(
-        f"UPDATE threads AS t SET line = {_LINE},"
-        f" latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = {_LINE}), latest_at = :now"
-        " WHERE namespace = :namespace AND id = :thread",
-        namespace=namespace,
-        thread=thread_id,
-        id=new.id,
-        now=tx.now(),
-    )
-
-
-def following(tx: Tx, thread: Anchor, new: New) -> New:
-    """The checkpoint as the child of the latest one."""
-    latest = _by_key(tx, thread.latest)
-    if latest is None:
-        return new._replace(step=1)
-    return new._replace(step=latest[0].step + 1, parent=latest[0].id)
-
-
-def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None = None) -> None:
-    """Add the row. Where results may still arrive before its point, it gets a branch where those places stay empty."""
-    branch = branches.make(tx, thread.key, point) if branches.empty_places(tx, point) else point.branch
-    now: Moment | str = tx.now() if new.created_at is None else new.created_at
-    tx.run(
-        "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
-        " created_at) VALUES (:line, :id, :step, :version, :parent, :branch, :seq, :count, :about, :body, :extra,"
-        " :now)",
-        line=line or thread.line,
-        id=new.id,
-        step=new.step,
-        version=thread.version,
-        parent=new.parent,
-        branch=branch,
-        seq=point.seq,
-        count=point.messages,
-        about=new.about,
-        body=new.body,
-        extra=thread.extra,
-        now=now,
-    )
+# --- the latest one ---------------------------------------------------------------------------------------------------
 
 
 def show_latest(tx: Tx, thread: int) -> None:
@@ -445,138 +346,30 @@ def show_latest(tx: Tx, thread: int) -> None:
     )
 
 
-def _make_room(tx: Tx, thread: Anchor, new: New) -> list[int]:
-    """Take the one away that has the same id; returns the branches that it was read along."""
-    _refuse_cycle(tx, thread, new)
-    old = named(tx, thread.line, new.id)
-    return [] if old is None else drop(tx, thread.key, [old.key])
-
-
-def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
-    """Refuse a checkpoint that would be its own ancestor. A new id can only be one if somebody names it as a parent."""
-    if new.parent is None:
-        return
-    is_parent = tx.one(
-        f"SELECT 1 FROM {_LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.parent = :id LIMIT 1",
-        line=thread.line,
-        id=new.id,
-        last=_LAST,
-    )
-    if new.parent != new.id and is_parent is None:
-        return
-    path: list[str] = [new.id]
-    parent: str | None = new.parent
-    while parent is not None and parent != new.id and parent not in path:
-        path.append(parent)
-        row = named(tx, thread.line, parent)
-        parent = row.parent if row else None
-    if parent == new.id:
-        raise InputError(
-            f"checkpoint {new.id!r} of thread {thread.id!r} would be its own ancestor: "
-            f"{' <- '.join(map(repr, [*path, new.id]))}; name another parent_checkpoint_id"
-        )
-
-
-def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored], place: Place) -> Point:
-    """Store the tail on a branch of its own, and let the thread go over to it."""
-    start = Point(thread.branch, place.seq, place.messages)
-    # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
-    # much gets a branch of its own, and the rest goes where the next one finds it.
-    lasting = len(tail) - (thread.message_count - place.messages)
-    if lasting > 0 and branches.is_long(tx, start):
-        start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
-    branch = branches.make(tx, thread.key, start)
-    threads.add(tx, branch, start.seq, tail)
-    point = Point(branch, start.seq + len(tail), start.messages + len(tail))
-    latest = _by_key(tx, thread.latest)
-    if latest is None or new.step >= latest[0].step or latest[0].id == new.id:
-        leave(tx, thread, left, apart=True)
-        close_calls(tx, thread.key)
-        go_over(tx, thread.key, point)
-    return point
-
-
-def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> Point:
-    """Store messages behind a point, on a branch that later ones can go on with."""
-    branch = branches.free_source(tx, thread.key, start)
-    if branch is None:
-        branch = branches.make(tx, thread.key, start)
-    threads.add(tx, branch, start.seq, messages)
-    return Point(branch, start.seq + len(messages), start.messages + len(messages))
-
-
-def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | None:
-    """Make sure that where the thread stands has a name: what it leaves stays reachable. Returns the name.
-
-    `apart` keeps a new one out of the thread's line.
-    """
-    name = _name_of_head(tx, thread)
-    if name is not None or (thread.head == 0 and thread.extra == "{}"):
-        return name
-    line = thread.line
-    if apart:
-        made = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread.key)
-        assert made is not None
-        line = made[0]
-    insert(tx, thread, following(tx, thread, left), thread.point, line=line)
-    return left.id
-
-
-def _name_of_head(tx: Tx, thread: Anchor) -> str | None:
-    """The checkpoint that holds a thread as it stands, if there is one."""
-    path = branches.segments_of(tx, thread.branch, thread.head)
-    for branch in dict.fromkeys([thread.branch, *(segment.source for segment in path[-1:])]):
-        rows = tx.all(
-            "SELECT c.id, c.key FROM checkpoints c WHERE c.branch = :branch AND c.seq = :head AND c.extra = :extra"
-            " ORDER BY c.key DESC LIMIT 10",
-            branch=branch,
-            head=thread.head,
-            extra=thread.extra,
-        )
-        for name, key in rows:
-            row = named(tx, thread.line, name)
-            if row and row.key == key and branches.segments_of(tx, branch, thread.head) == path:
-                return row.id
-    return None
-
-
-def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int | None = None) -> None:
-    """Let a thread go on from a point. What a run had begun is over, and what had arrived of a reply is gone."""
-    tx.run(
-        "UPDATE threads SET branch = :branch, head = :head, message_count = :count, unledgered = :head, run = NULL,"
-        " lease_owner = NULL, lease_until = NULL, extra = COALESCE(:extra, extra), line = COALESCE(:line, line)"
-        " WHERE key = :key",
-        branch=point.branch,
-        head=point.seq,
-        count=point.messages,
-        extra=extra,
-        line=line,
-        key=key,
-    )
-    tx.run("DELETE FROM partials WHERE thread = :key", key=key)
-
-
-def close_calls(tx: Tx, thread: int) -> None:
-    """Close the calls that are open where a thread leaves: nobody is asked about them, unless it comes back."""
-    tx.run(
-        "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'left' END, ended_at = :now"
-        " WHERE thread = :thread AND status IN ('waiting', 'answered', 'started')",
-        thread=thread,
-        now=tx.now(),
-    )
-
-
 # --- taking them away -------------------------------------------------------------------------------------------------
 
 
-def drop(tx: Tx, thread: int, keys: Iterable[int]) -> list[int]:
-    """Take checkpoints away from all lines of a thread; returns the branches along which nobody may read any more.
+class Freed(NamedTuple):
+    """The keys of checkpoints that were taken away, and the branches along which nobody may read any more."""
 
-    A row that another thread's line still shows is only hidden.
-    """
+    checkpoints: list[int]
+    branches: list[int]
+
+
+def drop(tx: Tx, thread: int, doomed: Iterable[Doomed]) -> Freed:
+    """Take checkpoints away from all lines of a thread. A row that another thread's line still shows is only hidden."""
     mine = lines(tx, thread)
-    freed: list[int] = []
-    for key in keys:
+    taken, freed = [], []
+    for key, version in sorted(doomed):
+        # Taken first: if two threads take the same one away at once, the second one sees that it is the last. One that
+        # is gone already may have left its key to another one, which nobody has meant.
+        held = tx.one(
+            "UPDATE checkpoints SET step = step WHERE key = :key AND version = :version RETURNING key",
+            key=key,
+            version=version,
+        )
+        if held is None:
+            continue
         gone = tx.one(
             "DELETE FROM checkpoints WHERE key = :key AND (EXISTS"
             " (SELECT 1 FROM branches b WHERE b.key = checkpoints.line AND b.thread = :thread) OR EXISTS"
@@ -587,12 +380,23 @@ def drop(tx: Tx, thread: int, keys: Iterable[int]) -> list[int]:
         )
         if gone is not None:
             freed.append(gone[0])
-        else:
-            tx.many(
-                "INSERT INTO hidden (line, checkpoint) VALUES (:line, :key) ON CONFLICT (line, checkpoint) DO NOTHING",
-                [{"line": line, "key": key} for line in mine],
-            )
-    return freed
+        if gone is not None or _hide(tx, mine, key):
+            taken.append(key)
+    return Freed(taken, freed)
+
+
+def _hide(tx: Tx, mine: list[int], key: int) -> bool:
+    """Let none of these lines show a checkpoint; False if none of them did."""
+    hidden = [
+        tx.one(
+            "INSERT INTO hidden (line, checkpoint) VALUES (:line, :key) ON CONFLICT (line, checkpoint) DO NOTHING"
+            " RETURNING line",
+            line=line,
+            key=key,
+        )
+        for line in mine
+    ]
+    return any(hidden)
 
 
 # The lines that have inherited a checkpoint and still show it.

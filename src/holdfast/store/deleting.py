@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.store import branches, checkpoints, leases
-from holdfast.store.checkpoints import Row
+from holdfast.store.checkpoints import Doomed, Row
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
 from holdfast.store.threads import VISITOR
@@ -24,12 +24,12 @@ CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
 class Dropped(NamedTuple):
     """What a step has removed, and whether there is more to do."""
 
-    checkpoints: int
+    checkpoints: list[int]
     messages: int
     left: list[int]
 
 
-def drop(tx: Tx, thread_id: str, keys: Sequence[int], *, namespace: str = "") -> Dropped:
+def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "") -> Dropped:
     """Take checkpoints away from a thread, and remove what only they needed."""
     held = tx.one(
         "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
@@ -37,25 +37,25 @@ def drop(tx: Tx, thread_id: str, keys: Sequence[int], *, namespace: str = "") ->
         id=thread_id,
     )
     if held is None:
-        return Dropped(0, 0, [])
+        return Dropped([], 0, [])
     thread = held[0]
-    freed = checkpoints.drop(tx, thread, keys)
+    freed = checkpoints.drop(tx, thread, doomed)
     checkpoints.show_latest(tx, thread)
-    collected = branches.collect(tx, freed, limit=CHUNK)
-    return Dropped(len(keys), collected.messages, collected.left)
+    collected = branches.collect(tx, freed.branches, limit=CHUNK)
+    return Dropped(freed.checkpoints, collected.messages, collected.left)
 
 
 def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, namespace: str = "") -> Dropped:
     """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
     thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
     if thread is None:
-        return Dropped(0, 0, [])
+        return Dropped([], 0, [])
     wanted = branches.unread(tx, thread.key) if candidates is None else candidates
     collected = branches.collect(tx, wanted, limit=CHUNK)
-    return Dropped(0, collected.messages, collected.left)
+    return Dropped([], collected.messages, collected.left)
 
 
-def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[int]:
+def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[Doomed]:
     """The checkpoints of a thread below a step, on whichever of its lines."""
     thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
@@ -63,7 +63,7 @@ def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[int
 
 def doomed(
     tx: Tx, thread_id: str, *, last: int, seconds: float, tags: Collection[str], namespace: str = ""
-) -> list[tuple[int, str]]:
+) -> list[tuple[Doomed, str]]:
     """The checkpoints of a thread, with their ids, that are none of the last ones, older than so many seconds, and
     without any of the tags. What a rewind has left is none of the last ones."""
     thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
@@ -71,13 +71,13 @@ def doomed(
         return []
     row = tx.one("SELECT :since", since=tx.later(-seconds))
     since: str = row[0] if row and seconds else "~"
-    found: dict[int, str] = {}
+    found: dict[Doomed, str] = {}
     for line in checkpoints.lines(tx, thread.key):
         rows = checkpoints.shown(tx, line)
         if line == thread.line:
-            kept = {row.key for row in rows[:last]}
-        found.update({row.key: row.id for row in rows if row.created_at < since and not _has_tag(row, tags)})
-    return sorted((key, name) for key, name in found.items() if key not in kept)
+            kept = {row.doomed for row in rows[:last]}
+        found.update({row.doomed: row.id for row in rows if row.created_at < since and not _has_tag(row, tags)})
+    return sorted((row, name) for row, name in found.items() if row not in kept)
 
 
 def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> None:
@@ -104,8 +104,8 @@ def _has_tag(row: Row, tags: Collection[str]) -> bool:
     return bool(tags) and not set(tags).isdisjoint(json.loads(row.about)["tags"])
 
 
-def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[int]:
-    return {row.key for line in checkpoints.lines(tx, thread) for row in checkpoints.shown(tx, line, below=below)}
+def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
+    return {row.doomed for line in checkpoints.lines(tx, thread) for row in checkpoints.shown(tx, line, below=below)}
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -169,12 +169,12 @@ def empty_trash(tx: Tx) -> Emptied:
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
     freed = _disinherit(tx, thread)
     rows = tx.all(
-        "SELECT c.key FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread AND NOT EXISTS"
-        " (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key) LIMIT :limit",
+        "SELECT c.key, c.version FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread"
+        " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key) LIMIT :limit",
         thread=thread,
         limit=CHUNK,
     )
-    freed += checkpoints.drop(tx, thread, [key for (key,) in rows])
+    freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in rows]).branches
     mine = [key for (key,) in tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)]
     collected = branches.collect(tx, {*freed, *mine}, limit=CHUNK)
     if len(rows) < CHUNK and not collected.left:
@@ -193,8 +193,11 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
         tx.run("DELETE FROM inherited WHERE line = :line AND source = :source", line=line, source=source)
     freed: list[int] = []
     for source in sorted({source for _, source in rows}):
-        kept = tx.all("SELECT checkpoint FROM hidden WHERE line = :source", source=source)
-        freed += checkpoints.drop(tx, thread, [key for (key,) in kept])
+        kept = tx.all(
+            "SELECT c.key, c.version FROM hidden h JOIN checkpoints c ON c.key = h.checkpoint WHERE h.line = :source",
+            source=source,
+        )
+        freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in kept]).branches
     return freed
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.store import checkpoints, deleting
+from holdfast.store import checkpoints, deleting, transfer
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
 
@@ -44,7 +44,11 @@ def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace
 def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
     """The same for all threads of a user. Forks of theirs that belong to them go anyway."""
     rows = tx.all(
-        "SELECT namespace, id, key FROM threads WHERE owner = :user OR namespace = :user ORDER BY key", user=user_id
+        "SELECT namespace, id, key FROM threads WHERE (owner = :user OR namespace = :user)"
+        " AND namespace NOT IN (:trash, :importing) ORDER BY key",
+        user=user_id,
+        trash=deleting.TRASH,
+        importing=transfer.IMPORTING,
     )
     mine = {(namespace, name) for namespace, name, _ in rows}
     others = {fork for _, _, key in rows for fork in descendants(tx, key) if ("", fork.id) not in mine}

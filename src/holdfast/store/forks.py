@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.errors import InputError, NotFound
-from holdfast.store import branches, checkpoints, threads
+from holdfast.store import branches, checkpoints, putting, threads
 from holdfast.store.branches import Point
 from holdfast.store.checkpoints import Anchor, New, Row
 from holdfast.store.database import Tx
@@ -69,7 +69,8 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
         key=key,
     )
     _share_open_calls(tx, point, key, new.branch)
-    _inherit(tx, new.line, parting, thread.version)
+    upto = (parting.step, parting.version)
+    checkpoints.inherit(tx, new.line, parting.line, upto=upto, as_of=thread.version)
     checkpoints.show_latest(tx, key)
 
 
@@ -81,12 +82,13 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     thread = _held(tx, thread_id, namespace)
     key = thread.key
     parting = part(tx, thread, to)
-    name = checkpoints.leave(tx, thread, left)
+    name = putting.leave(tx, thread, left)
     branch = branches.make(tx, key, parting.point)
-    _inherit(tx, branch, parting, thread.version)
-    checkpoints.close_calls(tx, key)
+    upto = (parting.step, parting.version)
+    checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
+    putting.close_calls(tx, key)
     _share_open_calls(tx, parting.point, key, branch)
-    checkpoints.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
+    putting.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
     checkpoints.show_latest(tx, key)
     return name
 
@@ -154,29 +156,6 @@ def _is_taken_new(tx: Tx, key: int) -> bool:
     return row is not None
 
 
-def _inherit(tx: Tx, line: int, parting: Parting, as_of: int) -> None:
-    """Let a new line show what another one shows up to the parting."""
-    for source in checkpoints.sources(tx, parting.line):
-        limit = min((source.step, source.version), (parting.step, parting.version))
-        seen = source._replace(step=limit[0], version=limit[1], as_of=min(source.as_of, as_of))
-        highest = checkpoints.highest(tx, parting.line, seen)  # a tight limit spares lists the lines of no use
-        if highest is not None:
-            tx.run(
-                "INSERT INTO inherited (line, source, step, version, as_of)"
-                " VALUES (:line, :source, :step, :version, :as_of)",
-                line=line,
-                source=seen.line,
-                step=highest[0],
-                version=highest[1],
-                as_of=seen.as_of,
-            )
-    tx.run(
-        "INSERT INTO hidden (line, checkpoint) SELECT :line, h.checkpoint FROM hidden h WHERE h.line = :old",
-        line=line,
-        old=parting.line,
-    )
-
-
 def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
     """What the ledger knows of calls that are open at the parting counts on both sides."""
     empty = branches.empty_places(tx, point)
@@ -208,12 +187,12 @@ def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
     thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
     if thread is None:
         return None
-    lines = checkpoints.lines(tx, thread.key)
-    shown = [row for row in checkpoints.shown(tx, thread.line) if row.line in lines]
+    above = _lines_above(tx, thread.key)
+    shown = [row for row in checkpoints.shown(tx, thread.line) if row.line not in above]
     known = {row.key for row in shown}
     left: list[Row] = []
-    for line in lines:
-        fresh = [row for row in checkpoints.shown(tx, line) if row.line in lines and row.key not in known]
+    for line in checkpoints.lines(tx, thread.key):
+        fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
         known.update(row.key for row in fresh)
         left += fresh
     origin = tx.one(
@@ -222,6 +201,17 @@ def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
     forks = tx.all("SELECT id FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
     name, seq = origin or (None, None)
     return Node(thread, name, seq, shown, left, [fork_id for (fork_id,) in forks])
+
+
+def _lines_above(tx: Tx, thread: int) -> set[int]:
+    """The lines of the threads that a thread was forked from: what it shares with those stands there."""
+    rows = tx.all(
+        "WITH RECURSIVE above (key) AS (SELECT origin FROM threads WHERE key = :thread"
+        " UNION SELECT t.origin FROM above JOIN threads t ON t.key = above.key)"
+        " SELECT b.key FROM above JOIN branches b ON b.thread = above.key",
+        thread=thread,
+    )
+    return {key for (key,) in rows}
 
 
 def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[Anchor, Anchor, int]:
