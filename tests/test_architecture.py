@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "record": (
         {
             *("journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"),
-            *("rows", "versions", "pruning", "erasing"),
+            *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines"),
         },
         {"store", "values", "ground"},
     ),

@@ -19,7 +19,7 @@ import apsw
 import pytest
 
 from holdfast import AssistantMessage, UserMessage
-from holdfast.checkpointer import Checkpointer, checkpointer_for
+from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
 from holdfast.copying import Copied, Progress, copy
 from holdfast.errors import InputError, StoreError, StoreUnusable
 from holdfast.messages import from_value
@@ -153,6 +153,22 @@ async def fill(cp: Checkpointer) -> None:
     await cp.store.write(threads.save_partial, "arriving", partial, by=lease)
     for namespace in ("", "other", "x:y"):
         await cp.store.write(threads.append, "plain", [Stored("m", "user", '"hi"')], namespace=namespace)
+    await fill_versions(cp)
+
+
+async def fill_versions(cp: Checkpointer) -> None:
+    """Checkpoints, a fork that was rewound and does not show all of them, and the mark of a deleted thread."""
+    messages = [UserMessage(f"message {n} 北京") for n in range(5)]
+    for step in range(1, 6):
+        about = CheckpointMetadata("versions", f"c{step}", step, tags=["\0", "\ud800"], summary="北京")
+        await cp.put(Checkpoint(about, messages[:step], EXTRA, {"result": step}, "next"))
+    await cp.fork("versions", "c4", new_id="fork", user_id="alice")
+    await cp.rewind("fork", "c3")
+    await cp.put(Checkpoint(CheckpointMetadata("fork", "c3", 3), [*messages[:2], UserMessage("other")]))
+    await cp.delete_before("fork", 2)
+    await cp.set_ttl("fork", 30)
+    await cp.fork("fork", new_id="gone")
+    await cp.delete_thread("gone")
 
 
 @pytest.fixture
@@ -185,12 +201,18 @@ def test_threads_read_the_same_in_the_copy(filled: str, target: str) -> None:
         async with checkpointer_for(filled) as original:
             listed = await cp.threads()
             assert listed == await original.threads()
-            assert len(listed) == 6
+            assert len(listed) == 8
             for info in listed:
                 ours, theirs = await cp.load(info.id), await original.load(info.id)
                 assert repr(ours) == repr(theirs)  # nan is not equal to itself
                 assert await cp.tool_calls(info.id) == await original.tool_calls(info.id)
                 assert await cp.inbox(info.id) == await original.inbox(info.id)
+                assert await cp.tree(info.id) == await original.tree(info.id)
+                for each in await cp.list_checkpoints(info.id):
+                    ids = each.checkpoint_id, info.id
+                    assert repr(await cp.get(*ids)) == repr(await original.get(*ids))
+            assert await cp.list_threads() == await original.list_threads()
+            assert [each.checkpoint_id for each in await cp.list_checkpoints("fork")] == ["c3", "c2"]
             assert await cp.pending() == await original.pending()
 
     use(target, compare)
@@ -275,7 +297,7 @@ def test_what_is_written_to_the_copy_gets_keys_of_its_own(filled: str, target: s
     before = everything(target)
     use(target, fill_more)
     after = everything(target)
-    for name in ("threads", "branches", "messages", "tool_calls", "inbox"):
+    for name in ("threads", "branches", "messages", "tool_calls", "inbox", "checkpoints"):
         new = {row[0] for row in after[name]} - {row[0] for row in before[name]}
         assert new, name
         assert min(new) > max(row[0] for row in before[name]), name
@@ -284,6 +306,7 @@ def test_what_is_written_to_the_copy_gets_keys_of_its_own(filled: str, target: s
 async def fill_more(cp: Checkpointer) -> None:
     await agent_on(cp, [[act(1)], "done"], "new", tools=[Acting().tool]).prompt("go")
     await cp.steer("new", "hello")
+    await cp.put(Checkpoint(CheckpointMetadata("new", "new")))
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
