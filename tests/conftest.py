@@ -124,7 +124,10 @@ class PostgresSchema:
         store.write_now(query)
 
     def _tables_that_grow(self) -> list[str]:
-        return [f'"{self._place.name}".{table}' for table in ("threads", "messages", "tool_calls", "inbox", "partials", "checkpoints")]
+        return [
+            f'"{self._place.name}".{table}'
+            for table in ("threads", "messages", "tool_calls", "inbox", "partials", "checkpoints")
+        ]
 
     def drop(self) -> None:
         postgres.server_for_tests().drop(self._place)
