@@ -14,11 +14,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.calling import Patience, Route
-from holdfast.checkpointer import Checkpointer
+from holdfast.checkpointer import At, Checkpointer
 from holdfast.checkpoints import Mark
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import AgentBusy, HoldfastError, InputError
@@ -26,7 +26,7 @@ from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from holdfast.journal import Journal, MemoryJournal, pending
 from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
-from holdfast.loop import Run, answer_needed, nothing_to_continue, one_line
+from holdfast.loop import Run, answer_needed, nothing_to_continue
 from holdfast.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from holdfast.middleware import Chain
 from holdfast.output import Output
@@ -118,8 +118,8 @@ class Agent:
         listener_timeout: float = 5.0,
         wait: float = 0,
         save_partial: float | None = 1.0,
-        checkpoint_every: str | int | None = None,
-        at: str | int | None = None,
+        checkpoint_every: Literal["turn"] | int | None = None,
+        at: At | None = None,
     ) -> None:
         _check_options(tool_mode, system_prompt, limits)
         _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
@@ -231,10 +231,7 @@ class Agent:
 
         Without a summary, it is the beginning of what was said last.
         """
-        if self._run is None:
-            await self.load()
-        said = one_line(recovery.last_reply(self.state.messages)) if summary is None else summary
-        mark = Mark(clock.new_id(), tags, said, {} if state is None else state)
+        mark = Mark(clock.new_id(), tags, summary, {} if state is None else state)
         await self._journal.mark(mark)
         return mark.id
 
@@ -433,7 +430,7 @@ def _journal(
     setup: Setup,
     modes: Modes,
     wait: float,
-    at: str | int | None,
+    at: At | None,
 ) -> Journal:
     if at is not None and (checkpointer is None or thread_id is None):
         raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from holdfast import clock, erasing, pruning, transfer, versions, watching
 from holdfast.checkpoints import (
@@ -77,6 +77,10 @@ __all__ = [
     "keep_last",
     "keep_tagged",
 ]
+
+
+At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
+Forks: TypeAlias = Literal["keep", "erase"]
 
 
 class ToolCallRecord(NamedTuple):
@@ -323,7 +327,7 @@ class Checkpointer(abc.ABC):
         return [versions.metadata_of(thread_id, row) for row in rows]
 
     async def fork(
-        self, thread_id: str, at: str | int | None = None, *, new_id: str | None = None, user_id: str | None = None
+        self, thread_id: str, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None
     ) -> str:
         """A new thread that shares the past of this one: up to a checkpoint, a seq, or its head. Returns its id.
 
@@ -336,7 +340,7 @@ class Checkpointer(abc.ABC):
         await self.store.write(forks.fork, checked_id(thread_id), new, point, owner=owner)
         return new
 
-    async def rewind(self, thread_id: str, to: str | int, *, wait: float = 0) -> str | None:
+    async def rewind(self, thread_id: str, to: At, *, wait: float = 0) -> str:
         """Let the thread go on from an earlier checkpoint or seq.
 
         Nothing is removed: what came after stays in the tree. Returns the id of the checkpoint that holds where the
@@ -387,7 +391,12 @@ class Checkpointer(abc.ABC):
         """
         return await pruning.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
 
-    async def erase_thread(self, thread_id: str, *, forks: str | None = None, wait: float = 0) -> Erased:
+    async def set_user(self, thread_id: str, user_id: str | None) -> None:
+        """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
+        user = None if user_id is None else checked_id(user_id, "a user id")
+        await self.store.write(threads.set_owner, checked_id(thread_id), user)
+
+    async def erase_thread(self, thread_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
         """Remove every byte of the thread, from the files of the database too; the answer says what that was.
 
         If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
@@ -396,7 +405,7 @@ class Checkpointer(abc.ABC):
         decided = erasing.checked_forks(forks)
         return await erasing.erase_thread(self.store, checked_id(thread_id), decided, checked_wait(wait))
 
-    async def erase_user(self, user_id: str, *, forks: str | None = None, wait: float = 0) -> Erased:
+    async def erase_user(self, user_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
         """The same for all threads of a user. Forks of theirs that belong to others are what `forks` is about."""
         decided, user = erasing.checked_forks(forks), checked_id(user_id, "a user id")
         return await erasing.erase_user(self.store, user, decided, checked_wait(wait))
@@ -405,12 +414,13 @@ class Checkpointer(abc.ABC):
         """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
 
         `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
-        keeps, stays. Without a thread, that is done to all of them. Without arguments, each thread that has a time to
-        live is pruned by it.
+        keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
         """
-        if thread_id is not None:
-            return await pruning.prune(self.store, checked_id(thread_id), pruning.checked(keep))
-        return await pruning.prune_all(self.store, None if keep is None else pruning.checked(keep))
+        if thread_id is None and keep is None:
+            return await pruning.prune_mortals(self.store)
+        if thread_id is None:
+            raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
+        return await pruning.prune(self.store, checked_id(thread_id), pruning.checked(keep))
 
     async def tidy(self, thread_id: str) -> None:
         """Prune one thread by its time to live, if it has one."""

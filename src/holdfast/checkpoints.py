@@ -6,9 +6,9 @@ Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), message
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from holdfast import clock
 from holdfast.errors import InputError
@@ -45,16 +45,23 @@ class Checkpoint:
     tools_result: Any = field(default_factory=dict)
     next_node: str | None = None
 
+    def next(self, **changes: Any) -> Self:
+        """The checkpoint after this one: a new id, the next step, this one as its parent, and `changes` elsewhere."""
+        about = self.metadata
+        new = CheckpointMetadata(about.thread_id, step=about.step + 1, parent_checkpoint_id=about.checkpoint_id)
+        return replace(self, metadata=new, **changes)
+
 
 class Mark(NamedTuple):
     """A checkpoint of a thread as it stands, which an agent makes."""
 
     id: str
     tags: Sequence[str]
-    summary: str
+    summary: str | None  # None: the beginning of what was said last
     state: Any
 
 
+@runtime_checkable
 class CheckpointBackend(Protocol):
     """The versioned methods of a checkpointer, for code that takes any backend."""
 
@@ -115,6 +122,7 @@ class Erased(NamedTuple):
     checkpoints: int
     messages: int
     is_gone: bool  # False: somebody who is still reading keeps old pages in the file
+    kept: list[str]  # forks that still hold what they shared with it
     note: str
 
 

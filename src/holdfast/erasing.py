@@ -12,7 +12,7 @@ import threading
 import time
 
 from holdfast.checkpoints import Erased
-from holdfast.errors import HoldfastError, InputError, StoreBusy
+from holdfast.errors import ForksUndecided, HoldfastError, InputError, StoreBusy
 from holdfast.leasing import patiently
 from holdfast.pruning import empty_trash
 from holdfast.store import deleting, erasures, sharing
@@ -52,12 +52,13 @@ async def erase_user(store: Store, user_id: str, forks: str | None, wait: float)
 async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
     if begun.undecided:
         forks = [f"{fork.id!r} of {fork.owner!r}" if fork.owner else repr(fork.id) for fork in begun.undecided]
-        raise InputError(
+        raise ForksUndecided(
             f"{whose} shares its past with {len(forks)} fork(s): {', '.join(forks[:5])}; say what becomes of them: "
-            "forks='keep' leaves them with a copy of it, forks='erase' erases them too"
+            "forks='keep' leaves them the past that they share, forks='erase' erases them too",
+            [fork.id for fork in begun.undecided],
         )
     if begun.threads == 0:
-        return Erased(0, 0, 0, True, "There was nothing to erase.")
+        return Erased(0, 0, 0, True, [], "There was nothing to erase.")
     keys = await store.read(erasures.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     is_gone = await in_thread(store.scrub)
@@ -65,7 +66,10 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
         await store.write(erasures.finish, keys)
     else:
         await finish_later(store)
-    return Erased(begun.threads, begun.checkpoints, messages, is_gone, ("" if is_gone else _PINNED) + store.remains)
+    note = store.remains if is_gone else _PINNED + store.remains
+    if begun.kept:
+        note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
+    return Erased(begun.threads, begun.checkpoints, messages, is_gone, list(begun.kept), note)
 
 
 async def finish_what_was_left(store: Store) -> None:

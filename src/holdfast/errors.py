@@ -4,6 +4,7 @@ A message names the thing, the value and the next step. The tree branches by wha
 
     HoldfastError
     ├── InputError (ValueError)            fix the call: a value that cannot be used
+    │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   └── NothingToContinue              resume() on a thread that waits for a prompt
     ├── MissingExtra (ImportError)         install the named extra
@@ -46,6 +47,14 @@ class HoldfastError(Exception):
 
 class InputError(HoldfastError, ValueError):
     """A value that cannot be used."""
+
+
+class ForksUndecided(InputError):
+    """What is to be erased has forks, whose ids are `forks`, and nobody has said what becomes of them."""
+
+    def __init__(self, message: str, forks: list[str]) -> None:
+        super().__init__(message)
+        self.forks = forks
 
 
 class NotFound(InputError):

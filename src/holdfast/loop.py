@@ -50,8 +50,6 @@ from holdfast.tools import Outcome
 
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
 
-_LINE = 80  # characters of a summary
-
 
 class _NothingToSay(Exception):
     """There is nothing for a model to answer, or a person must speak first."""
@@ -355,7 +353,7 @@ class Run:
         return self._replies % every == 0
 
     def _mark(self, reply: AssistantMessage) -> Mark:
-        return Mark(clock.new_id(), ["turn"], one_line(reply), {})
+        return Mark(clock.new_id(), ["turn"], recovery.one_line(reply), {})
 
     def _release_after(self, reply: AssistantMessage) -> str:
         """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
@@ -410,16 +408,6 @@ class Run:
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
-
-
-def one_line(reply: AssistantMessage | None) -> str:
-    """What a reply says, in one line."""
-    if reply is None:
-        return ""
-    text = " ".join(reply.text.split())
-    if not text and reply.tool_calls:
-        text = f"called {', '.join(call.name for call in reply.tool_calls)}"
-    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
 def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:

@@ -49,13 +49,12 @@ async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
     return Pruned([name for row, name in found if row.key in taken], messages)
 
 
-async def prune_all(store: Store, retention: Retention | None) -> Pruned:
-    """Prune every thread that has checkpoints; without a word on what to keep, by the time that each has to live."""
+async def prune_mortals(store: Store) -> Pruned:
+    """Prune each thread that has a time to live."""
     removed = Pruned([], 0)
-    for thread_id, ttl in await store.read(deleting.prunable):
-        if retention is not None or ttl is not None:
-            done = await prune(store, thread_id, retention or decoded(ttl))
-            removed = Pruned(removed.checkpoints + done.checkpoints, removed.messages + done.messages)
+    for thread_id, ttl in await store.read(deleting.mortals):
+        done = await prune(store, thread_id, decoded(ttl))
+        removed = Pruned(removed.checkpoints + done.checkpoints, removed.messages + done.messages)
     return removed
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.checkpoints import Mark
 from holdfast.messages import (
     AssistantMessage,
     Block,
@@ -33,6 +34,7 @@ UNKNOWN_OUTCOME = (
     "Check before you try it again."
 )
 _MANY = 1_000
+_LINE = 80  # characters of a summary
 _OMITTED = "(The beginning of this conversation is left out.)"
 _GO_ON = "(Go on.)"
 
@@ -166,6 +168,21 @@ def last_reply(messages: Sequence[Message]) -> AssistantMessage | None:
 def last_reply_id(messages: Sequence[Message]) -> str | None:
     reply = last_reply(messages)
     return None if reply is None else reply.id
+
+
+def summed_up(mark: Mark, messages: Sequence[Message]) -> Mark:
+    """The checkpoint with a summary: if it has none, the beginning of what was said last."""
+    return mark if mark.summary is not None else mark._replace(summary=one_line(last_reply(messages)))
+
+
+def one_line(reply: AssistantMessage | None) -> str:
+    """What a reply says, in one line."""
+    if reply is None:
+        return ""
+    text = " ".join(reply.text.split())
+    if not text and reply.tool_calls:
+        text = f"called {', '.join(call.name for call in reply.tool_calls)}"
+    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
 def interrupted(partial: AssistantMessage) -> AssistantMessage:

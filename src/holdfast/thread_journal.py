@@ -99,6 +99,11 @@ class ThreadJournal:
             await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
             self._origin = None
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
+        if thread.owner is not None and self._user_id not in (None, thread.owner):
+            raise InputError(
+                f"thread {self._thread_id!r} belongs to user {thread.owner!r}, and this agent works for "
+                f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
+            )
         self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
@@ -196,11 +201,11 @@ class ThreadJournal:
             self._note(position)
             self._saved_extra = self._saved_extra if extra is None else extra
 
-        new, store = versions.encoded_mark(mark), self._checkpointer.store
+        store = self._checkpointer.store
         while True:
             if self._held is None:
                 await self.load()
-            extra = self._changed_extra()
+            new, extra = versions.encoded_mark(recovery.summed_up(mark, self.messages)), self._changed_extra()
             by, expect = (self._lease(), threads.ANY) if self._held else (threads.VISITOR, self._known_version())
             write = store.write(putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra)
             try:

@@ -222,11 +222,15 @@ def _checked_messages(messages: object) -> Sequence[Any]:
 
 
 def checked_at(at: object, what: str) -> str | int:
-    """A point of a thread as callers name it: a checkpoint's id, or a seq."""
+    """A point of a thread as callers name it: a checkpoint, its metadata or its id, or a seq."""
+    if isinstance(at, Checkpoint):
+        at = at.metadata
+    if isinstance(at, CheckpointMetadata):
+        at = at.checkpoint_id
     if isinstance(at, str):
         return checked_checkpoint_id(at)
     if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < _HIGHEST_STEP:
-        raise InputError(f"{what} must be a checkpoint's id or a seq from 0 up, got {at!r:.80}")
+        raise InputError(f"{what} must be a checkpoint, its id, or a seq from 0 up, got {at!r:.80}")
     return at
 
 

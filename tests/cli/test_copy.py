@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,30 +16,10 @@ from holdfast import UserMessage
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.cli.copy import _Bar
 from holdfast.copying import Progress
+from tests.cli.commands import Command, command, slow_command
 from tests.cli.test_cli import Terminal
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
-# The command, in small pages, which a test can stop before any commit: it says so, and waits.
-SLOWLY = """\
-import sys, threading
-from holdfast import cli
-from holdfast.store import copying
-from holdfast.store.database import Store
-
-left = int(sys.argv[1])
-
-def boundary(_):
-    global left
-    left -= 1
-    if left == 0:
-        print("commit", flush=True)
-        sys.stdin.readline()
-
-copying.PAGE_ROWS = 5
-Store.boundary = staticmethod(boundary)
-sys.exit(cli.main(sys.argv[2:]))
-"""
+SLOWLY = slow_command("copying.PAGE_ROWS = 5")
 
 
 @pytest.fixture
@@ -59,21 +37,7 @@ def db(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holdfast(tmp_path: Path) -> Command:
-    def run(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *map(str, args)],
-            env={**os.environ, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
-            cwd=tmp_path,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+    return command(tmp_path)
 
 
 def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: Path, tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,31 +16,15 @@ import pytest
 from holdfast import Agent, Model
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.providers.scripted import ScriptedProvider
+from tests.cli.commands import Command, command
 from tests.cli.test_cli import Terminal
 from tests.cli.test_versions import fill
 from tests.conftest import Database
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
 def holdfast(tmp_path: Path, database: Database) -> Command:
-    def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": database.place, "PYTHONUTF8": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *args],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+    return command(tmp_path, database.place)
 
 
 @pytest.fixture

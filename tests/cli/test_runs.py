@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +13,8 @@ from holdfast.providers.scripted import ScriptedProvider, Step
 from holdfast.store import threads
 from holdfast.store.database import Store
 from holdfast.store.leases import Claim, Lease
+from tests.cli.commands import Command, command
 from tests.conftest import Database
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @tool(approval=True)
@@ -30,21 +25,7 @@ def pay(amount: int) -> str:
 
 @pytest.fixture
 def holdfast(tmp_path: Path, database: Database) -> Command:
-    def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": database.place, "PYTHONUTF8": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *args],
-            env=env,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+    return command(tmp_path, database.place)
 
 
 def run_agent(database: Database, steps: list[Step], prompt: str | None, thread_id: str = "t") -> tuple[str, str]:

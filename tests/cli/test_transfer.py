@@ -10,36 +10,16 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast import UserMessage
 from holdfast.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
+from tests.cli.commands import Command, command, slow_command
 from tests.cli.test_cli import Terminal
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
-# The command, which a test can stop before any commit: it says so, and waits.
-SLOWLY = """\
-import sys
-from holdfast import cli, transfer
-from holdfast.store.database import Store
-
-left = int(sys.argv[1])
-
-def boundary(_):
-    global left
-    left -= 1
-    if left == 0:
-        print("commit", flush=True)
-        sys.stdin.readline()
-
-transfer.PAGE_ROWS = 2
-Store.boundary = staticmethod(boundary)
-sys.exit(cli.main(sys.argv[2:]))
-"""
+SLOWLY = slow_command("transfer.PAGE_ROWS = 2")
 
 
 @pytest.fixture
@@ -59,22 +39,7 @@ def db(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holdfast(tmp_path: Path) -> Command:
-    def run(*args: object, code: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = subprocess.run(  # type: ignore[call-overload]
-            [sys.executable, "-m", "holdfast", *map(str, args)],
-            env={**os.environ, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
-            cwd=tmp_path,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=60,
-            **options,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+    return command(tmp_path)
 
 
 def test_a_thread_goes_through_a_pipe_into_another_database(holdfast: Command, db: Path) -> None:

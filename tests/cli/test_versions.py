@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast import UserMessage
 from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from tests.cli.commands import Command, command
 from tests.conftest import Database
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def holdfast(tmp_path: Path, database: Database) -> Command:
-    def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HOME": str(tmp_path), "HOLDFAST_DB": database.place, "PYTHONUTF8": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *args],
-            env=env,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+    return command(tmp_path, database.place)
 
 
 async def fill(cp: Checkpointer) -> None:

@@ -211,6 +211,52 @@ def test_an_idle_agent_marks_what_another_process_has_said_too(database: Databas
     with_cp(database, use)
 
 
+def test_its_summary_is_of_what_it_holds_and_not_of_what_the_agent_remembers(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        agent = agent_on(cp, ["one", "two"])
+        await agent.prompt("on")
+        await agent.prompt("on")
+        await cp.rewind("t", to=2)
+        await agent.checkpoint()
+        assert (await listed(cp))[-1].summary == "one"
+        await cp.erase_thread("t")
+        await agent.checkpoint()
+        assert [one.summary for one in await listed(cp)] == [""]
+
+    with_cp(database, use)
+
+
+def test_an_agent_for_somebody_else_is_refused(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await agent_on(cp, ["hello"], user_id="ann").prompt("hi")
+        with pytest.raises(InputError, match="thread 't' belongs to user 'ann', and this agent works for 'bob'"):
+            await agent_on(cp, ["never"], user_id="bob").prompt("hi")
+        assert await texts(cp, "t") == ["hi", "hello"]
+        await agent_on(cp, ["nobody's"]).prompt("hi")
+        await cp.set_user("t", "bob")
+        await agent_on(cp, ["hello"], user_id="bob").prompt("hi")
+        assert (await cp.erase_user("ann")).threads == 0
+        assert (await cp.erase_user("bob")).threads == 1
+
+    with_cp(database, use)
+
+
+def test_a_checkpoint_that_was_got_is_a_point_and_has_a_next_one(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        first = Checkpoint(CheckpointMetadata("t", "c1", 1), ["a"], {"x": 1})
+        await cp.put(first)
+        await cp.put(first.next(messages=["a", "b"]))
+        latest = await cp.get_latest("t")
+        assert latest is not None
+        assert (latest.metadata.step, latest.metadata.parent_checkpoint_id, latest.state) == (2, "c1", {"x": 1})
+        assert latest.metadata.checkpoint_id != "c1"
+        await cp.fork("t", at=first, new_id="f")
+        await cp.rewind("t", to=first.metadata)
+        assert await cp.diff("t", "f") == (1, 1, 0, 0)
+
+    with_cp(database, use)
+
+
 def test_an_extra_that_was_changed_is_saved_with_it(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         agent = agent_on(cp, ["hello", "more"])

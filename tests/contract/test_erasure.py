@@ -208,7 +208,7 @@ def test_whoever_erases_a_thread_with_forks_must_say_what_becomes_of_them(databa
         with pytest.raises(InputError, match=r"with 2 fork.*'fork', 'grandchild'.*forks='keep'.*'erase'"):
             await cp.erase_thread("t")
         with pytest.raises(InputError, match="forks must be 'keep' or 'erase', got 'both'"):
-            await cp.erase_thread("t", forks="both")
+            await cp.erase_thread("t", forks="both")  # type: ignore[arg-type]
         assert await texts(cp, "t") == ["shared word", "unshared word"]
 
     with_cp(database, use)
@@ -218,7 +218,9 @@ def test_forks_that_are_kept_have_the_past_that_they_share_and_nothing_more(data
     async def use(cp: Checkpointer) -> None:
         word = needle()
         await family(cp, word)
-        assert (await cp.erase_thread("t", forks="keep")).threads == 1
+        erased = await cp.erase_thread("t", forks="keep")
+        assert (erased.threads, erased.kept) == (1, ["fork", "grandchild"])
+        assert "2 fork(s) keep" in erased.note
         assert await texts(cp, "fork") == [f"shared {word}", f"own {word}"]
         assert await texts(cp, "grandchild") == [f"shared {word}", f"own {word}", f"deep {word}"]
         assert rows_with(cp.store, f"unshared {word}") == {}
@@ -276,7 +278,8 @@ def test_forks_that_others_own_are_theirs_to_keep_and_the_own_ones_go_anyway(dat
         await cp.fork("t", new_id="theirs", user_id="bob")
         with pytest.raises(InputError, match=r"user 'ann' shares its past with 1 fork.*'theirs' of 'bob'"):
             await cp.erase_user("ann")
-        assert (await cp.erase_user("ann", forks="keep")).threads == 2
+        erased = await cp.erase_user("ann", forks="keep")
+        assert (erased.threads, erased.kept) == (2, ["theirs"])
         assert [info.id for info in await cp.threads()] == ["theirs"]
         assert await texts(cp, "theirs") == ["hi", "reply"]
         assert (await cp.erase_user("bob")).threads == 1

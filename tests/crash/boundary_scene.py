@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -86,7 +86,7 @@ class Variation(Struct, frozen=True):
     durability: str = "full"
     has_hooks: bool = False  # hooks that edit calls, ask about some and write when the run ends
     prompts_on: bool = False  # whether a process that finds the thread interrupted says something new
-    checkpoint_every: str | int | None = None
+    checkpoint_every: Literal["turn"] | int | None = None
     is_noisy: bool = False  # other writes, some of which fail, share the commits of the run
 
 

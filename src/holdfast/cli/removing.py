@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from holdfast.checkpointer import Checkpointer, Erased, Retention, keep_age, keep_last, keep_tagged
 from holdfast.cli import database, terminal
 from holdfast.cli.subcommand import add, add_thread, count, number, work_on
-from holdfast.errors import InputError
+from holdfast.errors import ForksUndecided, InputError
 
 
 def add_to(commands: Any) -> None:
@@ -89,18 +89,26 @@ def _erase(args: argparse.Namespace) -> int:
     if args.thread is None:
         database.existing_checkpointer_of(args)  # or there is nothing to ask about
         _confirm(args, f"erases all threads of user {args.user} for good", args.user)
-        return _tell(work_on(args, lambda cp: cp.erase_user(args.user, forks=args.forks)), f"user {args.user!r}")
+        try:
+            erased = work_on(args, lambda cp: cp.erase_user(args.user, forks=args.forks))
+        except ForksUndecided as error:
+            raise _undecided(f"user {args.user!r}", error.forks) from error
+        return _tell(erased, f"user {args.user!r}")
     seen = work_on(args, lambda cp: _look(cp, args.thread), args.thread)
     if seen.forks and args.forks is None:
-        some = ", ".join(map(repr, seen.forks[:3])) + ", ..." * (len(seen.forks) > 3)
-        raise InputError(
-            f"thread {args.thread!r} shares its past with {count(len(seen.forks), 'fork')} ({some}): pass --forks keep "
-            "to leave them as they are, or --forks erase to erase them and their forks too"
-        )
+        raise _undecided(f"thread {args.thread!r}", seen.forks)
     too = f" and {count(len(seen.forks), 'fork')} with theirs" * (args.forks == "erase" and bool(seen.forks))
     _confirm(args, f"erases {seen.what}{too} for good", args.thread)
     erased = work_on(args, lambda cp: cp.erase_thread(args.thread, forks=args.forks), args.thread)
     return _tell(erased, f"thread {args.thread!r}")
+
+
+def _undecided(whose: str, forks: list[str]) -> InputError:
+    some = ", ".join(map(repr, forks[:3])) + ", ..." * (len(forks) > 3)
+    return InputError(
+        f"{whose} shares its past with {count(len(forks), 'fork')} ({some}): pass --forks keep "
+        "to leave them as they are, or --forks erase to erase them and their forks too"
+    )
 
 
 def _tell(erased: Erased, whose: str) -> int:

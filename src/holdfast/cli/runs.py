@@ -6,13 +6,13 @@ Each works on the database alone, so the run may go on in any process, or in non
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from holdfast.checkpointer import Checkpointer
-from holdfast.cli import database, terminal
+from holdfast.cli import terminal
+from holdfast.cli.subcommand import add, add_thread, work_on
 from holdfast.decisions import Answer, Deny, Pending
 from holdfast.errors import InputError
 from holdfast.inbox import Waiting
@@ -23,54 +23,33 @@ T = TypeVar("T")
 
 
 def add_to(commands: Any) -> None:
-    _add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
-    parser = _add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
+    add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
+    parser = add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
-    parser = _add(commands, "answer", _answer, "answer for a tool call that waits", thread=True)
+    parser = _add_for_thread(commands, "answer", _answer, "answer for a tool call that waits")
     parser.add_argument("call", metavar="CALL", help="the call's id; 'holdfast pending' lists them")
     parser.add_argument("answer", choices=["approve", "deny", "result"], help="let it run, or not, or say what it did")
     parser.add_argument("text", metavar="TEXT", nargs="?", help="why it is denied, or the call's result")
-    parser = _add(commands, "inbox", _inbox, "list what was said to a thread and not heard yet", thread=True, json=True)
+    _add_for_thread(commands, "inbox", _inbox, "list what was said to a thread and not heard yet", json=True)
     for name, what in (("steer", "before its next turn"), ("follow-up", "when it would stop")):
-        parser = _add(commands, name, _send, f"say something to a thread's run, {what}", thread=True)
+        parser = _add_for_thread(commands, name, _send, f"say something to a thread's run, {what}")
         parser.add_argument("text", metavar="TEXT")
         parser.set_defaults(kind=name)
-    parser = _add(commands, "withdraw", _withdraw, "take back what was not heard yet", thread=True)
+    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back what was not heard yet")
     parser.add_argument("message", metavar="ID", help="the message's id; 'holdfast inbox' lists them")
-    _add(commands, "abort", _abort, "end the run that drives a thread, in whatever process", thread=True)
+    _add_for_thread(commands, "abort", _abort, "end the run that drives a thread, in whatever process")
 
 
-def _add(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    help: str,
-    *,
-    thread: bool = False,
-    json: bool = False,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=f"{help.capitalize()}.")
-    if thread:
-        parser.add_argument("thread", metavar="THREAD", help="the thread's id; 'holdfast threads' lists them")
-    if json:
-        parser.add_argument("--json", action="store_true", help="as JSON")
-    database.add_option(parser)
-    parser.set_defaults(run=run)
+def _add_for_thread(commands: Any, *args: Any, json: bool = False) -> argparse.ArgumentParser:
+    parser = add(commands, *args, json=json)
+    add_thread(parser)
     return parser
 
 
 def _with(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]]) -> T:
     """Do something with the database, and with a thread only if there is such a thread."""
-    checkpointer = database.existing_checkpointer_of(args)
-
-    async def main() -> T:
-        async with checkpointer as cp:
-            thread: str | None = getattr(args, "thread", None)
-            if thread is not None and await cp.info(thread) is None:
-                raise InputError(f"there is no thread {thread!r} in {cp.name}; 'holdfast threads' lists them")
-            return await work(cp)
-
-    return asyncio.run(main())
+    thread: str | None = getattr(args, "thread", None)
+    return work_on(args, work, *([] if thread is None else [thread]))
 
 
 def _unfinished(args: argparse.Namespace) -> int:

@@ -9,11 +9,12 @@ from typing import Any
 
 from holdfast.checkpointer import Checkpointer, ThreadInfo
 from holdfast.cli import database, terminal
+from holdfast.cli.subcommand import number
 
 
 def add_to(commands: Any) -> None:
     parser = commands.add_parser("threads", help="list the threads", description=__doc__)
-    parser.add_argument("--limit", type=_count, default=50, metavar="N", help="at most N of them (default: 50)")
+    parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     database.add_option(parser)
     parser.set_defaults(run=run)
@@ -43,9 +44,3 @@ def _print_table(listed: list[ThreadInfo]) -> None:
     width = max(len(name) for name, _, _ in rows)
     for name, messages, written in rows:
         print(f"{name:{width}}  {messages:>8}  {terminal.line(written)}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 up, got {text!r}")
-    return int(text)

@@ -47,8 +47,14 @@ def _lines(checkpointer: Checkpointer, args: argparse.Namespace) -> AsyncIterato
     return export_thread(checkpointer.store, args.thread)
 
 
+async def _known(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
+    if args.user is None and await checkpointer.info(args.thread) is None:
+        raise InputError(f"there is no thread {args.thread!r} in {checkpointer.name}; 'holdfast threads' lists them")
+
+
 async def _print(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
     async with checkpointer:
+        await _known(checkpointer, args)
         async for line in _lines(checkpointer, args):
             if sys.stdout.isatty():
                 terminal.write(f"{line}\n")  # nothing in it may drive the terminal
@@ -75,6 +81,7 @@ def _save(checkpointer: Checkpointer, args: argparse.Namespace, path: Path) -> N
 async def _write(checkpointer: Checkpointer, args: argparse.Namespace, file: Any) -> int:
     count = 0
     async with checkpointer:
+        await _known(checkpointer, args)
         async for line in _lines(checkpointer, args):
             file.write(line.encode() + b"\n")
             count += 1

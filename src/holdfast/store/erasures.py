@@ -27,6 +27,7 @@ class Begun(NamedTuple):
     threads: int
     checkpoints: int
     undecided: list[Fork]
+    kept: Sequence[str] = ()  # the forks that stay
 
 
 def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace: str = "") -> Begun:
@@ -37,8 +38,9 @@ def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace
     found = descendants(tx, thread.key)
     if found and forks is None:
         return Begun(0, 0, found)
-    doomed = [thread_id, *(fork.id for fork in found if forks == "erase")]
-    return _begin(tx, doomed, by=by, namespace=namespace)
+    names = [fork.id for fork in found]
+    doomed = [thread_id, *(names if forks == "erase" else [])]
+    return _begin(tx, doomed, by=by, namespace=namespace)._replace(kept=names if forks == "keep" else [])
 
 
 def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
@@ -58,7 +60,8 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
     if forks == "erase":
         doomed.setdefault("", []).extend(sorted(fork.id for fork in others))
     begun = [_begin(tx, names, by=by, namespace=namespace) for namespace, names in doomed.items()]
-    return Begun(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [])
+    kept = sorted(fork.id for fork in others) if forks == "keep" else []
+    return Begun(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [], kept)
 
 
 def descendants(tx: Tx, thread: int) -> list[Fork]:

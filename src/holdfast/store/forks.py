@@ -74,7 +74,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str | None:
+def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
     if checkpoints.anchor(tx, thread_id, namespace=namespace) is None:
         raise checkpoints.unknown_thread(thread_id)

@@ -219,13 +219,13 @@ def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> 
     return Point(branch, start.seq + len(messages), start.messages + len(messages))
 
 
-def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str | None:
+def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str:
     """Make sure that where the thread stands has a name: what it leaves stays reachable. Returns the name.
 
     `apart` keeps a new one out of the thread's line.
     """
     name = _name_of_head(tx, thread)
-    if name is not None or (thread.head == 0 and thread.extra == "{}"):
+    if name is not None:
         return name
     line = thread.line
     if apart:

@@ -243,6 +243,15 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
     return [(ThreadInfo(*row[:4]), row[4], row[5]) for row in rows]
 
 
+def set_owner(tx: Tx, thread_id: str, owner: str | None, *, namespace: str = "") -> None:
+    """Say whose thread it is. The thread is made if it is new."""
+    tx.run(
+        "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key",
+        owner=owner,
+        key=key_of(tx, thread_id, namespace),
+    )
+
+
 def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:
     """Keep what has arrived of a reply so far. That is a write to the thread: whoever knows it must look again."""
     key, _ = advance(tx, thread_id, namespace, by, create=False)

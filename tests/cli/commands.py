@@ -1,0 +1,61 @@
+"""The command `holdfast` in a process of its own, for the tests that run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+_SLOWLY = """\
+import sys
+from holdfast import cli, transfer
+from holdfast.store import copying
+from holdfast.store.database import Store
+
+left = int(sys.argv[1])
+
+def boundary(_):
+    global left
+    left -= 1
+    if left == 0:
+        print("commit", flush=True)
+        sys.stdin.readline()
+
+{small_pages}
+Store.boundary = staticmethod(boundary)
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def command(home: Path, place: str | None = None) -> Command:
+    """What runs the command in a person's home directory, on the database that they usually work with."""
+    usual = {} if place is None else {"HOLDFAST_DB": place}
+
+    def run(*args: object, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *map(str, args)],
+            env={**os.environ, "HOME": str(home), "PYTHONUTF8": "1", **usual},
+            cwd=home,
+            input="" if input is None else input,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def slow_command(small_pages: str) -> str:
+    """A program that is the command, in small pages, and that a test can stop before any commit: it says so, and waits.
+
+    Its arguments are the number of that commit, and then the command's.
+    """
+    return _SLOWLY.format(small_pages=small_pages)
