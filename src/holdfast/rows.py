@@ -53,28 +53,28 @@ class Thread(NamedTuple):
 async def load(store: Store, thread_id: str) -> Thread | None:
     """Read and decode a thread page by page on a reader's thread: a long one does not stall the event loop."""
     while True:
-        row, pages = await store.read(_first_page, thread_id)
+        row, page = await store.read(_first_page, thread_id)
         if row is None:
             return None
-        while len(pages[-1]) == PAGE:
-            pages.append(await store.read(_page, row.branch, after=pages[-1][-1][0], upto=row.head))
+        messages, seqs = [message for _, message in page], [seq for seq, _ in page]
+        is_long = len(page) == PAGE
+        while len(page) == PAGE:
+            page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
+            messages.extend(message for _, message in page)
+            seqs.extend(seq for seq, _ in page)
         # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
-        if len(pages) == 1 or await store.read(threads.is_at, thread_id, row.key, row.branch, row.created_at):
+        if not is_long or await store.read(threads.is_at, thread_id, row.key, row.branch, row.created_at):
             break
-    messages = [message for page in pages for _, message in page]
-    seqs = [seq for page in pages for seq, _ in page]
     position = Position(row.head, row.version, row.branch)
     partial = None if row.partial is None else decode(row.partial)
     assert isinstance(partial, AssistantMessage | None)
-    extra = json.loads(row.extra)
-    return Thread(
-        messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, row.ttl is not None, row.owner
-    )
+    extra, is_mortal = json.loads(row.extra), row.ttl is not None
+    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, is_mortal, row.owner)
 
 
-def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[list[tuple[int, Message]]]]:
+def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
     row = threads.find(tx, thread_id)
-    return row, [] if row is None else [_page(tx, row.branch, after=0, upto=row.head)]
+    return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
 
 
 def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
