@@ -40,6 +40,7 @@ from holdfast.thread_journal import ThreadJournal
 from holdfast.tools import Tool
 from holdfast.versions import checked_at
 
+_A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("holdfast.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("holdfast_runs", default=frozenset())
 
@@ -232,8 +233,24 @@ class Agent:
         Without a summary, it is the beginning of what was said last.
         """
         mark = Mark(clock.new_id(), tags, summary, {} if state is None else state)
-        await self._journal.mark(mark)
+        while not await self._marked(mark):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
+            await asyncio.sleep(_A_MOMENT)
         return mark.id
+
+    async def _marked(self, mark: Mark) -> bool:
+        """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
+        if self._run is not None:
+            return await self._journal.mark(mark)
+        await self._loaded()
+        if self._run is not None or self._task is not None:
+            return False
+        self._task = task = asyncio.create_task(self._load_and_mark(mark))
+        task.add_done_callback(self._become_idle)
+        return await asyncio.shield(task)
+
+    async def _load_and_mark(self, mark: Mark) -> bool:
+        await self._journal.load()
+        return await self._journal.mark(mark)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""

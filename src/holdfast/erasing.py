@@ -57,7 +57,7 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
             "forks='keep' leaves them the past that they share, forks='erase' erases them too",
             [fork.id for fork in begun.undecided],
         )
-    if begun.threads == 0:
+    if begun.threads == 0 and not await store.read(erasures.unfinished):  # else an earlier one is gone on with
         return Erased(0, 0, 0, True, [], "There was nothing to erase.")
     keys = await store.read(erasures.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)

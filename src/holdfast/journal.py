@@ -68,8 +68,8 @@ class Journal(Protocol):
     ) -> None:
         """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it."""
 
-    async def mark(self, mark: Mark) -> None:
-        """Make a checkpoint of the thread as it stands."""
+    async def mark(self, mark: Mark) -> bool:
+        """Make a checkpoint of the thread as it stands; False if that is not known just now."""
 
     def was_recorded(self, place: int) -> bool:
         """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
@@ -163,7 +163,7 @@ class MemoryJournal:
         self.messages.extend(messages)
         self.entries = {}
 
-    async def mark(self, mark: Mark) -> None:  # noqa: ARG002
+    async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
 
     def was_recorded(self, place: int) -> bool:  # noqa: ARG002

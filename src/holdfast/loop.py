@@ -178,7 +178,7 @@ class Run:
             span.ended_with(reply)
             outcomes = await self._calls.run(reply)
             if reply.tool_calls and self._is_due and not self._calls.waiting:
-                await self._journal.mark(self._mark(reply))
+                await self._journal.mark(self._mark(reply))  # the lease is held: it does not fail for lack of knowledge
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
 

@@ -196,24 +196,31 @@ class ThreadJournal:
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
         await self._written(note, query, self._thread_id, rows, **more)
 
-    async def mark(self, mark: Mark) -> None:
+    async def mark(self, mark: Mark) -> bool:
         def note(position: Position) -> None:
             self._note(position)
             self._saved_extra = self._saved_extra if extra is None else extra
 
-        store = self._checkpointer.store
-        while True:
-            if self._held is None:
-                await self.load()
-            new, extra = versions.encoded_mark(recovery.summed_up(mark, self.messages)), self._changed_extra()
-            by, expect = (self._lease(), threads.ANY) if self._held else (threads.VISITOR, self._known_version())
-            write = store.write(putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra)
-            try:
-                return await _settled(write, note)
-            except ThreadMoved:
-                if self._held is not None:
-                    raise
-                self._position = None  # somebody else has written since we looked: read it first
+        held = self._held
+        if held is None and (self._position is None or self._unseen):
+            return False  # a run is about to begin, or must be loaded first
+        new, extra = versions.encoded_mark(recovery.summed_up(mark, self.messages)), self._changed_extra()
+        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
+        write = self._checkpointer.store.write(
+            putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra
+        )
+        try:
+            await _settled(write, note)
+        except ThreadMoved:
+            if held is not None:
+                raise
+            self._position = None  # somebody else has written since we looked: read it first
+            return False
+        except (LeaseLost, ThreadBusy):
+            if self._held == held:
+                raise
+            return False  # our own run has begun meanwhile, or ended
+        return True
 
     async def tidy(self) -> None:
         if self._is_mortal:

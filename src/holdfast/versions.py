@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from holdfast import clock
@@ -170,7 +170,7 @@ def encoded(checkpoint: Checkpoint) -> New:
         about.parent_checkpoint_id,
         encoded_about(about.tags, about.summary),
         encoded_body(checkpoint.state, checkpoint.tools_result, checkpoint.next_node),
-        about.created_at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z",
+        about.created_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z",
     )
 
 

@@ -211,6 +211,24 @@ def test_an_idle_agent_marks_what_another_process_has_said_too(database: Databas
     with_cp(database, use)
 
 
+def test_one_by_hand_at_any_moment_of_a_run_disturbs_nothing(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for moment in range(40):
+            name = f"t{moment}"
+            agent = agent_on(cp, [[ToolCall("c1", "look")], "done"], name, tools=[look])
+            run = asyncio.create_task(agent.prompt("go"))
+            for _ in range(moment):
+                await asyncio.sleep(0 if moment < 20 else 0.0005)
+            made = await asyncio.wait_for(agent.checkpoint(), 30)
+            assert (await run).text == "done"
+            assert await texts(cp, name) == ["go", "", "seen", "done"]
+            assert await said_at(cp, made, name) in (["go", "", "seen", "done"][:end] for end in range(5))
+            assert [message.text for message in agent.state.messages] == ["go", "", "seen", "done"]
+            assert await cp.delete_thread(name) == 1
+
+    with_cp(database, use)
+
+
 def test_its_summary_is_of_what_it_holds_and_not_of_what_the_agent_remembers(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         agent = agent_on(cp, ["one", "two"])

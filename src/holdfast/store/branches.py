@@ -66,6 +66,8 @@ def free_source(tx: Tx, thread: int, point: Point) -> int | None:
     It must be read as the point is. Others may read it up to the point; only its own segment leads further.
     """
     path = segments_of(tx, point.branch, point.seq)
+    if path:
+        _take(tx, path[-1].source)
     if not path or parting(path, segments_of(tx, path[-1].source, point.seq)) != point.seq:
         return None
     row = tx.one(
@@ -180,6 +182,7 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
         if removed >= limit:
             return Collected(removed, waiting)
         branch = waiting.pop()
+        _take(tx, branch)
         if not _is_read(tx, branch):
             sources = tx.all("SELECT source FROM segments WHERE branch = :branch", branch=branch)
             tx.run("DELETE FROM segments WHERE branch = :branch", branch=branch)
@@ -202,6 +205,11 @@ def unread(tx: Tx, thread: int) -> list[int]:
         thread=thread,
     )
     return [key for (key,) in rows]
+
+
+def _take(tx: Tx, branch: int) -> None:
+    """Take a branch's row: it is either gone on with, or looked at whether anybody needs it, and not both at once."""
+    tx.run("UPDATE branches SET thread = thread WHERE key = :branch", branch=branch)
 
 
 def _is_read(tx: Tx, branch: int) -> bool:
@@ -234,7 +242,7 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
     What lies between two parts is the result of a call that was open when somebody left: they have their own.
     """
     keys: list[int] = []
-    end = 0
+    end = -1
     for after, upto in [*needed, (END, END)]:
         if after > end:
             rows = tx.all(

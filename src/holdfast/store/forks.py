@@ -76,8 +76,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
 
 def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
-    if checkpoints.anchor(tx, thread_id, namespace=namespace) is None:
-        raise checkpoints.unknown_thread(thread_id)
+    _held(tx, thread_id, namespace)
     threads.advance(tx, thread_id, namespace, by, create=False)
     thread = _held(tx, thread_id, namespace)
     key = thread.key

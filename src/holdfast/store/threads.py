@@ -296,13 +296,10 @@ def hold(tx: Tx, thread_id: str, namespace: str, by: By) -> tuple[int, int]:
 
 
 def key_of(tx: Tx, thread_id: str, namespace: str) -> int:
-    """The thread's key; it is made if it is new."""
-    sql = "SELECT key FROM threads WHERE namespace = :namespace AND id = :id"
-    row = tx.one(sql, namespace=namespace, id=thread_id)
-    if row is None:
+    """The thread's key, its row taken: nobody deletes it meanwhile. The thread is made if it is new."""
+    take = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key"
+    while (row := tx.one(take, namespace=namespace, id=thread_id)) is None:
         _create(tx, namespace, thread_id, tx.now())
-        row = tx.one(sql, namespace=namespace, id=thread_id)
-        assert row is not None
     key: int = row[0]
     return key
 
