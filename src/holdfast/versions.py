@@ -18,13 +18,11 @@ from holdfast.leasing import patiently
 from holdfast.messages import decode, dumps
 from holdfast.rows import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
 from holdfast.store import branches, checkpoints, forks, putting, threads
-from holdfast.store.checkpoints import Anchor, New, Place, Row
+from holdfast.store.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
 from holdfast.store.database import Store, Tx
 from holdfast.store.forks import Node
 from holdfast.store.leases import Visit
 from holdfast.store.threads import Stored
-
-_HIGHEST_STEP = 2**53
 
 
 class _Matched(NamedTuple):
@@ -160,8 +158,8 @@ def encoded(checkpoint: Checkpoint) -> New:
     checked_id(about.thread_id)
     if about.parent_checkpoint_id is not None:
         checked_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
-    if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step < _HIGHEST_STEP:
-        raise InputError(f"a step must be a number from 0 to 2**53 - 1, got {about.step!r:.80}")
+    if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step <= HIGHEST_STEP:
+        raise InputError(f"a step must be a whole number from 0 to 2**53 - 1, got {about.step!r:.80}")
     if not isinstance(about.created_at, datetime) or about.created_at.tzinfo is None:
         raise InputError(f"created_at must be a datetime with a time zone, got {about.created_at!r:.80}")
     return New(
@@ -229,7 +227,7 @@ def checked_at(at: object, what: str) -> str | int:
         at = at.checkpoint_id
     if isinstance(at, str):
         return checked_checkpoint_id(at)
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < _HIGHEST_STEP:
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= HIGHEST_STEP:
         raise InputError(f"{what} must be a checkpoint, its id, or a seq from 0 up, got {at!r:.80}")
     return at
 

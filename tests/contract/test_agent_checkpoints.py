@@ -86,6 +86,21 @@ def test_a_plain_turn_costs_no_more_commits_with_a_checkpoint_than_without(datab
     with_cp(database, use)
 
 
+def test_behind_the_highest_step_there_is_may_be_one_of_the_same(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.put(Checkpoint(CheckpointMetadata("t", "top", 2**53 - 1), []))
+        agent = agent_on(cp, ["hello"], checkpoint_every="turn")
+        await agent.prompt("hi")
+        by_hand = await agent.checkpoint()
+        assert {one.step for one in await listed(cp)} == {2**53 - 1}
+        latest = await cp.get_latest("t")
+        assert latest is not None
+        assert latest.metadata.checkpoint_id == by_hand
+        await cp.put(latest)
+
+    with_cp(database, use)
+
+
 def test_a_summary_is_one_line_of_a_readable_length(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await agent_on(cp, ["first\n\nsecond   line " + "x" * 200], checkpoint_every="turn").prompt("hi")

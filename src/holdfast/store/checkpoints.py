@@ -15,6 +15,7 @@ from holdfast.errors import InputError, NotFound
 from holdfast.store.branches import Point
 from holdfast.store.database import Tx
 
+HIGHEST_STEP = 2**53 - 1  # any JSON reader can hold it
 _LAST = 2**62  # no step and no version is behind it
 _LOOK = 200  # so many of one name are looked at: what is in more than one thread is so at once
 

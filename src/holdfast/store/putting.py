@@ -12,6 +12,7 @@ from holdfast.errors import InputError
 from holdfast.store import branches, threads
 from holdfast.store.branches import Point
 from holdfast.store.checkpoints import (
+    HIGHEST_STEP,
     LINES,
     ON_LINE,
     Anchor,
@@ -107,11 +108,13 @@ def append(
 def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
-        f" created_at) SELECT {ON_LINE}, :id, COALESCE(c.step, 0) + 1, t.version, c.id, t.branch, t.head,"
+        f" created_at) SELECT {ON_LINE}, :id,"
+        " CASE WHEN c.step = :highest THEN c.step ELSE COALESCE(c.step, 0) + 1 END, t.version, c.id, t.branch, t.head,"
         " t.message_count, :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
         " WHERE t.namespace = :namespace AND t.id = :thread",
         namespace=namespace,
         thread=thread_id,
+        highest=HIGHEST_STEP,
         id=new.id,
         about=new.about,
         body=new.body,
@@ -133,7 +136,7 @@ def following(tx: Tx, thread: Anchor, new: New) -> New:
     latest = shown(tx, thread.line, limit=1)
     if not latest:
         return new._replace(step=1)
-    return new._replace(step=latest[0].step + 1, parent=latest[0].id)
+    return new._replace(step=min(latest[0].step + 1, HIGHEST_STEP), parent=latest[0].id)
 
 
 def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None = None) -> None:
