@@ -21,7 +21,7 @@ from holdfast.calling import Patience, Route
 from holdfast.checkpointer import At, Checkpointer
 from holdfast.checkpoints import Mark
 from holdfast.decisions import Answer, Pending, encode_answer
-from holdfast.errors import AgentBusy, HoldfastError, InputError
+from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from holdfast.journal import Journal, MemoryJournal, pending
 from holdfast.leasing import checked_wait
@@ -341,7 +341,7 @@ class Agent:
                 encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
                 result = await run.go(prompts)
                 span.ran(result)
-            await self._tidied()
+            await self._journal.tidy()
             self._error = result.error
             self._report(run, result.stop_reason)
             return result
@@ -355,12 +355,6 @@ class Agent:
             finally:
                 if not ended.done():  # from inside: a task's callbacks would come a round of the event loop later
                     ended.set_result(None)
-
-    async def _tidied(self) -> None:
-        try:
-            await self._journal.tidy()
-        except HoldfastError as error:  # the run has ended, and the next one comes by here too
-            _log.warning("old checkpoints of thread %r could not be pruned: %s", self.thread_id, type(error).__name__)
 
     def _report(self, run: Run, stop_reason: str) -> None:
         thread_id, error = self._setup.thread_id, self._error

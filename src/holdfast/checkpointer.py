@@ -301,7 +301,7 @@ class Checkpointer(abc.ABC):
         seconds, store = checked_wait(wait), self.store
         thread = await versions.put(store, checkpoint, seconds)
         if thread.ttl is not None:
-            await pruning.prune(store, thread.id, pruning.decoded(thread.ttl))
+            await pruning.tidy(store, thread.id, thread.ttl)
         return checkpoint.metadata.checkpoint_id
 
     async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None:
@@ -317,14 +317,12 @@ class Checkpointer(abc.ABC):
     async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
         """The latest checkpoint of each thread that has any, the newest first."""
         limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-        rows = await self.store.read(checkpoints.recent, limit=limit, offset=offset)
-        return [versions.metadata_of(thread_id, row) for thread_id, row in rows]
+        return await self.store.read(versions.recent, limit=limit, offset=offset)
 
     async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
         """The thread's checkpoints, the highest step first."""
         limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-        rows = await self.store.read(checkpoints.listed, checked_id(thread_id), limit=limit, offset=offset)
-        return [versions.metadata_of(thread_id, row) for row in rows]
+        return await self.store.read(versions.listed, checked_id(thread_id), limit=limit, offset=offset)
 
     async def fork(
         self, thread_id: str, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None
@@ -426,7 +424,7 @@ class Checkpointer(abc.ABC):
         """Prune one thread by its time to live, if it has one."""
         thread = await self.store.read(checkpoints.anchor, checked_id(thread_id))
         if thread is not None and thread.ttl is not None:
-            await pruning.prune(self.store, thread_id, pruning.decoded(thread.ttl))
+            await pruning.tidy(self.store, thread_id, thread.ttl)
 
     async def set_ttl(self, thread_id: str, days: float | None, keep: Retention | None = None) -> None:
         """Let the thread's checkpoints go by themselves when they are so many days old; None ends that.

@@ -26,6 +26,10 @@ _PINNED = (
     "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
     "when that ends, or when the database is opened next. "
 )
+_NOTHING = (
+    "There was nothing to erase. What was deleted before, and not erased, may still be in free space of the database's "
+    "files until the next erasure."
+)
 _log = logging.getLogger("holdfast.store")
 
 
@@ -58,7 +62,7 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
             [fork.id for fork in begun.undecided],
         )
     if begun.threads == 0 and not await store.read(erasures.unfinished):  # else an earlier one is gone on with
-        return Erased(0, 0, 0, True, [], "There was nothing to erase.")
+        return Erased(0, 0, 0, True, [], _NOTHING)
     keys = await store.read(erasures.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     is_gone = await in_thread(store.scrub)

@@ -7,10 +7,11 @@ is whole, and the next prune or deletion goes on.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 
 from holdfast.checkpoints import Pruned, Retention
-from holdfast.errors import InputError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.leasing import patiently
 from holdfast.store import deleting, transfer
 from holdfast.store.checkpoints import Doomed
@@ -18,6 +19,7 @@ from holdfast.store.database import Store
 from holdfast.store.leases import Visit
 
 _DROPPED_AT_ONCE = 500
+_log = logging.getLogger("holdfast.store")
 
 
 def encoded(retention: Retention) -> str:
@@ -47,6 +49,14 @@ async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
     rest = await store.write(deleting.collect, thread_id)  # what an interrupted one has left
     messages += rest.messages + await _collect(store, thread_id, rest.left)
     return Pruned([name for row, name in found if row.key in taken], messages)
+
+
+async def tidy(store: Store, thread_id: str, ttl: str) -> None:
+    """Prune a thread by its time to live, beside what somebody has asked for: that has happened in any case."""
+    try:
+        await prune(store, thread_id, decoded(ttl))
+    except HoldfastError as error:  # the next one comes by here too
+        _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_id, type(error).__name__)
 
 
 async def prune_mortals(store: Store) -> Pruned:

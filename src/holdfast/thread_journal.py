@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from holdfast import clock, owners, recovery, versions
 from holdfast.checkpointer import Checkpointer
 from holdfast.checkpoints import Mark
-from holdfast.errors import InputError, LeaseLost, ThreadBusy, ThreadMoved
+from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import inbox, keeper, putting, threads, tool_calls
+from holdfast.store import forks, inbox, keeper, putting, threads, tool_calls
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.threads import Position
@@ -95,8 +95,7 @@ class ThreadJournal:
         if self._position is not None and self._unseen == 0 and not again:
             return
         if self._origin is not None:
-            thread_id, at = self._origin
-            await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
+            await self._fork(*self._origin)
             self._origin = None
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
         if thread.owner is not None and self._user_id not in (None, thread.owner):
@@ -124,6 +123,17 @@ class ThreadJournal:
         self._reserved = thread.position.head
         self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
         await self.refresh()
+
+    async def _fork(self, thread_id: str, at: str | int) -> None:
+        """Make the fork that this is a journal of, unless an attempt of ours has done so and did not hear of it."""
+        try:
+            await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
+        except NotFound:
+            raise
+        except InputError:
+            made = await self._checkpointer.store.read(forks.node, self._thread_id)
+            if made is None or made.origin != thread_id:
+                raise
 
     async def refresh(self) -> None:
         if self._position is None or not self.open_calls():

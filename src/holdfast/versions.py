@@ -20,7 +20,6 @@ from holdfast.rows import PAGE, PLAIN, body_of, checked_id, encode_json, stored,
 from holdfast.store import branches, checkpoints, forks, putting, threads
 from holdfast.store.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
 from holdfast.store.database import Store, Tx
-from holdfast.store.forks import Node
 from holdfast.store.leases import Visit
 from holdfast.store.threads import Stored
 
@@ -206,6 +205,16 @@ def metadata_of(thread_id: str, row: Row) -> CheckpointMetadata:
     return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
 
 
+def listed(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """A list of a thread's checkpoints, made on a reader's thread: it may be long."""
+    return [metadata_of(thread_id, row) for row in checkpoints.listed(tx, thread_id, limit=limit, offset=offset)]
+
+
+def recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """The same of the threads' latest ones."""
+    return [metadata_of(name, row) for name, row in checkpoints.recent(tx, limit=limit, offset=offset)]
+
+
 def checked_checkpoint_id(checkpoint_id: object) -> str:
     return checked_id(checkpoint_id, "a checkpoint id")  # type: ignore[arg-type]
 
@@ -234,26 +243,27 @@ def checked_at(at: object, what: str) -> str | int:
 
 async def tree(store: Store, thread_id: str) -> Tree | None:
     """A thread and all that was forked from it. However deep, it is walked without recursion."""
-    nodes: dict[str, Node] = {}
+    bare: dict[str, tuple[Tree, list[str]]] = {}
     waiting = [thread_id]
     while waiting:
         name = waiting.pop()
-        node = await store.read(forks.node, name)
-        if node is not None:
-            nodes[name] = node
-            waiting += [fork for fork in node.forks if fork not in nodes]
+        found = await store.read(_bare_tree, name)
+        if found is not None:
+            bare[name] = found
+            waiting += [fork for fork in found[1] if fork not in bare]
     trees: dict[str, Tree] = {}
-    for name, node in reversed(nodes.items()):  # a fork is found after the thread that it was forked from
-        trees[name] = Tree(
-            name,
-            node.thread.message_count,
-            node.origin,
-            node.origin_seq,
-            [metadata_of(name, row) for row in reversed(node.shown)],
-            [metadata_of(name, row) for row in reversed(node.left)],
-            [trees[fork] for fork in node.forks if fork in trees],
-        )
+    for name, (tree, names) in reversed(bare.items()):  # a fork is found after the thread that it was forked from
+        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees])
     return trees.get(thread_id)
+
+
+def _bare_tree(tx: Tx, name: str) -> tuple[Tree, list[str]] | None:
+    """A thread as a tree shows it, without its forks; and their ids."""
+    node = forks.node(tx, name)
+    if node is None:
+        return None
+    shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))
+    return Tree(name, node.thread.message_count, node.origin, node.origin_seq, shown, left, []), node.forks
 
 
 async def diff(store: Store, a: str, b: str) -> Difference:

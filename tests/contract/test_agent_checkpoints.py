@@ -359,6 +359,18 @@ def test_what_was_said_to_it_before_its_first_run_is_heard(database: Database) -
     with_cp(database, use)
 
 
+def test_a_fork_that_was_made_and_not_heard_of_is_gone_on_with(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await agent_on(cp, ["hello"]).prompt("hi")
+        agent = agent_on(cp, ["again"], at=2)
+        assert agent.thread_id is not None
+        await cp.fork("t", 2, new_id=agent.thread_id)
+        await agent.prompt("on")
+        assert await texts(cp, agent.thread_id) == ["hi", "hello", "on", "again"]
+
+    with_cp(database, use)
+
+
 def test_an_unknown_point_is_said_by_the_first_run_and_nothing_is_written(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", UserMessage("hi"))

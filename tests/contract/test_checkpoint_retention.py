@@ -399,3 +399,29 @@ def test_a_deletion_that_was_interrupted_is_one_all_the_same(database: Database)
         assert await texts(cp, "t") == ["anew"]
 
     with_cp(database, check)
+
+
+def test_prunes_beside_puts_that_replace_their_last_message_lose_nothing(database: Database) -> None:
+    async def check(cp: Checkpointer) -> None:
+        said: list[Any] = []
+
+        async def write() -> None:
+            for number in range(40):
+                said.append(f"said {number}")
+                about = CheckpointMetadata("t", f"c{number}", number)
+                await cp.put(Checkpoint(about, [*said, f"how things stand at {number}"]))
+
+        async def prune(writing: asyncio.Task[None]) -> None:
+            while not writing.done():
+                await cp.prune("t", keep_last(2))
+
+        writing = asyncio.create_task(write())
+        await asyncio.gather(writing, prune(writing), prune(writing))
+        latest = await cp.get_latest("t")
+        assert latest is not None
+        assert latest.messages == [*said, "how things stand at 39"]
+        await cp.prune("t", keep_last(1))
+        loaded_thread = await loaded(cp, "t")
+        assert len(loaded_thread.messages) == 41
+
+    with_cp(database, check)

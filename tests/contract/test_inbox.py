@@ -17,6 +17,8 @@ from holdfast.inbox import Receipt
 from holdfast.messages import ImageContent, TextContent
 from holdfast.providers.base import Request
 from holdfast.providers.scripted import ScriptedProvider
+from holdfast.store import inbox, threads
+from holdfast.store.leases import Lease
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
@@ -459,5 +461,15 @@ def test_a_message_is_withdrawn_or_heard_and_never_both_or_neither(database: Dat
             assert await waiting(cp, thread_id) == []
             outcomes[withdrawn] += 1
         assert sum(outcomes.values()) == 40
+
+    with_two(database, use)
+
+
+def test_a_run_that_slept_does_not_make_a_deleted_thread_anew(database: Database) -> None:
+    async def use(cp: Checkpointer, _: Checkpointer) -> None:
+        limits = {"steer": 1}
+        taken = await cp.store.write(inbox.take, "gone", by=Lease(1, 30.0), expect=threads.ANY, limits=limits)
+        assert taken == (None, [])
+        assert await cp.threads() == []
 
     with_two(database, use)

@@ -64,7 +64,10 @@ def take(
     tx: Tx, thread_id: str, *, by: By, expect: int, limits: dict[str, int], namespace: str = ""
 ) -> tuple[Position | None, list[str]]:
     """Move what waits into the log: of the first kind that has something, so many messages. Returns their bodies."""
-    thread = threads.key_of(tx, thread_id, namespace)
+    known = threads.find(tx, thread_id, namespace=namespace)
+    if known is None:  # it was deleted: there is nothing to hear, and it is not made anew
+        return None, []
+    thread = known.key
     for kind, limit in limits.items():
         # In one statement: what somebody withdraws at this very moment is heard or withdrawn, and never both.
         rows = tx.all(
