@@ -62,8 +62,9 @@ def test_what_is_no_time_is_refused_by_name(given: Any) -> None:
 
 
 def test_a_checkpointer_is_a_checkpoint_backend() -> None:
-    backend: CheckpointBackend = SQLiteCheckpointer("never opened.db")
-    assert backend is not None
+    backend: CheckpointBackend = SQLiteCheckpointer("never opened.db")  # as types say
+    assert isinstance(backend, CheckpointBackend)
+    assert not isinstance(object(), CheckpointBackend)
 
 
 def test_what_either_of_two_keeps_stays() -> None:

@@ -6,7 +6,7 @@
   goes there. So an empty place becomes the new branch's own.
 - A message is needed while a thread's branch, or a branch that a checkpoint reads, leads past it. `collect` removes the
   others. Who comes to need a branch holds the row of a thread that needs it already, so nothing can become needed in
-  the meantime.
+  the meantime; who goes on with a branch that nobody stands on takes its row, as `collect` does.
 """
 
 from __future__ import annotations

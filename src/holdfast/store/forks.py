@@ -35,7 +35,7 @@ class Parting(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the keys of its forks."""
+    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
 
     thread: Anchor
     origin: str | None
