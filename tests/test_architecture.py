@@ -23,7 +23,18 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
     "loop": (
         {
-            *("loop", "calling", "calls", "listeners", "middleware", "output", "setup", "stream", "termination"),
+            *(
+                "loop",
+                "calling",
+                "calls",
+                "listeners",
+                "middleware",
+                "output",
+                "quota",
+                "setup",
+                "stream",
+                "termination",
+            ),
             *("tools", "windows"),
         },
         {"record", "models", "values", "ground"},
@@ -31,7 +42,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "record": (
         {
             *("journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"),
-            *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines"),
+            *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines", "bridge", "accounts", "sessions"),
+            *("tasks", "tool_log", "spending", "backups", "checking", "storage"),
         },
         {"store", "values", "ground"},
     ),

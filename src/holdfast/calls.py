@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -170,7 +171,7 @@ class Calls:
 
     async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
         outcome = outcome._replace(message=stamped(outcome.message))
-        await self._journal.settle(asked.place, outcome.message, outcome.ending)
+        await self._journal.settle(asked.place, outcome.message, outcome.ending, outcome.elapsed_ms)
         return outcome
 
     async def _decline(self, asked: _Call, reason: str) -> Outcome:
@@ -249,13 +250,15 @@ class Calls:
             span.failed("unknown_tool")
             return Outcome(tools.unknown_tool(call, list(self._setup.tools)))
         context = self._tool_context(call, key)
+        began = time.perf_counter()
         try:
-            return await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
+            outcome = await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
         except Aborted:
             span.aborted()
-            return Outcome(tools.aborted(call), status="aborted")
+            outcome = Outcome(tools.aborted(call), status="aborted")
         finally:
             context.on_update = None
+        return outcome._replace(elapsed_ms=(time.perf_counter() - began) * 1_000)
 
     def _tool_context(self, call: ToolCall, key: str) -> ToolContext:
         return ToolContext(

@@ -13,6 +13,8 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadBusy                         wait, or steer: somebody else drives the thread
+    ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
+    ├── ThreadInactive                     activate it first: the thread is paused or cancelled
     ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
     ├── ThreadMoved                        prompt again: the thread is not what it was
     ├── AnswerNeeded                       answer first: a tool call waits for a person
@@ -111,6 +113,31 @@ class ThreadBusy(HoldfastError):
         self.owner = owner
         self.epoch = epoch
         self.until = until
+
+
+class QuotaExceeded(HoldfastError):
+    """A user has fewer tokens left than a model call needs. A run tells it as its stop reason, `quota_limit`."""
+
+    def __init__(self, user_id: str, needed: int, left: int) -> None:
+        super().__init__(
+            f"user {user_id!r} has {max(left, 0):,} tokens left, and the next model call needs about {needed:,}; "
+            f"update_user({user_id!r}, quota_total=...) raises the quota, and resume() goes on"
+        )
+        self.user_id = user_id
+        self.needed = needed
+        self.left = left
+
+
+class ThreadInactive(HoldfastError):
+    """No run can start on the thread: its session is paused or cancelled."""
+
+    def __init__(self, thread_id: str, status: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is {status}, and no run starts on it; resume_session({thread_id!r}) makes it active "
+            "again"
+        )
+        self.thread_id = thread_id
+        self.status = status
 
 
 class LeaseLost(HoldfastError):

@@ -64,9 +64,24 @@ class Journal(Protocol):
         """Take the lease and, in the same commit, record the messages. Without any, look at what the thread holds."""
 
     async def append(
-        self, messages: Sequence[Message], *, reserve: int = 0, release: str = "", mark: Mark | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        reserve: int = 0,
+        release: str = "",
+        mark: Mark | None = None,
+        spent: int | None = None,
     ) -> None:
-        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it."""
+        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it.
+
+        `spent` is what the model call took that tokens were set aside for.
+        """
+
+    async def set_aside(self, wanted: int, least: int) -> int | None:
+        """Set tokens of the user's quota aside for a model call: so many, or what is left if that is enough.
+
+        Answers how many that are, and None if nothing limits them. Raises `QuotaExceeded` if less than `least` is left.
+        """
 
     async def mark(self, mark: Mark) -> bool:
         """Make a checkpoint of the thread as it stands; False if that is not known just now."""
@@ -89,8 +104,8 @@ class Journal(Protocol):
     async def answer(self, call_id: str, answer: str) -> None:
         """Record what a person said about a call."""
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:
-        """Record a call's result and how it ended."""
+    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+        """Record a call's result, how it ended, and after how long."""
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         """These calls are settled: their results, in call order, join the history."""
@@ -159,9 +174,13 @@ class MemoryJournal:
         reserve: int = 0,  # noqa: ARG002
         release: str = "",  # noqa: ARG002
         mark: Mark | None = None,  # noqa: ARG002
+        spent: int | None = None,  # noqa: ARG002
     ) -> None:
         self.messages.extend(messages)
         self.entries = {}
+
+    async def set_aside(self, wanted: int, least: int) -> int | None:  # noqa: ARG002
+        return None
 
     async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
@@ -188,7 +207,13 @@ class MemoryJournal:
                 return
         raise tool_calls.not_waiting("the agent", call_id, None)
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:  # noqa: ARG002
+    async def settle(
+        self,
+        place: int,
+        result: ToolResultMessage,  # noqa: ARG002
+        status: str,  # noqa: ARG002
+        elapsed_ms: float | None = None,  # noqa: ARG002
+    ) -> None:
         self.entries.pop(place, None)
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,14 +22,13 @@ async def patiently(attempt: Callable[[int], Awaitable[T]], seconds: float) -> T
 
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    deadline = time.monotonic() + seconds
     over, pause = NOBODY, _FIRST_PAUSE
     while True:
         try:
             return await attempt(over)
         except ThreadBusy as busy:
-            left = deadline - loop.time()
+            left = deadline - time.monotonic()
             if busy.epoch != over and is_gone(busy.owner):
                 over = busy.epoch
                 continue

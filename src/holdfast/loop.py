@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast import clock, recovery, telemetry
-from holdfast.calling import ModelCall, as_failure
+from holdfast import clock, quota, recovery, telemetry
+from holdfast.calling import ModelCall, Route, as_failure
 from holdfast.calls import Calls
 from holdfast.checkpoints import Mark
 from holdfast.errors import (
@@ -25,6 +25,7 @@ from holdfast.errors import (
     NothingToContinue,
     OutputInvalid,
     ProviderError,
+    QuotaExceeded,
     ThreadMoved,
 )
 from holdfast.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
@@ -81,6 +82,7 @@ class Run:
         self._error: ProviderError | None = None
         self._messages: list[Message] = []
         self._usage = Usage()
+        self._unsettled = 0  # tokens that hooks have spent since the last reply
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
@@ -160,6 +162,9 @@ class Run:
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
+        except QuotaExceeded:
+            self._stop_reason = "quota_limit"
+            self._end_turn(None, [])
         except _NothingToSay:
             self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
             self._end_turn(None, [])
@@ -316,7 +321,8 @@ class Run:
         def save(partial: AssistantMessage) -> None:
             self._journal.save_partial(msgspec.structs.replace(partial, id=began.id, created_at=began.created_at))
 
-        call = ModelCall(setup.routes, request, setup.patience, self.signal, self._publish_to, save)
+        routes = await self._within_quota(request)
+        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
         self._open_reply = began
         self._publish(MessageStart(began))
         message = msgspec.structs.replace(await call.answer(), id=began.id, created_at=began.created_at)
@@ -334,12 +340,26 @@ class Run:
         self._is_due = self._counts_as_due(message)
         mark = self._mark(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
-        await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark)
+        spent, self._unsettled = self._unsettled + message.usage.total, 0
+        await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark, spent=spent)
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
         self._publish(MessageEnd(message))
         return message
+
+    async def _within_quota(self, request: Request) -> list[Route]:
+        """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
+        routes = self._setup.routes
+        if self._setup.user_id is None:
+            return routes
+        asked, longest = quota.needed(request)
+        granted = await self._journal.set_aside(asked + longest, asked + quota.SHORTEST_REPLY)
+        if granted is None or granted >= asked + longest:
+            return routes
+        return [
+            route._replace(model=msgspec.structs.replace(route.model, max_tokens=granted - asked)) for route in routes
+        ]
 
     def _counts_as_due(self, reply: AssistantMessage) -> bool:
         """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
@@ -389,6 +409,7 @@ class Run:
 
     def _spend(self, usage: Usage) -> None:
         self._usage += usage
+        self._unsettled += usage.total
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

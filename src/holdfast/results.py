@@ -27,8 +27,8 @@ class RunResult(Struct, frozen=True):
 
     `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; waiting, if tool
     calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
-    cost_limit, time_limit. `messages` are those that the run added. `output` is the value that was asked for with
-    `output=`.
+    cost_limit, time_limit, quota_limit (the user's). `messages` are those that the run added. `output` is the value
+    that was asked for with `output=`.
     """
 
     run_id: str

@@ -23,12 +23,14 @@ from holdfast.messages import (
 from holdfast.store import threads
 from holdfast.store.database import Store, Tx
 from holdfast.store.threads import Position, Stored, ThreadRow
+from holdfast.store.usage import LONG_NAME, Spent
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
+_MOST = 2**53  # tokens that anybody can have meant
 
 
 class Thread(NamedTuple):
@@ -92,7 +94,8 @@ def stored(message: Appendable) -> Stored:
         )
     if isinstance(message, Note):
         return Stored(clock.new_id(), storable(message.role), encode(message))
-    return Stored(storable(message.id) if message.id else clock.new_id(), message.role, encode(message))
+    name = storable(message.id) if message.id else clock.new_id()
+    return Stored(name, message.role, encode(message), 0, spent_by(message))
 
 
 def stored_json(value: Any) -> Stored:
@@ -100,7 +103,42 @@ def stored_json(value: Any) -> Stored:
     body = encode(Note(value))
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
-    return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1)
+    return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1, spent_by(message))
+
+
+def spent_by(message: Message) -> Spent | None:
+    """What a message cost; None if nothing says so."""
+    if type(message) is AssistantMessage:
+        usage = message.usage
+        if usage.total or usage.cost:
+            return Spent(
+                storable(message.model or "")[:LONG_NAME],
+                _counted(usage.total),
+                _counted(usage.input),
+                _counted(usage.output),
+                _counted(usage.cache_read),
+                _counted(usage.cache_write),
+                usage.cost if 0 <= usage.cost < _MOST else 0.0,
+            )
+    if not isinstance(message, Note) and message.unknown is None:
+        return None
+    return _tokens_noted(message)
+
+
+def _counted(tokens: int) -> int:
+    return max(0, min(tokens, _MOST))
+
+
+def _tokens_noted(message: Message) -> Spent | None:
+    """The number of tokens that an application has noted in a message: of a reply it is output, and else input."""
+    noted = message.body if isinstance(message, Note) else message.unknown
+    count = noted.get("token_count") if isinstance(noted, dict) else None
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < _MOST:
+        return None
+    model = noted.get("model", "") if isinstance(noted, dict) else ""
+    if isinstance(message, AssistantMessage):
+        return Spent(storable(message.model or "")[:LONG_NAME], count, output=count)
+    return Spent(storable(model)[:LONG_NAME] if isinstance(model, str) else "", count, input=count)
 
 
 def body_of(value: Any) -> tuple[str, int]:

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 from holdfast import clock, owners, recovery, versions
 from holdfast.checkpointer import Checkpointer
 from holdfast.checkpoints import Mark
-from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadMoved
+from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
 from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import forks, inbox, keeper, putting, threads, tool_calls
+from holdfast.store import forks, inbox, keeper, putting, threads, tool_calls, users
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
+from holdfast.store.quotas import Charge
 from holdfast.store.threads import Position
 from holdfast.store.tool_calls import Start
 
@@ -97,6 +98,8 @@ class ThreadJournal:
         if self._origin is not None:
             await self._fork(*self._origin)
             self._origin = None
+        if self._user_id is not None and not self._is_owned:
+            await self._checkpointer.store.read(users.require, self._user_id)
         thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
         if thread.owner is not None and self._user_id not in (None, thread.owner):
             raise InputError(
@@ -179,7 +182,13 @@ class ThreadJournal:
                 await self.refresh()
 
     async def append(
-        self, messages: Sequence[Message], *, reserve: int = 0, release: str = "", mark: Mark | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        reserve: int = 0,
+        release: str = "",
+        mark: Mark | None = None,
+        spent: int | None = None,
     ) -> None:
         def note(position: Position) -> None:
             self._note(position)
@@ -204,7 +213,17 @@ class ThreadJournal:
             query, more = putting.append, {"new": versions.encoded_mark(mark)}
         rows = [stored(message) for message in messages]
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
+        if spent is not None and self._user_id is not None:
+            more["charge"] = Charge(self._user_id, spent)
         await self._written(note, query, self._thread_id, rows, **more)
+
+    async def set_aside(self, wanted: int, least: int) -> int | None:
+        if self._user_id is None:
+            return None
+        granted = await self._checkpointer.store.write(
+            users.reserve, self._thread_id, self._user_id, wanted, least, by=self._lease()
+        )
+        return granted.tokens
 
     async def mark(self, mark: Mark) -> bool:
         def note(position: Position) -> None:
@@ -275,7 +294,7 @@ class ThreadJournal:
                 self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
                 return
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str) -> None:
+    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
         settled = False
 
         def note(position: Position) -> None:
@@ -299,7 +318,7 @@ class ThreadJournal:
                     tool_calls.finish_behind,
                     self._thread_id,
                     reply,
-                    [(place, row, status)],
+                    [(place, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
@@ -308,7 +327,7 @@ class ThreadJournal:
                     tool_calls.finish,
                     self._thread_id,
                     reply,
-                    [(place, seq, row, status)],
+                    [(place, seq, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
@@ -370,7 +389,11 @@ class ThreadJournal:
             if not taken:
                 raise
             turn_into_abort(signal)  # they have left the inbox: the run has heard them
-        except (ThreadBusy, ThreadMoved):  # after our run had ended, somebody else's began: it will hear them
+        except (
+            ThreadBusy,
+            ThreadInactive,
+            ThreadMoved,
+        ):  # after our run had ended, somebody else's began: it will hear them
             if claimed is None:
                 raise
         finally:

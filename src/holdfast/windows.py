@@ -279,16 +279,16 @@ def _block_tokens(block: Block) -> int:
         case ImageContent():
             return _IMAGE_TOKENS
         case TextContent():
-            return _text_tokens(block.text)
+            return estimate_text(block.text)
         case ThinkingContent():
-            return _text_tokens(block.thinking) + _text_tokens(block.redacted or "")
+            return estimate_text(block.thinking) + estimate_text(block.redacted or "")
         case ToolCall():
-            return _text_tokens(block.name + (block.malformed or dumps(block.arguments)))
+            return estimate_text(block.name + (block.malformed or dumps(block.arguments)))
         case _:
             return 0
 
 
-def _text_tokens(text: str) -> int:
+def estimate_text(text: str) -> int:
     """A quarter for a letter, and more for what UTF-8 finds worth more: 1 for a Chinese character, 1.4 for an emoji."""
     beyond_ascii = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - len(text)
     return (2 * len(text) + 3 * beyond_ascii + 7) // 8

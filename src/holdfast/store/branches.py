@@ -256,6 +256,8 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
             keys += [key for (key,) in rows]
         end = max(end, upto)
     tx.many("DELETE FROM messages WHERE key = :key", [{"key": key} for key in keys])
+    if keys:
+        tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
     last = max((upto for _, upto in needed), default=0)
     tx.run("DELETE FROM tool_calls WHERE branch = :branch AND reply > :last", branch=branch, last=last)
     return len(keys)

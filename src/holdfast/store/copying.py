@@ -77,15 +77,15 @@ TABLES = (
         (
             *("branch", "head", "version", "message_count", "extra", "created_at", "updated_at"),
             *("lease_epoch", "lease_abort", "run", "unledgered", "line", "latest", "latest_at", "origin", "origin_seq"),
-            *("owner", "ttl"),
+            *("owner", "ttl", "title", "status", "model", "metadata"),
         ),
-        long=("extra",),
+        long=("extra", "metadata"),
         # A lease belongs to a process of the source. In the target it would only keep everybody out; the epoch goes
         # along, so that fencing stays monotonic, and so does the run, which is listed there as interrupted.
         left=("lease_owner", "lease_until"),
         parked="namespace = CAST(key AS TEXT), id = ''",
     ),
-    Table("branches", ("key",), (), ("thread",), parents=(_THREAD,)),
+    Table("branches", ("key",), (), ("thread", "uncounted"), parents=(_THREAD,)),
     Table("segments", ("branch", "after_seq"), (), ("source", "upto_seq"), parents=(_BRANCH, ("source", "branches"))),
     Table(
         "messages",
@@ -102,9 +102,10 @@ TABLES = (
         ("branch", "reply", "place"),
         (
             *("thread", "call_id", "name", "arguments", "recovery", "idempotency_key", "run", "status", "reason"),
-            *("question", "answer", "attempts", "asked_at", "started_at", "ended_at"),
+            *("question", "answer", "attempts", "asked_at", "started_at", "ended_at", "output", "error", "elapsed_ms"),
+            "message",
         ),
-        long=("arguments", "question", "answer"),
+        long=("arguments", "question", "answer", "output", "error"),
         parents=(_THREAD, _BRANCH),
         parked="place = -key",
     ),
@@ -137,6 +138,48 @@ TABLES = (
     ),
     Table("hidden", ("line", "checkpoint"), (), (), parents=(("line", "branches"), ("checkpoint", "checkpoints"))),
     Table("floors", ("key",), (), ("value",)),
+    Table(
+        "users",
+        ("key",),
+        ("id",),
+        ("name", "email", "quota_total", "quota_used", "preferences", "created_at", "updated_at"),
+        long=("preferences",),
+        parked="id = CAST(key AS TEXT)",
+    ),
+    Table("preferences", ("key",), (), ("owner", "path", "value"), parents=(("owner", "users"),)),
+    Table(
+        "tasks",
+        ("key",),
+        ("id",),
+        (
+            *("thread", "type", "status", "priority", "payload", "result", "max_retries", "retry_count"),
+            *("created_at", "updated_at", "started_at", "completed_at"),
+        ),
+        long=("payload", "result"),
+        parents=(_THREAD,),
+        parked="id = CAST(key AS TEXT)",
+    ),
+    Table(
+        "usage",
+        ("key",),
+        ("thread", "owner", "day", "model"),
+        ("messages", "tokens", "input", "output", "cache_read", "cache_write", "cost", "priced"),
+        parked="model = CAST(key AS TEXT)",
+    ),
+    Table(
+        "tool_usage",
+        ("key",),
+        ("thread", "owner", "day", "name", "bucket"),
+        ("calls", "failures", "total_ms"),
+        parked="bucket = -1 - key",
+    ),
+    Table(
+        "prices",
+        ("key",),
+        ("model",),
+        ("input", "output", "cache_read", "cache_write"),
+        parked="model = CAST(key AS TEXT)",
+    ),
 )
 
 

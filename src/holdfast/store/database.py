@@ -204,6 +204,15 @@ class Store(abc.ABC):
         self._submit(job, writes=False)
         return job._future  # type: ignore[return-value]
 
+    @property
+    def base(self) -> Store:
+        """This store: what stands for another one has that one here."""
+        return self
+
+    def aside(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run something that blocks beside the event loop; it settles before a cancellation arrives."""
+        return in_thread(call)
+
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `write`, from any thread, for whoever waits later; writes happen in the order of the calls."""
         return self._submitted(Job(query, args, kwargs, None), writes=True)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from holdfast.store import branches, checkpoints, leases
+from holdfast.store import branches, checkpoints, leases, usage
 from holdfast.store.checkpoints import Doomed, Row
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
@@ -127,6 +127,7 @@ def discard(tx: Tx, thread_id: str, *, by: By = VISITOR, namespace: str = "") ->
         return None
     key, version, epoch, origin, seq = held
     shown = _shown(tx, key)
+    usage.bequeath(tx, key)
     tx.run(
         "UPDATE threads SET origin = :origin, origin_seq = CASE WHEN origin_seq < :seq THEN origin_seq ELSE :seq END"
         " WHERE origin = :key",
@@ -137,7 +138,8 @@ def discard(tx: Tx, thread_id: str, *, by: By = VISITOR, namespace: str = "") ->
     tx.run(
         "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
         " latest_at = NULL, lease_owner = NULL, lease_until = NULL, run = NULL, owner = NULL, ttl = NULL, extra = '{}',"
-        " origin = NULL, origin_seq = NULL WHERE key = :key",
+        " title = '', status = 'active', model = NULL, metadata = '{}', origin = NULL, origin_seq = NULL"
+        " WHERE key = :key",
         trash=TRASH,
         key=key,
     )
@@ -168,6 +170,7 @@ def empty_trash(tx: Tx) -> Emptied:
     thread = held[0]
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
+    tx.run("DELETE FROM tasks WHERE thread = :thread", thread=thread)
     freed = _disinherit(tx, thread)
     rows = tx.all(
         "SELECT c.key, c.version FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread"
@@ -218,4 +221,6 @@ def _bequeath(tx: Tx, thread: int) -> None:
         )
     ]
     if heirs:
-        tx.run("UPDATE branches SET thread = :heir WHERE thread = :thread", heir=min(heirs), thread=thread)
+        tx.run(
+            "UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=min(heirs), thread=thread
+        )

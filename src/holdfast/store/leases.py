@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.errors import LeaseLost, ThreadBusy
+from holdfast.errors import LeaseLost, ThreadBusy, ThreadInactive
 from holdfast.store.database import Tx
 
 NOBODY = -1  # the epoch of no lease
@@ -47,7 +47,8 @@ By = Claim | Lease | Visit
 _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
 _FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :over)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
-GUARD = {"Claim": _FREE, "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
+_ACTIVE = "status NOT IN ('paused', 'cancelled')"
+GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
 CHANGE = {
     "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
     "Visit": "",
@@ -77,7 +78,7 @@ def parameters(tx: Tx, by: By) -> dict[str, object]:
 def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     """Say why a write was refused, if that was because of a lease."""
     row = tx.one(
-        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now FROM threads"
+        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
         " WHERE namespace = :namespace AND id = :id",
         namespace=namespace,
         id=thread_id,
@@ -85,12 +86,14 @@ def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     )
     if row is None:
         return
-    owner, epoch, until, is_alive = row
+    owner, epoch, until, is_alive, status = row
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
             raise LeaseLost(thread_id)
     elif is_alive and epoch != by.over:
         raise ThreadBusy(thread_id, owner, epoch, until)
+    if isinstance(by, Claim) and status in ("paused", "cancelled"):
+        raise ThreadInactive(thread_id, status)
 
 
 class Held(NamedTuple):

@@ -17,7 +17,7 @@ import re
 import selectors
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 import psycopg
@@ -96,7 +96,7 @@ class PostgresTx:
         self._asking = connection.cursor()
         self._telling = connection.cursor()
         self._told: list[_Told] = []  # what the next question depends on
-        self._late: list[_Told] = []  # what only the end depends on
+        self._late: list[list[_Told]] = []  # what only the end depends on, by thread
         self._rider: _Told | None = None  # what goes with the first question
         self._foreseen: dict[Job[Any], tuple[_Told, psycopg.Cursor[Row]]] = {}
         self._answer: tuple[_Told, psycopg.Cursor[Row]] | None = None
@@ -164,13 +164,15 @@ class PostgresTx:
     def leave_thread(self) -> None:
         """What follows is about another thread, and does not depend on what was told so far."""
         if self.is_answered:
-            self._late += self._told
+            self._late.append(self._told)
             self._told = []
 
     def flush(self, *last: str) -> None:
         """Send what was told, and hear how it went; with it go statements that a query may not use."""
         first = [] if self._rider is None else [self._rider]
-        told = [*self._late, *self._told, *first, *((statement, {}) for statement in last)]
+        # The first of what each thread told, then the second of each: neighbours that can become one statement.
+        late = [told for same in zip_longest(*self._late) for told in same if told is not None]
+        told = [*late, *self._told, *first, *((statement, {}) for statement in last)]
         self._late, self._told, self._rider = [], [], None
         if told:
             self._send(told)

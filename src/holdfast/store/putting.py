@@ -27,6 +27,7 @@ from holdfast.store.checkpoints import (
 )
 from holdfast.store.database import Moment, Tx
 from holdfast.store.leases import By
+from holdfast.store.quotas import Charge
 from holdfast.store.threads import ANY, VISITOR, Position, Stored
 
 
@@ -53,7 +54,7 @@ def put(
     thread = _on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
     if place.is_end:
-        threads.add(tx, thread.branch, thread.head - size, tail)
+        threads.add(tx, thread.branch, thread.head - size, tail, thread=key)
         point = thread.point
     elif not tail:
         point = Point(thread.branch, place.seq, place.messages)
@@ -94,12 +95,13 @@ def append(
     extra: str | None = None,
     release: str = "",
     whole: bool = False,
+    charge: Charge | None = None,
     namespace: str = "",
 ) -> Position:
     """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
     open. It asks nothing, and costs no round trip."""
     position = threads.append(
-        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole
+        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole, charge=charge
     )
     _add_here(tx, thread_id, namespace, new)
     return position
@@ -203,7 +205,7 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored]
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
     branch = branches.make(tx, thread.key, start)
-    threads.add(tx, branch, start.seq, tail)
+    threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced
     if not latest or new.step >= latest[0].step:
@@ -218,7 +220,7 @@ def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> 
     branch = branches.free_source(tx, thread.key, start)
     if branch is None:
         branch = branches.make(tx, thread.key, start)
-    threads.add(tx, branch, start.seq, messages)
+    threads.add(tx, branch, start.seq, messages, thread=thread.key)
     return Point(branch, start.seq + len(messages), start.messages + len(messages))
 
 

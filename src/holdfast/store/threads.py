@@ -15,9 +15,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from holdfast.errors import ThreadMoved
-from holdfast.store import leases
+from holdfast.store import leases, quotas, usage
 from holdfast.store.database import Moment, Tx
 from holdfast.store.leases import By, Visit
+from holdfast.store.quotas import Charge
+from holdfast.store.usage import Spent
 
 ANY = -1  # whatever the thread's version is
 VISITOR = Visit()  # the usual one, who writes over nobody's lease
@@ -47,6 +49,7 @@ class Stored(NamedTuple):
     role: str
     body: str
     plain: int = 0  # 1: the writer gave JSON of their own, and not one of our messages
+    spent: Spent | None = None  # None: nothing that is counted in tokens
 
 
 class Position(NamedTuple):
@@ -97,11 +100,12 @@ def append(
     release: str = "",
     whole: bool = False,
     owner: str | None = None,
+    charge: Charge | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
     The extra and the lease may change in the same step; `whole` means that the saved part of a reply is obsolete.
-    `owner` becomes the thread's user, if it has none.
+    `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
     """
     count = len(messages)
     size = count + reserve
@@ -112,7 +116,9 @@ def append(
         key, position = row[0], Position(row[1], row[2], row[3])
     else:
         key, position = advance(tx, thread_id, namespace, by, size=size, count=count, expect=expect, release=release)
-    add(tx, position.branch, position.head - size, messages)
+    add(tx, position.branch, position.head - size, messages, thread=key)
+    if charge is not None:
+        quotas.settle(tx, key, charge)
     if extra is not None:
         set_extra(tx, key, extra)
     if whole:
@@ -122,17 +128,18 @@ def append(
     return position
 
 
-def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored]) -> None:
-    """Store messages behind a seq of a branch. Whose turn that is, the caller knows."""
+def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: int) -> None:
+    """Store messages behind a seq of a branch of a thread. Whose turn that is, the caller knows."""
     now = tx.now()
     for plain, same in groupby(enumerate(messages, after + 1), key=lambda each: each[1].plain):
         tx.many(
             _INSERTS[plain],
             [
                 {"branch": branch, "seq": seq, "id": message_id, "role": role, "body": body, "now": now}
-                for seq, (message_id, role, body, _) in same
+                for seq, (message_id, role, body, *_) in same
             ],
         )
+    usage.count(tx, thread, messages)
 
 
 def fill(
@@ -160,6 +167,7 @@ def fill(
         )
         if not stored:
             raise ThreadMoved(thread_id)
+    usage.count(tx, key, [message for _, message in places])
     if extra is not None:
         set_extra(tx, key, extra)
     return position
@@ -299,7 +307,7 @@ def key_of(tx: Tx, thread_id: str, namespace: str) -> int:
     """The thread's key, its row taken: nobody deletes it meanwhile. The thread is made if it is new."""
     take = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key"
     while (row := tx.one(take, namespace=namespace, id=thread_id)) is None:
-        _create(tx, namespace, thread_id, tx.now())
+        make(tx, namespace, thread_id, tx.now())
     key: int = row[0]
     return key
 
@@ -326,7 +334,7 @@ def advance(
         leases.refuse(tx, thread_id, namespace, by)
         known = find(tx, thread_id, namespace=namespace)
         if known is None and create:
-            _create(tx, namespace, thread_id, tx.now())
+            make(tx, namespace, thread_id, tx.now())
             made = find(tx, thread_id, namespace=namespace)
             if expect == 0 and made is not None and made.head == 0:  # there was none, as was expected
                 values["expect"] = expect = made.version
@@ -363,7 +371,8 @@ _TOUCHES = {
 }
 
 
-def _create(tx: Tx, namespace: str, thread_id: str, now: Moment) -> None:
+def make(tx: Tx, namespace: str, thread_id: str, now: Moment) -> bool:
+    """Make a thread; False if there is one of this name."""
     row = tx.one(
         "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
         " VALUES (:namespace, :id, 0, 0, 0, 0, '{}', :now, :now)"
@@ -373,7 +382,7 @@ def _create(tx: Tx, namespace: str, thread_id: str, now: Moment) -> None:
         now=now,
     )
     if row is None:  # another writer was faster
-        return
+        return False
     branch = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=row[0])
     assert branch is not None
     tx.run(
@@ -388,3 +397,4 @@ def _create(tx: Tx, namespace: str, thread_id: str, now: Moment) -> None:
         branch=branch[0],
         key=row[0],
     )
+    return True

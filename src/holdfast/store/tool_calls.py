@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.errors import InputError
-from holdfast.store import threads
+from holdfast.store import threads, usage
 from holdfast.store.database import Row, Tx
 from holdfast.store.leases import Lease
 from holdfast.store.threads import Position, Stored
@@ -94,17 +94,18 @@ def finish(
     tx: Tx,
     thread_id: str,
     reply: int,
-    ends: Sequence[tuple[int, int, Stored, str]],
+    ends: Sequence[tuple[int, int, Stored, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,
     namespace: str = "",
 ) -> Position:
-    """Store results, each with the call's place in the reply, its own seq and how the call ended."""
-    filled = [(seq, message) for _, seq, message, _ in ends]
+    """Store results, each with the call's place in the reply, its own seq, how the call ended, and after how many
+    milliseconds."""
+    filled = [(seq, message) for _, seq, message, *_ in ends]
     position = threads.fill(tx, thread_id, filled, namespace=namespace, by=by, extra=extra)
-    for place, _, _, status in ends:
-        _end(tx, position.branch, reply, place, status)
+    for place, _, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, place, status, elapsed)
     return position
 
 
@@ -112,30 +113,32 @@ def finish_behind(
     tx: Tx,
     thread_id: str,
     reply: int,
-    ends: Sequence[tuple[int, Stored, str]],
+    ends: Sequence[tuple[int, Stored, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,
     namespace: str = "",
 ) -> Position:
     """As `finish`, at the end of the log: for a reply behind which nobody left room."""
-    added = [message for _, message, _ in ends]
+    added = [message for _, message, *_ in ends]
     position = threads.append(tx, thread_id, added, namespace=namespace, by=by, extra=extra)
-    for place, _, status in ends:
-        _end(tx, position.branch, reply, place, status)
+    for place, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, place, status, elapsed)
     return position
 
 
-def _end(tx: Tx, branch: int, reply: int, place: int, status: str) -> None:
+def _end(tx: Tx, branch: int, reply: int, place: int, status: str, elapsed_ms: float | None) -> None:
     tx.run(
-        "UPDATE tool_calls SET status = :status, ended_at = :now"
+        "UPDATE tool_calls SET status = :status, ended_at = :now, elapsed_ms = :elapsed"
         " WHERE branch = :branch AND reply = :reply AND place = :place",
         status=status,
+        elapsed=elapsed_ms,
         now=tx.now(),
         branch=branch,
         reply=reply,
         place=place,
     )
+    usage.count_call(tx, branch, reply, place, status, elapsed_ms)
 
 
 def of_reply(tx: Tx, branch: int, reply: int) -> list[Entry]:
@@ -153,7 +156,7 @@ def pending(tx: Tx, thread_id: str | None = None, *, namespace: str = "") -> lis
     rows: list[Row] = tx.all(
         "SELECT threads.id, call_id, name, arguments, reason, question, asked_at FROM tool_calls"
         " JOIN threads ON threads.key = tool_calls.thread"
-        " WHERE status = 'waiting' AND namespace = :namespace AND (:every = 1 OR threads.id = :id)"
+        " WHERE tool_calls.status = 'waiting' AND namespace = :namespace AND (:every = 1 OR threads.id = :id)"
         " ORDER BY tool_calls.key",
         namespace=namespace,
         every=int(thread_id is None),
@@ -165,7 +168,7 @@ def pending(tx: Tx, thread_id: str | None = None, *, namespace: str = "") -> lis
 def answer(tx: Tx, thread_id: str, call_id: str, answer: str, *, namespace: str = "") -> None:
     """Record what a person said. The run that goes on acts upon it."""
     rows = tx.all(
-        "SELECT tool_calls.key, status FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
+        "SELECT tool_calls.key, tool_calls.status FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND call_id = :call_id ORDER BY tool_calls.key DESC",
         namespace=namespace,
         id=thread_id,
@@ -190,7 +193,7 @@ def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
 def records(tx: Tx, thread_id: str, *, after: int = 0, limit: int, namespace: str = "") -> list[Row]:
     """The ledger of a thread, oldest first."""
     return tx.all(
-        "SELECT tool_calls.key, call_id, name, arguments, recovery, idempotency_key, tool_calls.run, status, attempts,"
+        "SELECT tool_calls.key, call_id, name, arguments, recovery, idempotency_key, tool_calls.run, tool_calls.status, attempts,"
         " asked_at, started_at, ended_at FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND tool_calls.key > :after"
         " ORDER BY tool_calls.key LIMIT :limit",

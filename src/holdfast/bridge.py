@@ -1,0 +1,125 @@
+"""One function, two surfaces: what is written once for coroutines also serves code that has no event loop.
+
+An operation is `async def operation(store, ...)`, and awaits nothing but `store.read`, `store.write`, `store.aside` and
+other operations. With a real store those are futures of the running loop. With `Blocking` they are settled when they are
+awaited, so that the coroutine runs from its beginning to its end in one step: no event loop is started, and none that
+is running is in the way.
+
+    class AgentStorage:
+        get_user = blocking(accounts.get_user)       # storage.get_user("ann")
+
+    class Checkpointer:
+        get_user = awaited(accounts.get_user)        # await cp.get_user("ann")
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from holdfast.store.database import Store, Tx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Runner(Protocol):
+    """What an operation may ask of a store."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> str: ...
+
+    @property
+    def base(self) -> Store:
+        """The store itself, for what blocks and runs aside."""
+
+    def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+    def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+    def aside(self, call: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class Blocking:
+    """A store whose answers are there when they are awaited."""
+
+    def __init__(self, store: Store) -> None:
+        self.base = store
+        self.name = store.name
+        self.system = store.system
+
+    async def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.base.read_now(query, *args, **kwargs)
+
+    async def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.base.write_now(query, *args, **kwargs)
+
+    async def aside(self, call: Callable[[], T]) -> T:
+        return call()
+
+
+def to_the_end(operation: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never waits."""
+    try:
+        operation.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    operation.close()
+    raise RuntimeError(f"{operation!r} awaits something else than its store, and cannot run without an event loop")
+
+
+class HasStore(Protocol):
+    @property
+    def store(self) -> Store: ...
+
+
+class blocking(Generic[P, T]):  # noqa: N801 - it stands where a function stands
+    """An operation as a method that returns when it is done."""
+
+    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
+        self._operation = operation
+        _describe(self, operation)
+
+    @overload
+    def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
+    @overload
+    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, T]: ...
+    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
+        def method(owner: HasStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return to_the_end(self._operation(Blocking(owner.store), *args, **kwargs))
+
+        _describe(method, self._operation)
+        return method if owner is None else functools.partial(method, owner)
+
+
+class awaited(Generic[P, T]):  # noqa: N801
+    """An operation as a method that is awaited."""
+
+    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
+        self._operation = operation
+        _describe(self, operation)
+
+    @overload
+    def __get__(self, owner: None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]:
+        async def method(owner: HasStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await self._operation(owner.store, *args, **kwargs)
+
+        _describe(method, self._operation)
+        return method if owner is None else functools.partial(method, owner)
+
+
+def _describe(target: Any, operation: Callable[..., Any]) -> None:
+    """Let help() and editors show the operation without its store."""
+    target.__doc__, target.__name__ = operation.__doc__, operation.__name__
+    first, *others = inspect.signature(operation).parameters.values()
+    target.__signature__ = inspect.Signature([first.replace(name="self"), *others])

@@ -1,0 +1,27 @@
+"""About how many tokens a model call will take, so that they can be set aside before it is made."""
+
+from __future__ import annotations
+
+from holdfast.messages import AssistantMessage, dumps
+from holdfast.providers.base import Request
+from holdfast.windows import estimate_text, estimate_tokens
+
+SHORTEST_REPLY = 16  # tokens: a model that may say less than that is not worth asking
+_USUAL_REPLY = 1_024  # where nothing says how long a reply may get
+
+
+def needed(request: Request) -> tuple[int, int]:
+    """What the question takes, and what the reply may take at most, as far as is known.
+
+    The service itself has counted all up to the last reply; only what came after that has to be estimated.
+    """
+    asked = 0
+    for message in reversed(request.messages):
+        if isinstance(message, AssistantMessage) and message.usage.total:
+            asked += message.usage.total
+            break
+        asked += estimate_tokens(message)
+    else:
+        asked += estimate_text(request.system_prompt)
+        asked += sum(estimate_text(f"{tool.name}{tool.description}{dumps(tool.parameters)}") for tool in request.tools)
+    return asked, request.model.max_tokens or _USUAL_REPLY
