@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {
             *("journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"),
             *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines", "bridge", "accounts", "sessions"),
+            *("searching", "indexer"),
             *("tasks", "tool_log", "spending", "backups", "checking", "storage"),
         },
         {"store", "values", "ground"},
@@ -50,7 +51,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"providers", "reply"}, {"values", "ground"}),
     "store": ({"store"}, {"ground"}),
     "values": ({"messages", "events", "results", "decisions", "prompts", "checkpoints"}, {"ground"}),
-    "ground": ({"errors", "signals", "clock", "owners", "schemas", "telemetry"}, set()),
+    "ground": ({"errors", "signals", "clock", "owners", "schemas", "telemetry", "words"}, set()),
 }
 
 # Packages that only these files may import, so that everything else works without them.
@@ -61,6 +62,7 @@ ONLY_IN = {
     "openai": ["providers/openai.py"],
     "psycopg": [f"store/postgres{part}.py" for part in ("", "_news", "_server", "_tx")],
     "opentelemetry": ["telemetry.py"],
+    "Stemmer": ["words.py"],
     "xllamacpp": ["providers/local.py"],
 }
 

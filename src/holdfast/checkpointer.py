@@ -17,7 +17,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from holdfast import clock, erasing, pruning, transfer, versions, watching
+from holdfast import (
+    accounts,
+    clock,
+    erasing,
+    pruning,
+    sessions,
+    spending,
+    tasks,
+    tool_log,
+    transfer,
+    versions,
+    watching,
+)
+from holdfast.bridge import awaited
 from holdfast.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -372,6 +385,52 @@ class Checkpointer(abc.ABC):
         `lines` is the path of a file, or whatever gives lines. `as_id` is another id for it, where it is one thread.
         """
         return await transfer.import_lines(self.store, lines, as_id)
+
+    # --- users, sessions, tools and usage: as AgentStorage has them ---------------------------------------------------
+
+    create_user = awaited(accounts.create_user)
+    get_user = awaited(accounts.get_user)
+    list_users = awaited(accounts.list_users)
+    find_users = awaited(accounts.find_users)
+    update_user = awaited(accounts.update_user)
+    delete_user = awaited(accounts.delete_user)
+    check_quota = awaited(accounts.check_quota)
+    consume_quota = awaited(accounts.consume_quota)
+
+    create_session = awaited(sessions.create_session)
+    get_session = awaited(sessions.get_session)
+    list_user_sessions = awaited(sessions.list_user_sessions)
+    update_session = awaited(sessions.update_session)
+    pause_session = awaited(sessions.pause_session)
+    resume_session = awaited(sessions.resume_session)
+    complete_session = awaited(sessions.complete_session)
+    cancel_session = awaited(sessions.cancel_session)
+    delete_session = awaited(sessions.delete_session)
+
+    save_message = awaited(sessions.save_message)
+    get_conversation_history = awaited(sessions.get_conversation_history)
+    get_message = awaited(sessions.get_message)
+    update_message = awaited(sessions.update_message)
+    delete_message = awaited(sessions.delete_message)
+
+    log_tool_call = awaited(tool_log.log_tool_call)
+    get_tool_call = awaited(tool_log.get_tool_call)
+    list_tool_calls = awaited(tool_log.list_tool_calls)
+    update_tool_call = awaited(tool_log.update_tool_call)
+    delete_tool_call = awaited(tool_log.delete_tool_call)
+
+    create_task = awaited(tasks.create_task)
+    get_task = awaited(tasks.get_task)
+    list_tasks = awaited(tasks.list_tasks)
+    update_task = awaited(tasks.update_task)
+    update_task_status = awaited(tasks.update_task_status)
+    delete_task = awaited(tasks.delete_task)
+
+    get_usage_stats = awaited(spending.get_usage_stats)
+    get_session_usage = awaited(spending.get_session_usage)
+    set_price = awaited(spending.set_price)
+    get_prices = awaited(spending.get_prices)
+    delete_price = awaited(spending.delete_price)
 
     # --- removing -----------------------------------------------------------------------------------------------------
 

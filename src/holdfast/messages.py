@@ -269,6 +269,7 @@ def stamped(message: M) -> M:
 
 
 _MESSAGES: dict[str, type[ModelMessage]] = {cls.role: cls for cls in (UserMessage, AssistantMessage, ToolResultMessage)}
+_MESSAGES["tool"] = ToolResultMessage  # as most other programs call it
 _PARTS: dict[str, type[Struct]] = {"usage": Usage, "error": Failure}
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[ModelMessage] = msgspec.json.Decoder(ModelMessage)
@@ -317,6 +318,8 @@ def from_value(value: Any) -> Message:
     cls = _MESSAGES.get(role) if isinstance(value, dict) and isinstance(role := value.get("role"), str) else None
     if cls is None:
         return Note(value)
+    if value["role"] == "tool" or (cls is AssistantMessage and "tool_calls" in value):
+        value = _in_our_words(value)
     content = value.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -328,6 +331,39 @@ def from_value(value: Any) -> Message:
     except msgspec.ValidationError:
         return Note(value)
     return msgspec.structs.replace(message, content=[_block(block) for block in content])
+
+
+def _in_our_words(value: dict[str, Any]) -> dict[str, Any]:
+    """A reply that calls tools, or a tool's result, as most other programs write them."""
+    if value["role"] == "tool":
+        named = value.get("name") or value.get("tool_name")
+        known = {"role": "tool_result", "tool_call_id": str(value.get("tool_call_id") or ""), "tool_name": named or ""}
+        return {**{key: item for key, item in value.items() if key != "name"}, **known}
+    calls, content = value["tool_calls"], value.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    if not isinstance(calls, list | None) or not isinstance(blocks, list):
+        return value
+    for place, call in enumerate(calls or ()):
+        blocks = [*blocks, _call_block(call, f"call_{value.get('id') or ''}_{place}")]
+    return {**{key: item for key, item in value.items() if key != "tool_calls"}, "content": blocks}
+
+
+def _call_block(call: Any, name: str) -> Any:
+    """One call of a tool; without an id of its own, it gets the one that it is offered."""
+    function = call.get("function") if isinstance(call, dict) else None
+    given = function if isinstance(function, dict) else call
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        return call
+    arguments, malformed = given.get("arguments", given.get("input")), None
+    if isinstance(arguments, str):
+        try:
+            arguments, malformed = json.loads(arguments), arguments
+        except (ValueError, RecursionError):
+            malformed = arguments
+    block = {"type": "tool_call", "id": str(call.get("id") or name), "name": given["name"]}
+    if isinstance(arguments, dict) or arguments is None:
+        return {**block, "arguments": arguments or {}}
+    return {**block, "malformed": malformed if malformed is not None else dumps(arguments)}
 
 
 def dumps(value: Any) -> str:

@@ -10,12 +10,12 @@ import json
 import logging
 from collections.abc import Sequence
 
+from holdfast.bridge import Runner
 from holdfast.checkpoints import Pruned, Retention
 from holdfast.errors import HoldfastError, InputError
 from holdfast.leasing import patiently
 from holdfast.store import deleting, transfer
 from holdfast.store.checkpoints import Doomed
-from holdfast.store.database import Store
 from holdfast.store.leases import Visit
 
 _DROPPED_AT_ONCE = 500
@@ -40,7 +40,7 @@ def checked(retention: object) -> Retention:
     return retention
 
 
-async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
+async def prune(store: Runner, thread_id: str, retention: Retention) -> Pruned:
     """Remove the checkpoints of a thread that need not stay, and the messages that only they led to."""
     found = await store.read(
         deleting.doomed, thread_id, last=retention.last, seconds=retention.seconds, tags=retention.tags
@@ -51,7 +51,7 @@ async def prune(store: Store, thread_id: str, retention: Retention) -> Pruned:
     return Pruned([name for row, name in found if row.key in taken], messages)
 
 
-async def tidy(store: Store, thread_id: str, ttl: str) -> None:
+async def tidy(store: Runner, thread_id: str, ttl: str) -> None:
     """Prune a thread by its time to live, beside what somebody has asked for: that has happened in any case."""
     try:
         await prune(store, thread_id, decoded(ttl))
@@ -59,7 +59,7 @@ async def tidy(store: Store, thread_id: str, ttl: str) -> None:
         _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_id, type(error).__name__)
 
 
-async def prune_mortals(store: Store) -> Pruned:
+async def prune_mortals(store: Runner) -> Pruned:
     """Prune each thread that has a time to live."""
     removed = Pruned([], 0)
     for thread_id, ttl in await store.read(deleting.mortals):
@@ -68,7 +68,7 @@ async def prune_mortals(store: Store) -> Pruned:
     return removed
 
 
-async def drop(store: Store, thread_id: str, doomed: Sequence[Doomed]) -> tuple[set[int], int]:
+async def drop(store: Runner, thread_id: str, doomed: Sequence[Doomed]) -> tuple[set[int], int]:
     """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
     taken: set[int] = set()
     messages = 0
@@ -79,7 +79,7 @@ async def drop(store: Store, thread_id: str, doomed: Sequence[Doomed]) -> tuple[
     return taken, messages
 
 
-async def _collect(store: Store, thread_id: str, left: list[int]) -> int:
+async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
     messages = 0
     while left:
         done = await store.write(deleting.collect, thread_id, left)
@@ -87,14 +87,14 @@ async def _collect(store: Store, thread_id: str, left: list[int]) -> int:
     return messages
 
 
-async def delete_thread(store: Store, thread_id: str, wait: float) -> int:
+async def delete_thread(store: Runner, thread_id: str, wait: float) -> int:
     """Delete a thread; returns how many checkpoints it had."""
     count = await patiently(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
     await empty_trash(store)
     return count or 0
 
 
-async def empty_trash(store: Store) -> int:
+async def empty_trash(store: Runner) -> int:
     """Remove what deleted threads and interrupted imports have left; returns how many messages that were."""
     await store.write(transfer.discard_stale)
     messages, has_more = 0, True

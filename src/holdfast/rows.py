@@ -170,6 +170,28 @@ def checked_id(name: str, what: str = "a thread id") -> str:
     return name
 
 
+def readable_id(name: str, what: str) -> str | None:
+    """An id that is only looked up; None if it is text that no id can be."""
+    if not isinstance(name, str):
+        raise InputError(f"{what} must be a string, got {name!r:.80}")
+    return name if name and "\0" not in name and not _has_surrogates(name) else None
+
+
+def checked_text(what: str, value: object) -> str:
+    """Text that every database takes in a column."""
+    if not isinstance(value, str):
+        raise InputError(f"{what} must be a string, got {value!r:.80}")
+    if "\0" in value or (not value.isascii() and _has_surrogates(value)):
+        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {value!r:.80}")
+    return value
+
+
+def checked_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}")
+    return value
+
+
 def checked_count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise InputError(f"{name} must be a number from 0 up (and below 2**53), got {value!r:.80}")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from holdfast.store.database import Tx
 from holdfast.store.threads import ALONG, END
 
-_OWN = 0  # stands for the branch that is being made
+OWN = 0  # stands for the branch that is being made
 _MANY = 4  # segments
 
 
@@ -96,7 +96,7 @@ def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
     tx.many(
         "INSERT INTO segments (branch, source, after_seq, upto_seq) VALUES (:branch, :source, :after, :upto)",
         [
-            {"branch": branch, "source": branch if source == _OWN else source, "after": after, "upto": upto}
+            {"branch": branch, "source": branch if source == OWN else source, "after": after, "upto": upto}
             for source, after, upto in segments
         ],
     )
@@ -109,22 +109,23 @@ def cut(tx: Tx, point: Point) -> list[Segment]:
     for source, after, upto in segments_of(tx, point.branch, point.seq):
         start = after
         for place in (place for place in empty if after < place <= upto):
-            pieces += [Segment(source, start, place - 1), Segment(_OWN, place - 1, place)]
+            pieces += [Segment(source, start, place - 1), Segment(OWN, place - 1, place)]
             start = place
         pieces.append(Segment(source, start, upto))
-    return _joined([*pieces, Segment(_OWN, point.seq, END)])
+    return joined([*pieces, Segment(OWN, point.seq, END)])
 
 
-def _joined(pieces: list[Segment]) -> list[Segment]:
-    joined: list[Segment] = []
+def joined(pieces: Iterable[Segment]) -> list[Segment]:
+    """The same pieces: none of them empty, and neighbours that are one as one."""
+    found: list[Segment] = []
     for piece in pieces:
         if piece.after == piece.upto:
             continue
-        if joined and joined[-1].source == piece.source and joined[-1].upto == piece.after:
-            joined[-1] = joined[-1]._replace(upto=piece.upto)
+        if found and found[-1].source == piece.source and found[-1].upto == piece.after:
+            found[-1] = found[-1]._replace(upto=piece.upto)
         else:
-            joined.append(piece)
-    return joined
+            found.append(piece)
+    return found
 
 
 def empty_places(tx: Tx, point: Point) -> list[int]:
@@ -264,12 +265,14 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
 
 
 def _remove(tx: Tx, branch: int) -> None:
-    """Remove the branch itself, unless it still stands for a line, or others are read along it."""
+    """Remove the branch itself, unless it still stands for a line, others are read along it, or a log of tools is
+    kept there."""
     tx.run(
         "DELETE FROM branches WHERE key = :branch"
         " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = branches.thread AND :branch IN (t.branch, t.line))"
         " AND NOT EXISTS (SELECT 1 FROM segments s WHERE s.source = branches.key OR s.branch = branches.key)"
         " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = branches.key OR c.branch = branches.key)"
-        " AND NOT EXISTS (SELECT 1 FROM inherited i WHERE i.line = branches.key OR i.source = branches.key)",
+        " AND NOT EXISTS (SELECT 1 FROM inherited i WHERE i.line = branches.key OR i.source = branches.key)"
+        " AND NOT EXISTS (SELECT 1 FROM tool_calls c WHERE c.branch = branches.key AND c.reply = 0)",
         branch=branch,
     )

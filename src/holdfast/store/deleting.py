@@ -170,7 +170,8 @@ def empty_trash(tx: Tx) -> Emptied:
     thread = held[0]
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
-    tx.run("DELETE FROM tasks WHERE thread = :thread", thread=thread)
+    if _has_removed_a_chunk(tx, thread):
+        return Emptied(0, True)
     freed = _disinherit(tx, thread)
     rows = tx.all(
         "SELECT c.key, c.version FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread"
@@ -185,6 +186,23 @@ def empty_trash(tx: Tx) -> Emptied:
         _bequeath(tx, thread)
         tx.run("DELETE FROM threads WHERE key = :thread", thread=thread)
     return Emptied(collected.messages, True)
+
+
+def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
+    """Remove tasks and what was logged of tools; whether there may be more.
+
+    The rest of the ledger goes with the replies that it is about, or with the thread.
+    """
+    for table, condition in (("tasks", ""), ("tool_calls", " AND reply = 0")):
+        rows = tx.all(
+            f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} WHERE thread = :thread{condition}"
+            " ORDER BY key LIMIT :limit) RETURNING key",
+            thread=thread,
+            limit=CHUNK,
+        )
+        if len(rows) == CHUNK:
+            return True
+    return False
 
 
 def _disinherit(tx: Tx, thread: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import MissingExtra
 from holdfast.store import sqlite
@@ -26,6 +26,14 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     if isinstance(place, str) and is_dsn(place):
         return open_postgres(postgres_server(place))
     return sqlite.open_store(place)
+
+
+def open_at(place: str | os.PathLike[str], *, durability: str = "full", **options: Any) -> Store:
+    """The same, with what else its openers may say about it."""
+    if isinstance(place, str) and is_dsn(place):
+        size = options.pop("pool_size", 8)
+        return open_postgres(postgres_server(place, **options), durability=durability, pool_size=size)
+    return sqlite.open_store(place, durability=durability, **options)
 
 
 def exists(place: str) -> bool:

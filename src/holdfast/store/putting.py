@@ -51,7 +51,7 @@ def put(
     """
     size = len(tail) if place.is_end else 0
     key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
-    thread = _on_its_line(tx, key)
+    thread = on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
     if place.is_end:
         threads.add(tx, thread.branch, thread.head - size, tail, thread=key)
@@ -74,13 +74,14 @@ def put_here(
     key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
     if extra is not None:
         threads.set_extra(tx, key, extra)
-    thread = _on_its_line(tx, key)
+    thread = on_its_line(tx, key)
     insert(tx, thread, following(tx, thread, new), thread.point)
     show_latest(tx, key)
     return position
 
 
-def _on_its_line(tx: Tx, key: int) -> Anchor:
+def on_its_line(tx: Tx, key: int) -> Anchor:
+    """The thread, with the line that it is on written down: from here on its branch may change."""
     tx.run(f"UPDATE threads AS t SET line = {ON_LINE} WHERE key = :key AND line = 0", key=key)
     return anchor_of(tx, key)
 

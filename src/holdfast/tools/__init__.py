@@ -76,11 +76,12 @@ class Unknown(Struct, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """How a call ended: its result, whether the run ends with it, and the ledger's word for it."""
+    """How a call ended: its result, whether the run ends with it, the ledger's word for it, and how long it took."""
 
     message: ToolResultMessage
     ends_run: bool = False
     status: str = ""
+    elapsed_ms: float | None = None
 
     @property
     def ending(self) -> str:
