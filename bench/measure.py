@@ -69,18 +69,24 @@ def raw_append(connection: apsw.Connection, thread: str, role: str, body: str, n
     if not found:
         _raw_thread(connection, thread, now)
         found = execute(_MOVE, {"now": now, "id": thread}).fetchall()
-    branch, head = found[0]
+    branch, head, key = found[0]
     execute(_INSERT, {"branch": branch, "seq": head, "role": role, "body": body, "now": now})
+    execute(_COUNT, {"thread": key, "now": now})
     execute("COMMIT")
 
 
 _MOVE = (
     "UPDATE threads SET head = head + 1, version = version + 1, message_count = message_count + 1, updated_at = :now"
-    " WHERE namespace = '' AND id = :id RETURNING branch, head"
+    " WHERE namespace = '' AND id = :id RETURNING branch, head, key"
 )
 _INSERT = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at)"
     " VALUES (:branch, :seq, '0123456789abcdef', :role, :body, :now)"
+)
+_COUNT = (
+    "INSERT INTO usage (thread, owner, day, model, messages, tokens, input, output, cache_read, cache_write, cost,"
+    " priced) VALUES (:thread, '', substr(:now, 1, 10), '', 1, 0, 0, 0, 0, 0, 0, 0)"
+    " ON CONFLICT (thread, owner, day, model) DO UPDATE SET messages = usage.messages + 1"
 )
 
 
