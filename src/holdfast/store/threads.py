@@ -124,6 +124,7 @@ def append(
     if whole:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
+        quotas.take(tx, owner)
         tx.run("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL", owner=owner, key=key)
     return position
 
@@ -139,7 +140,7 @@ def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: 
                 for seq, (message_id, role, body, *_) in same
             ],
         )
-    usage.count(tx, thread, messages)
+    usage.count(tx, thread, [message.spent for message in messages])
 
 
 def fill(
@@ -167,7 +168,7 @@ def fill(
         )
         if not stored:
             raise ThreadMoved(thread_id)
-    usage.count(tx, key, [message for _, message in places])
+    usage.count(tx, key, [message.spent for _, message in places])
     if extra is not None:
         set_extra(tx, key, extra)
     return position
@@ -235,14 +236,15 @@ def info(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadInfo | None:
 
 
 def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
-    """Threads with a run that has not ended and that no living lease protects, except where a person must answer first.
+    """Threads with a run that has not ended and that no living lease protects, except where a person must answer first,
+    or has said that nothing shall go on.
 
     Each comes with the owner and the epoch of its lease, if that has not run out: the owner may be gone all the same.
     """
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at,"
         " CASE WHEN lease_until > :now THEN lease_owner END, lease_epoch FROM threads"
-        " WHERE run IS NOT NULL AND namespace = :namespace AND NOT EXISTS"
+        " WHERE run IS NOT NULL AND namespace = :namespace AND status NOT IN ('paused', 'cancelled') AND NOT EXISTS"
         " (SELECT 1 FROM tool_calls WHERE tool_calls.thread = threads.key AND tool_calls.status = 'waiting')"
         " ORDER BY key",
         namespace=namespace,
@@ -252,12 +254,11 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
 
 
 def set_owner(tx: Tx, thread_id: str, owner: str | None, *, namespace: str = "") -> None:
-    """Say whose thread it is. The thread is made if it is new."""
-    tx.run(
-        "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key",
-        owner=owner,
-        key=key_of(tx, thread_id, namespace),
-    )
+    """Say whose thread it is: a user, who must exist, or nobody. The thread is made if it is new."""
+    key = key_of(tx, thread_id, namespace)
+    if owner is not None:
+        quotas.take(tx, owner)
+    tx.run("UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key", owner=owner, key=key)
 
 
 def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from holdfast.store.database import Row, Tx
-
-if TYPE_CHECKING:
-    from holdfast.store.threads import Stored
 
 LONG_NAME = 200  # characters of a model's or a tool's name: an index has its limits
 _SHORTEST_MS, _WIDER = 0.05, 1.05
@@ -64,19 +61,19 @@ _COUNT_SPENT = (
 )
 
 
-def count(tx: Tx, thread: int, messages: Sequence[Stored]) -> None:
-    """Count messages that are being stored. This is part of every append."""
-    plain = 0
-    spent: dict[str, tuple[int, Spent]] = {}
-    for message in messages:
-        if message.spent is None:
-            plain += 1
-        else:
-            known, sum_ = spent.get(message.spent.model, (0, _NOTHING))
-            spent[message.spent.model] = (known + 1, message.spent + sum_)
+def count(tx: Tx, thread: int, messages: Sequence[Spent | None]) -> None:
+    """Count messages that are being stored, by what each has spent. This is part of every append."""
+    plain = messages.count(None)
     if plain:
         tx.run(_COUNT, thread=thread, messages=plain, now=tx.now())
-    for number, total in spent.values():
+    if plain == len(messages):
+        return
+    by_model: dict[str, tuple[int, Spent]] = {}
+    for spent in messages:
+        if spent is not None:
+            number, total = by_model.get(spent.model, (0, _NOTHING))
+            by_model[spent.model] = (number + 1, spent + total)
+    for number, total in by_model.values():
         tx.run(_COUNT_SPENT, thread=thread, messages=number, now=tx.now(), **total._asdict())
 
 
