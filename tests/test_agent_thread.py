@@ -126,6 +126,7 @@ def test_the_system_prompt_is_not_stored(database: Database) -> None:
 def test_a_run_names_its_thread(database: Database) -> None:
     async def main() -> None:
         async with database.checkpointer() as cp:
+            await cp.create_user("Ann", user_id="ann")
 
             @tool
             def where(ctx: ToolContext) -> str:

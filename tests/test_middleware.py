@@ -156,6 +156,7 @@ def test_what_a_hook_writes_to_extra_is_stored(database: Database) -> None:
 
     async def main() -> None:
         async with database.checkpointer() as cp:
+            await cp.create_user("Ann", user_id="ann")
             for _ in range(2):  # the second agent is as good as another process
                 agent = make(
                     [[ToolCall("c1", "look")], "ok"],

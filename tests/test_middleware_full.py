@@ -234,6 +234,7 @@ def test_the_context_tells_where_a_hook_is_called(database: Database) -> None:
 
     async def main() -> RunResult:
         async with database.checkpointer() as cp:
+            await cp.create_user("U", user_id="u")
             options: Any = {"checkpointer": cp, "thread_id": "t", "user_id": "u"}
             return await make(["ok"], middleware=[hooks(transform_system_prompt=note)], **options).prompt("hi")
 

@@ -48,7 +48,7 @@ async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: fl
 
 
 async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
-    """Erase all threads of a user."""
+    """Erase a user and all threads of theirs."""
     begun = await patiently(lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait)
     return await _erase(store, begun, f"user {user_id!r}")
 

@@ -30,7 +30,7 @@ Appendable: TypeAlias = Message | dict[str, Any]
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
-_MOST = 2**53  # tokens that anybody can have meant
+_MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
 class Thread(NamedTuple):

@@ -4,8 +4,9 @@
     await import_lines(store, "trip.jsonl")
 
 - Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, tool
-  calls, checkpoints and inbox, each row a line; the last one counts them, with a sha256 over all lines before it. The
-  threads of a user stand between two lines of the same kind.
+  calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all lines
+  before it. The threads of a user stand between two lines of the same kind, behind what is kept of the user: the
+  account, and what deleted threads have left of usage.
 - What was stored as JSON stands in a line just as it was stored, behind the other fields: no digit of it changes.
 - What a fork shares with others is part of its export, and what it does not read of theirs is not. Nothing in the lines
   depends on the database that they come from: an import, exported again, gives the very same bytes.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -25,14 +27,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from holdfast import clock, pruning
+from holdfast import accounts, clock, pruning
 from holdfast.errors import HoldfastError, InputError, NotFound
 from holdfast.messages import dumps
 from holdfast.rows import checked_id
-from holdfast.store import checkpoints, transfer
+from holdfast.store import checkpoints, exporting, transfer
 from holdfast.store.database import Store, Tx
-from holdfast.store.transfer import PAGE_BYTES, PAGE_ROWS, Arriving
-from holdfast.transfer_lines import COUNTED, FORMAT, Incoming, format_line
+from holdfast.store.exporting import PAGE_BYTES, PAGE_ROWS, Line
+from holdfast.store.transfer import Account, Arriving
+from holdfast.transfer_lines import Incoming
+from holdfast.transfer_shapes import COUNTED, FORMAT, format_line
 
 Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 
@@ -48,50 +52,73 @@ async def export_thread(store: Store, thread_id: str, *, namespace: str = "") ->
     with _new_file() as file:
         if not await store.read(_write_thread, checked_id(thread_id), file, namespace=namespace):
             raise checkpoints.unknown_thread(thread_id)
-        async for page in _pages_of(file):
-            for line in page:
-                yield line.decode()
+        async for line in _lines_of(file, hashlib.sha256()):
+            yield line
 
 
 async def export_user(store: Store, user_id: str) -> AsyncIterator[str]:
-    """The lines of all threads of a user. Each thread is a snapshot of its own."""
-    owned = await store.read(transfer.owned, checked_id(user_id, "a user id"))
-    if not owned:
-        raise NotFound(f"user {user_id!r} has no threads")
-    first = dumps({"holdfast": "user", "format": FORMAT, "user": user_id})
-    digest = hashlib.sha256(first.encode() + b"\n")
-    yield first
+    """The lines of a user and of all threads of theirs. Each thread is a snapshot of its own.
+
+    What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
+    """
+    owned = await store.read(exporting.owned, checked_id(user_id, "a user id"))
+    with _new_file() as file:
+        await store.read(_write_account, user_id, file)
+        if not owned and file.seek(0, os.SEEK_END) == 0:
+            raise NotFound(f"there is no user {user_id!r}, and no thread of theirs")
+        first = dumps({"holdfast": "user", "format": FORMAT, "user": user_id})
+        digest = hashlib.sha256(first.encode() + b"\n")
+        yield first
+        async for line in _lines_of(file, digest):
+            yield line
     exported: list[int] = []
     for thread in owned:
         with _new_file() as file:
             if not await store.read(_write_thread, thread.id, file, namespace=thread.namespace):
                 continue  # it was deleted meanwhile
             exported.append(thread.key)
-            async for page in _pages_of(file):
-                for line in page:
-                    digest.update(line + b"\n")
-                    yield line.decode()
-    forks = await store.read(transfer.origins, exported)
+            async for line in _lines_of(file, digest):
+                yield line
+    forks = await store.read(exporting.origins, exported)
     yield dumps({"end": {"threads": len(exported)}, "forks": forks, "sha256": digest.hexdigest()})
 
 
 def _write_thread(tx: Tx, thread_id: str, file: BinaryIO, *, namespace: str) -> bool:
     """Write all lines of a thread into a file; False if there is no such thread. It may be repeated."""
+    digest = hashlib.sha256()
+    counts = _write(file, exporting.export(tx, thread_id, namespace=namespace), digest)
+    if file.tell() == 0:
+        return False
+    file.write(dumps({"end": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
+    return True
+
+
+def _write_account(tx: Tx, user_id: str, file: BinaryIO) -> None:
+    """Write what is kept of a user beside their threads. It may be repeated."""
+    _write(file, exporting.account(tx, user_id), hashlib.sha256())
+
+
+def _write(file: BinaryIO, rows: Iterable[Line], digest: Any) -> dict[str, int]:
+    """Write rows into an empty file, and count those of each kind."""
     file.seek(0)
     file.truncate()
-    digest = hashlib.sha256()
     counts = dict.fromkeys(COUNTED.values(), 0)
-    for kind, fields in transfer.export(tx, thread_id, namespace=namespace):
+    for kind, fields in rows:
         line = format_line(kind, fields).encode() + b"\n"
         digest.update(line)
         file.write(line)
         if kind in COUNTED:
             counts[COUNTED[kind]] += 1
-    if file.tell() == 0:
-        return False
-    file.write(dumps({"end": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
+    return counts
+
+
+async def _lines_of(file: BinaryIO, digest: Any) -> AsyncIterator[str]:
+    """A file's lines from its beginning, which become part of a sum."""
     file.seek(0)
-    return True
+    async for page in _pages_of(file):
+        for line in page:
+            digest.update(line + b"\n")
+            yield line.decode()
 
 
 def _new_file() -> BinaryIO:
@@ -145,8 +172,17 @@ async def _import(store: Store, token: str, lines: Lines, as_id: str | None) -> 
         if len(arrivals) != 1:
             raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(arrivals)}")
         arrivals = [arrivals[0]._replace(id=as_id)]
-    await store.write(transfer.publish, token, arrivals, incoming.forks)
+    account = await asyncio.to_thread(_account, incoming)
+    await store.write(transfer.publish, token, arrivals, incoming.forks, account)
     return [arrival.id for arrival in arrivals]
+
+
+def _account(incoming: Incoming) -> Account | None:
+    fields = incoming.account
+    if fields is None:
+        return None
+    leaves = accounts.leaves(json.loads(fields["preferences"]))
+    return Account(incoming.user_id, fields, leaves, incoming.left)
 
 
 async def _given(lines: Lines) -> AsyncIterator[list[bytes]]:

@@ -35,6 +35,7 @@ def trip(database: Database) -> Database:
         async with database.checkpointer() as cp:
             await fill(cp)
             await cp.fork("trip", "c2", new_id="other")
+            await cp.create_user("Ann", user_id="ann")
             provider = ScriptedProvider(["hello"])
             agent = Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id="ann's", user_id="ann")
             await agent.prompt("hi")

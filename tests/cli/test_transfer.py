@@ -30,6 +30,7 @@ def db(tmp_path: Path) -> Path:
         async with SQLiteCheckpointer(path) as cp:
             messages = [UserMessage(f"message {n} 北京 \0 \ud800") for n in range(9)] + [UserMessage("\x9b2J \x1b[2J")]
             await cp.put(Checkpoint(CheckpointMetadata("trip", "c1", 1), messages))
+            await cp.create_user("Alice", user_id="alice")
             await cp.fork("trip", new_id="alice's", user_id="alice")
             await cp.fork("alice's", new_id="alice's other", user_id="alice")
 
@@ -54,7 +55,7 @@ def test_a_thread_goes_through_a_pipe_into_another_database(holdfast: Command, d
 
 def test_all_threads_of_a_user_go_through_a_file(holdfast: Command, db: Path, tmp_path: Path) -> None:
     done = holdfast("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
-    assert (done.stdout, done.stderr) == ("", "alice.jsonl: 32 lines\n")
+    assert (done.stdout, done.stderr) == ("", "alice.jsonl: 33 lines\n")
     file = tmp_path / "alice.jsonl"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     done = holdfast("import", "alice.jsonl", "--db", "new.db")
@@ -85,7 +86,7 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
     ("arguments", "complaint"),
     [
         (["export", "nowhere"], "there is no thread 'nowhere'"),
-        (["export", "--user", "nobody"], "user 'nobody' has no threads"),
+        (["export", "--user", "nobody"], "there is no user 'nobody'"),
         (["export", "trip", "-o", "no/such/folder/file"], "No such file or directory"),
         (["import", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
         (["import", "."], "there is no file '.'"),

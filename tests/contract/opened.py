@@ -17,6 +17,12 @@ def with_cp(database: Database, use: Callable[[Checkpointer], Awaitable[None]]) 
     asyncio.run(main())
 
 
+async def with_users(cp: Checkpointer, *names: str) -> None:
+    """Make users of whom their ids are all that matters."""
+    for name in names:
+        await cp.create_user(name, user_id=name)
+
+
 async def loaded(cp: Checkpointer, thread_id: str) -> Thread:
     thread = await cp.load(thread_id)
     assert thread is not None

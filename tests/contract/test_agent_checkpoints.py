@@ -14,7 +14,7 @@ from holdfast.providers.scripted import ScriptedProvider
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, look, statuses
 from tests.contract.driving import agent_on
-from tests.contract.opened import texts, with_cp
+from tests.contract.opened import texts, with_cp, with_users
 from tests.test_agent_events import Acted, Hanging, make, sent
 
 
@@ -261,6 +261,7 @@ def test_its_summary_is_of_what_it_holds_and_not_of_what_the_agent_remembers(dat
 
 def test_an_agent_for_somebody_else_is_refused(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
+        await with_users(cp, "ann", "bob")
         await agent_on(cp, ["hello"], user_id="ann").prompt("hi")
         with pytest.raises(InputError, match="thread 't' belongs to user 'ann', and this agent works for 'bob'"):
             await agent_on(cp, ["never"], user_id="bob").prompt("hi")

@@ -14,15 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer, checkpointer_for
+from holdfast import AssistantMessage, Usage, UserMessage
+from holdfast.checkpointer import (
+    Checkpoint,
+    Checkpointer,
+    CheckpointMetadata,
+    SQLiteCheckpointer,
+    Thread,
+    checkpointer_for,
+    keep_last,
+)
 from holdfast.errors import InputError
+from holdfast.store import deleting
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Store, Tx
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete
-from tests.contract.driving import agent_on
-from tests.contract.opened import texts, with_cp
+from tests.contract.driving import CALL_SLOW, Slow, agent_on, die, expire
+from tests.contract.opened import texts, with_cp, with_users
 
 
 def needle() -> str:
@@ -39,15 +48,16 @@ def rows_with(store: Store, word: str) -> dict[str, int]:
     """The tables in which a word is found, and in how many rows."""
 
     def query(tx: Tx) -> dict[str, int]:
-        return {table.name: sum(word in repr(row) for row in tx.all(f"SELECT * FROM {table.name}")) for table in TABLES}
+        names = [*(table.name for table in TABLES), "reservations"]
+        return {name: sum(word in repr(row) for row in tx.all(f"SELECT * FROM {name}")) for name in names}
 
     return {name: count for name, count in store.read_now(query).items() if count}
 
 
 async def fill(cp: Checkpointer, word: str, thread_id: str = "t") -> None:
     """A thread with the word in all that a thread can hold; some of it changed and deleted before."""
-    deleting = Deleting()
-    agent = agent_on(cp, [f"reply {word}", [delete(word, f"call-{word}")]], thread_id, tools=[deleting.tool])
+    asking = Deleting()
+    agent = agent_on(cp, [f"reply {word}", [delete(word, f"call-{word}")]], thread_id, tools=[asking.tool])
     agent.state.extra[word] = word
     await agent.prompt(f"{word} {'x' * 5_000}")
     await agent.checkpoint(tags=[word], summary=word, state={word: word})
@@ -59,6 +69,49 @@ async def fill(cp: Checkpointer, word: str, thread_id: str = "t") -> None:
     await cp.rewind(thread_id, to=1)
     await cp.steer(thread_id, f"steer {word}")
     await cp.delete_before(thread_id, 1)
+    await fill_session(cp, word, thread_id)
+
+
+async def fill_session(cp: Checkpointer, word: str, thread_id: str) -> None:
+    """What an application keeps in a session: each with the word, and some of it changed."""
+    for text in (f"old {word}", word):
+        await cp.update_session(thread_id, title=text, metadata={text: [text]}, model=text)
+    usage = Usage(input=3, output=4)
+    await cp.append(thread_id, AssistantMessage(word, model=word, usage=usage))
+    for number in range(3):
+        task = await cp.create_task(thread_id, word, {word: word})
+        await cp.update_task_status(task["id"], "failed", f"old {word}")
+        await cp.update_task_status(task["id"], "completed", [word])
+        call = await cp.log_tool_call(thread_id, word, {word: number}, [word], 7.0, False, word, word)
+        await cp.update_tool_call(call, output_data={word: word})
+
+
+async def fill_user(cp: Checkpointer, word: str) -> str:
+    """A user of whom each column holds the word, with threads, some of them deleted."""
+    user = f"user-{word}"
+    preferences = {word: {"nested": word, "long": word * 50}}
+    await cp.create_user(word, f"{word}@example.org", user_id=user, preferences={"old": word})
+    await cp.update_user(user, name=f"{word} {word}", preferences=preferences)
+    await cp.create_session(user, word, session_id=f"session-{word}", metadata={word: word})
+    await fill_session(cp, word, f"session-{word}")
+    await cp.create_session(user, word, session_id=f"deleted-{word}")
+    await fill_session(cp, word, f"deleted-{word}")
+    await cp.delete_thread(f"deleted-{word}")
+    slow = Slow()
+    agent = agent_on(cp, [CALL_SLOW], f"run-{word}", tools=[slow.tool], user_id=user)
+    run = asyncio.create_task(agent.prompt(word))
+    await slow.begun.wait()  # a run that dies leaves the tokens that it had set aside
+    await cp.store.write(set_aside, user)
+    await die(cp, agent, run)
+    return user
+
+
+def set_aside(tx: Tx, user: str) -> None:
+    tx.run(
+        "INSERT INTO reservations (thread, owner, tokens, epoch) SELECT key, owner, 5, lease_epoch FROM threads"
+        " WHERE owner = :user AND run IS NOT NULL ON CONFLICT (thread) DO NOTHING",
+        user=user,
+    )
 
 
 @pytest.fixture
@@ -73,7 +126,8 @@ def test_no_row_of_any_table_holds_anything_of_an_erased_thread(database: Databa
         word = needle()
         await cp.append("other", [UserMessage(f"kept {number}") for number in range(50)])
         await fill(cp, word, f"thread-{word}")
-        assert {"threads", "messages", "checkpoints", "tool_calls", "inbox"} <= rows_with(cp.store, word).keys()
+        held = {"threads", "messages", "checkpoints", "tool_calls", "inbox", "tasks", "usage", "tool_usage"}
+        assert held <= rows_with(cp.store, word).keys()
         erased = await cp.erase_thread(f"thread-{word}")
         assert erased.threads == 1
         assert erased.messages > 40
@@ -256,9 +310,103 @@ def test_erasing_a_fork_leaves_the_thread_that_it_was_forked_from(database: Data
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
+def test_no_row_of_any_table_holds_anything_of_an_erased_user(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await with_users(cp, "somebody")
+        await agent_on(cp, ["kept"], "c", user_id="somebody").prompt("hi")
+        user = await fill_user(cp, word)
+        held = {"users", "preferences", "threads", "tasks", "tool_calls", "usage", "tool_usage", "reservations"}
+        assert held <= rows_with(cp.store, word).keys()
+        await expire(cp)
+        erased = await cp.erase_user(user)
+        assert (erased.threads, erased.is_gone) == (2, True)
+        assert rows_with(cp.store, word) == {}
+        assert await cp.get_user(user) is None
+        assert [each["id"] for each in await cp.list_users()] == ["somebody"]
+        assert await texts(cp, "c") == ["hi", "kept"]
+        assert (await cp.get_usage_stats("somebody") or {})["total_messages"] == 2
+
+    with_cp(database, use)
+
+
+def test_no_byte_of_an_erased_user_is_left_in_the_files(directory: Path) -> None:
+    word, other = needle(), needle()
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(directory / "x.db") as cp:
+            user = await fill_user(cp, word)
+            await expire(cp)
+            assert traces(directory, word)
+            assert (await cp.erase_user(user)).is_gone
+            assert traces(directory, word) == {}
+            await cp.create_user(other, user_id="no threads", preferences={other: other})
+            assert traces(directory, other)
+            erased = await cp.erase_user("no threads")
+            assert (erased.threads, erased.is_gone) == (0, True)
+            assert "Backups" in erased.note
+            assert traces(directory, other) == {}
+
+    asyncio.run(main())
+
+
+def test_a_deleted_thread_leaves_its_owner_what_was_spent_and_nothing_of_what_was_said(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await with_users(cp, "ann")
+        await fill(cp, word)
+        await cp.set_user("t", "ann")
+        before = await cp.get_usage_stats("ann")
+        assert before is not None
+        await cp.fork("t", new_id="fork")
+        await cp.delete_thread("t")
+        assert await cp.list_tasks() == []
+        assert await cp.list_tool_calls() == []
+        await cp.delete_thread("fork")
+        assert set(rows_with(cp.store, word)) == {"usage", "tool_usage"}  # models and tools, by their names
+        after = await cp.get_usage_stats("ann")
+        assert after is not None
+        for name in ("total_tokens", "total_messages", "total_cost"):
+            assert after[name] == before[name]
+
+    with_cp(database, use)
+
+
+def test_a_thread_with_thousands_of_tasks_and_logged_calls_goes_piece_by_piece(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deleting, "CHUNK", 3)
+
+    async def use(cp: Checkpointer) -> None:
+        await cp.create_session(None, session_id="t")
+        for number in range(8):
+            await cp.create_task("t", "type", number)
+            await cp.log_tool_call("t", "look", {}, {}, 1.0)
+        assert await cp.delete_thread("t") == 0
+        assert [await cp.list_tasks(), await cp.list_tool_calls(), await cp.threads()] == [[], [], []]
+
+    with_cp(database, use)
+
+
+def test_what_was_logged_survives_a_prune_of_the_branch_that_it_was_logged_on(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("one"), UserMessage("two")])
+        await cp.log_tool_call("t", "look", {}, {}, 1.0)
+        await cp.rewind("t", to=1)
+        await cp.log_tool_call("t", "look", {}, {}, 2.0)
+        await cp.put(Checkpoint(CheckpointMetadata("t", "c", 9), (await cp.load("t") or Thread([], {})).messages))
+        await cp.prune("t", keep_last(1))
+        assert [call["elapsed_ms"] for call in await cp.list_tool_calls("t") or ()] == [2.0, 1.0]
+        await cp.delete_thread("t")
+        assert await cp.list_tool_calls() == []
+
+    with_cp(database, use)
+
+
 def test_all_threads_of_a_user_go_and_no_others(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         word = needle()
+        await with_users(cp, f"user-{word}", "somebody")
         for name in ("a", "b"):
             await agent_on(cp, [word], name, user_id=f"user-{word}").prompt(word)
         await agent_on(cp, ["kept"], "c", user_id="somebody").prompt("hi")
@@ -273,12 +421,15 @@ def test_all_threads_of_a_user_go_and_no_others(database: Database) -> None:
 
 def test_forks_that_others_own_are_theirs_to_keep_and_the_own_ones_go_anyway(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
+        await with_users(cp, "ann", "bob")
         await agent_on(cp, ["reply"], "t", user_id="ann").prompt("hi")
         await cp.fork("t", new_id="mine")
         await cp.fork("t", new_id="theirs", user_id="bob")
         with pytest.raises(InputError, match=r"user 'ann' shares its past with 1 fork.*'theirs' of 'bob'"):
             await cp.erase_user("ann")
+        assert await cp.get_user("ann") is not None
         erased = await cp.erase_user("ann", forks="keep")
+        assert await cp.get_user("ann") is None
         assert (erased.threads, erased.kept) == (2, ["theirs"])
         assert [info.id for info in await cp.threads()] == ["theirs"]
         assert await texts(cp, "theirs") == ["hi", "reply"]

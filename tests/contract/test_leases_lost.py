@@ -79,8 +79,8 @@ WRITES: dict[str, Callable[[Tx, Lease], object]] = {
     "distrust": lambda tx, lease: threads.distrust(tx, "t", 99, by=lease),
     "start": lambda tx, lease: tool_calls.start(tx, "t", START, by=lease),
     "ask": lambda tx, lease: tool_calls.ask(tx, "t", START, reason="approval", question="?", by=lease),
-    "finish": lambda tx, lease: tool_calls.finish(tx, "t", 2, [(0, 3, ROW, "done")], by=lease),
-    "finish_behind": lambda tx, lease: tool_calls.finish_behind(tx, "t", 2, [(0, ROW, "done")], by=lease),
+    "finish": lambda tx, lease: tool_calls.finish(tx, "t", 2, [(0, 3, ROW, "done", None)], by=lease),
+    "finish_behind": lambda tx, lease: tool_calls.finish_behind(tx, "t", 2, [(0, ROW, "done", None)], by=lease),
     "take": lambda tx, lease: inbox.take(tx, "t", by=lease, expect=threads.ANY, limits={"steer": 9}),
 }
 

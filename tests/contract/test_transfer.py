@@ -17,22 +17,24 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, ToolCall, ToolResultMessage, UserMessage
+from holdfast import Agent, AssistantMessage, ToolCall, ToolResultMessage, Usage, UserMessage
 from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last, keep_tagged
 from holdfast.errors import InputError, NotFound, StoreError
 from holdfast.messages import Message, dumps, from_value
 from holdfast.rows import stored
 from holdfast.store import checkpoints, deleting, putting, threads
-from holdfast.store import transfer as queries
+from holdfast.store import exporting as queries
+from holdfast.store import usage as counting
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Row, Tx
 from holdfast.store.threads import Stored
 from holdfast.transfer import export_thread, export_user, import_lines
+from holdfast.transfer_shapes import COUNTED
 from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import PAST, agent_on, claim, unfinished, with_two
-from tests.contract.opened import loaded, texts, with_cp
+from tests.contract.opened import loaded, texts, with_cp, with_users
 
 EXTRA = {
     "nan": float("nan"),
@@ -42,6 +44,7 @@ EXTRA = {
     "beyond": "𝄞 北京",
     "": [None, {"a": []}],
 }
+PREFERENCES = {"ui": {"theme": "dark", "sizes": [1, 2.0]}, "\ud800 \0": None, "long": "x" * 5_000, "": {}}
 ODD = "thread \u2028 北京 '\"%s:x\x7f"
 
 
@@ -106,6 +109,10 @@ async def view(cp: Checkpointer, thread_id: str) -> list[Any]:
         [repr(await cp.get(name, thread_id)) for name in await cp.store.read(names)],
         await cp.tool_calls(thread_id),
         await cp.inbox(thread_id),
+        await cp.get_session(thread_id),
+        await cp.list_tool_calls(thread_id),
+        await cp.list_tasks(thread_id),
+        await cp.get_session_usage(thread_id),
     ]
 
 
@@ -131,6 +138,7 @@ async def fill(cp: Checkpointer) -> list[str]:
     await interrupt(cp, Acting(hangs=2), act(1), act(2))
     await cp.steer("t", "not so fast")
     await cp.follow_up("t", "and then?")
+    await with_users(cp, "alice")
     await cp.fork("t", new_id="fork of t", user_id="alice")
     for step in range(1, 10):
         await cp.put(checkpoint("o", f"c{step}", step, said(step), tags=["北京", "\ud800"], summary="\0"))
@@ -145,7 +153,32 @@ async def fill(cp: Checkpointer) -> list[str]:
     await cp.put(checkpoint("o", "c4", 4, said(4)))
     await cp.fork("f", new_id="g")
     await cp.fork("gone" if await cp.info("gone") else "o", 2, new_id="early")
-    return ["plain", ODD, "empty", "asking", "done", "t", "fork of t", "o", "f", "g", "early"]
+    await fill_session(cp)
+    return ["plain", ODD, "empty", "asking", "done", "t", "fork of t", "o", "f", "g", "early", "session"]
+
+
+async def fill_session(cp: Checkpointer, name: str = "session", user: str = "alice") -> None:
+    """A session with all that an application keeps in one."""
+    await cp.create_session(user, "标题 \u2028 'x'", "a model", session_id=name, metadata={"k": [1.0, "\0", "\ud800"]})
+    for n in range(3):
+        await cp.save_message(name, "user", f"question {n} \0", token_count=7)
+        usage = Usage(input=n, output=2, cost=0.1 * n)
+        await cp.append(name, AssistantMessage(f"answer {n}", model=f"model {n} \ud800 {'x' * 300}", usage=usage))
+    history = await cp.get_conversation_history(name)
+    assert history is not None
+    await cp.fork(name, new_id=f"fork of {name}")
+    await cp.delete_message(name, history[1]["id"])  # which the fork reads: there is a gap now
+    await cp.update_message(name, history[3]["id"], content="changed")
+    await cp.delete_thread(f"fork of {name}")
+    for n, input_data in enumerate([{"a": n} for n in range(3)] + [[], "text", None, [1, {"b": "\0"}]]):
+        about = (n % 2 == 0, "no \0", history[0]["id"])
+        await cp.log_tool_call(name, f"tool {n}", input_data, {"out": [n]}, 0.1 + n, *about)
+    await cp.log_tool_call(name, "tool 1", {}, None, 1e9)
+    made = [await cp.create_task(name, f"type {n}", {"n": n}, priority=-n) for n in range(4)]
+    await cp.update_task_status(made[0]["id"], "running")
+    await cp.update_task_status(made[1]["id"], "failed", {"why": "\ud800"})
+    await cp.update_task_status(made[1]["id"], "completed", [None])
+    await cp.pause_session(name)
 
 
 # --- there and back ---------------------------------------------------------------------------------------------------
@@ -198,6 +231,9 @@ def test_what_is_deleted_after_an_import_leaves_nothing(database: Database, othe
             await bring(there, await exported(cp, name))
         for info in await there.threads():
             await there.delete_thread(info.id)
+        left = await everything(there)
+        assert {name for name, rows in left.items() if rows} == {"floors", "users", "usage", "tool_usage"}
+        await there.erase_user("alice")
         left = await everything(there)
         assert {name for name, rows in left.items() if rows} == {"floors"}
 
@@ -292,7 +328,7 @@ def test_five_thousand_messages_and_checkpoints(database: Database, other: Datab
                 by=threads.VISITOR,
             )
         lines = await exported(cp)
-        assert len(lines) == 1 + 1 + 5_000 + 1_100 + 1
+        assert len(lines) == 1 + 1 + 5_000 + 1_100 + 1 + 1
         (tmp_path / "t.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
         await bring(there, tmp_path / "t.jsonl")
         assert await exported(there) == lines
@@ -401,7 +437,8 @@ def test_a_fork_takes_nothing_along_that_it_does_not_read(database: Database) ->
         await cp.fork("f", new_id="needle")
         lines = await exported(cp, "f")
         assert not any("needle" in line for line in lines)
-        assert json.loads(lines[-1])["end"] == {"branches": 3, "messages": 3, "calls": 0, "checkpoints": 2, "inbox": 0}
+        counts = {"branches": 3, "messages": 3, "calls": 0, "checkpoints": 2, "inbox": 0}
+        assert json.loads(lines[-1])["end"] == {**counts, "tasks": 0, "usage": 0, "tool_usage": 0}
 
     with_cp(database, use)
 
@@ -459,7 +496,7 @@ def test_an_unknown_thread_or_user_is_told(database: Database) -> None:
         with pytest.raises(NotFound, match="there is no thread 'nobody'"):
             await exported(cp, "nobody")
         for user in ("nobody", deleting.TRASH, queries.IMPORTING):
-            with pytest.raises(NotFound, match="has no threads"):
+            with pytest.raises(NotFound, match="there is no user"):
                 await exported_user(cp, user)
         for wrong in ("", "a\0b", 7):
             with pytest.raises(InputError, match=r"must be a string|cannot contain NUL"):
@@ -473,17 +510,23 @@ def test_an_unknown_thread_or_user_is_told(database: Database) -> None:
 
 async def fill_user(cp: Checkpointer) -> None:
     await fill(cp)
+    await with_users(cp, "bob")
     await cp.fork("f", "c3", new_id="f2")
     await cp.fork("f2", new_id="f3")
     await cp.fork("f3", new_id="bob's", user_id="bob")
     await cp.store.write(threads.append, "f", [Stored("m", "user", '"hi"')], namespace="alice")
+    await fill_session(cp, "deleted")
+    await cp.delete_thread("deleted")
+    await cp.update_user(
+        "alice", name="Alice 北京", email="a@b", quota_total=10**6, quota_used=7, preferences=PREFERENCES
+    )
 
 
 def test_all_threads_of_a_user_come_back_with_their_forks(database: Database, other: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
-        assert await bring(there, lines) == ["fork of t", "f", "g", "f2", "f3", "f"]
+        assert await bring(there, lines) == ["fork of t", "f", "g", "session", "f2", "f3", "f"]
         assert await exported_user(there, "alice") == lines
         tree = await there.tree("f")
         assert tree is not None
@@ -500,28 +543,279 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
         ends = [number for number, line in enumerate(lines, 1) if line.startswith('{"end"')]
+        begin = next(number for number, line in enumerate(lines) if line.startswith('{"holdfast":"thread"'))
         damages: list[tuple[list[str], str]] = [
             (lines[:-1], f"line {len(lines)} is missing: the export of a user has no end"),
             (lines[: ends[1]], f"line {ends[1] + 1} is missing: the export of a user has no end"),
             (lines[: ends[1] - 1], f"line {ends[1]} is missing: a thread has no end"),
-            ([lines[0], *lines[ends[0] :]], "5 threads have come, and it should be"),
+            ([*lines[:begin], *lines[ends[0] :]], "6 threads have come, and it should be"),
             ([*lines, lines[1]], "nothing can come behind the end"),
             ([*lines, *lines], "nothing can come behind the end"),
             ([lines[0].replace("alice", "carol"), *lines[1:]], "something in the lines of this user was changed"),
-            ([lines[0].replace('"format":1', '"format":2'), *lines[1:]], "line 1: this was exported by a newer"),
+            ([lines[0].replace('"format":2', '"format":3'), *lines[1:]], "line 1: this was exported by a newer"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":[[9')], "cannot be a fork of"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":["x",[')], "the forks cannot be"),
-            ([*lines[1 : ends[0]], *lines], "line \\d+: this is no beginning of a thread"),
+            ([*lines[begin : ends[0]], *lines], "line \\d+: this is no beginning of a thread"),
+            (lines[1:], "line 1: this is no beginning of a thread"),
+            ([lines[0], *lines[2:begin], *lines[1:]], r"line \d+: (this is no beginning|nothing can come)"),
+            ([lines[0], lines[1], *lines[1:]], "line 3: this is no beginning of a thread"),
+            ([*lines[: ends[0]], *lines[1:]], "line \\d+: this is no beginning of a thread"),
         ]
         before = await everything(there)
         for damaged, complaint in damages:
             with pytest.raises(InputError, match=complaint):
                 await bring(there, damaged)
             assert await everything(there) == before
-        with pytest.raises(InputError, match="as_id='x' is a name for one thread, and these are 6"):
+        with pytest.raises(InputError, match="as_id='x' is a name for one thread, and these are 7"):
             await bring(there, lines, as_id="x")
         assert await everything(there) == before
-        assert len(await bring(there, lines[1:-1])) == 6  # threads one behind the other are welcome, too
+        assert len(await bring(there, lines[begin:-1])) == 7  # threads one behind the other are welcome, too
+
+    with_both(database, other, use)
+
+
+async def account(cp: Checkpointer, user_id: str = "alice") -> list[Any]:
+    """All that applications see of a user."""
+    found = await cp.find_users({"ui": {"theme": "dark"}, "long": "x" * 5_000})
+    return [await cp.get_user(user_id), found, await cp.get_usage_stats(user_id, 3_650)]
+
+
+def test_a_user_comes_back_with_preferences_and_quota_and_what_deleted_threads_had_spent(
+    database: Database, other: Database
+) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await fill_user(cp)
+        lines, seen = await exported_user(cp, "alice"), await account(cp)
+        assert len(seen[1]) == 1
+        assert seen[2] is not None
+        await bring(there, lines)
+        assert await account(there) == seen
+        assert await exported_user(there, "alice") == lines
+        assert (await cp.erase_user("alice", forks="keep")).threads == 7
+        assert await cp.get_user("alice") is None
+        await bring(cp, lines)
+        assert await account(cp) == seen
+
+    with_both(database, other, use)
+
+
+def test_a_user_who_is_there_is_left_alone(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await fill_user(cp)
+        lines = await exported_user(cp, "alice")
+        await there.create_user("Another Alice", "c@d", 5, user_id="alice", preferences={"ui": {"theme": "light"}})
+        before = await account(there)
+        await bring(there, lines)
+        after = await account(there)
+        assert after[:2] == before[:2]
+        of_threads = [await there.get_session_usage(name) for name in ("fork of t", "f", "g", "session", "f2", "f3")]
+        total = sum(each["total_tokens"] for each in of_threads if each)
+        assert after[2]["total_tokens"] == total > 0
+        rows = await everything(there)
+        assert [row for table in ("usage", "tool_usage") for row in rows[table] if row[1] == 0] == []
+
+    with_both(database, other, use)
+
+
+def test_whoever_owns_an_imported_thread_exists_from_then_on(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await fill(cp)
+        lines = await exported(cp, "f")
+        with pytest.raises(InputError, match=r"line \d+ is missing"):
+            await bring(there, lines[:-1])
+        assert await there.get_user("alice") is None
+        await bring(there, lines)
+        user = await there.get_user("alice")
+        assert user is not None
+        assert (user["name"], user["quota_total"], user["quota_used"]) == ("alice", None, 0)
+        assert (await there.get_session("f") or {})["user_id"] == "alice"
+
+    with_both(database, other, use)
+
+
+def test_a_user_without_threads_goes_through_an_export_too(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await cp.create_user("Zoe", user_id="zoe", preferences=PREFERENCES)
+        lines = await exported_user(cp, "zoe")
+        assert len(lines) == 3
+        assert await bring(there, lines) == []
+        assert await account(there, "zoe") == await account(cp, "zoe")
+        assert await exported_user(there, "zoe") == lines
+        with pytest.raises(InputError, match="as_id='x' is a name for one thread, and these are 0"):
+            await bring(there, lines, as_id="x")
+
+    with_both(database, other, use)
+
+
+HOSTILE_ACCOUNT: dict[str, list[Any]] = {
+    "name": [None, 7, "\0", "\ud800"],
+    "email": [None, "\0"],
+    "quota_total": [-1, 1.0, "1", True, 2**53],
+    "quota_used": [-1, None, 1.5, 2**62],
+    "created_at": [None, "now"],
+    "updated_at": [None, 7],
+    "preferences": [None, [], 7, "x"],
+    "more": [1],
+}
+
+
+def sealed_user(lines: list[str]) -> list[str]:
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
+    return [*lines[:-1], dumps({**json.loads(lines[-1]), "sha256": digest})]
+
+
+def test_nothing_that_is_said_of_a_user_is_taken_for_granted(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.create_user("Zoe", user_id="zoe", preferences=PREFERENCES)
+        await fill_session(cp, user="zoe")
+        await cp.delete_thread("session")
+        lines = await exported_user(cp, "zoe")
+        await cp.erase_user("zoe")
+        assert sealed_user(lines) == lines
+        rows = [json.loads(line) for line in lines]
+        cases = [
+            ([lines[0], dumps({**rows[1], field: value}), *lines[2:]], "^line 2: ")
+            for field, values in HOSTILE_ACCOUNT.items()
+            for value in values
+        ]
+        kinds = [row.get("row") for row in rows]
+        for kind in ("usage", "tool_usage"):
+            at = kinds.index(kind)
+            cases += [
+                ([*lines[:at], dumps({**rows[at], field: value}), *lines[at + 1 :]], f"^line {at + 1}: ")
+                for field, values in HOSTILE[kind].items()
+                for value in values
+            ]
+            cases.append(([*lines[:at], lines[at], *lines[at:]], f"user 'zoe' has a row of {kind} twice"))
+        first = kinds.index("tool_usage")
+        cases.append(([*lines[:2], *lines[first:-1], *lines[2:first], lines[-1]], r"^line \d+: this is no beginning"))
+        headers: list[dict[str, Any]] = [{"user": user} for user in ("", None, 7, "\0", "\ud800")]
+        for header in (*headers, {"more": 1}):
+            cases += [([dumps({**rows[0], **header}), *lines[1:]], "^line 1: a user cannot be")]
+        cases.append(([lines[0].replace('"format":2', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
+        await refuse(cp, [(sealed_user(damaged), complaint) for damaged, complaint in cases])
+        assert await bring(cp, lines) == []
+
+    with_cp(database, use)
+
+
+# --- what an application keeps in a session ---------------------------------------------------------------------------
+
+
+def test_beside_the_original_tasks_and_logged_calls_have_ids_of_their_own(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await fill(cp)
+        lines = await exported(cp, "session")
+        tasks, calls = await cp.list_tasks("session"), await cp.list_tool_calls("session")
+        assert tasks is not None
+        assert calls is not None
+        await bring(cp, lines, as_id="copy")
+        copies, copied_calls = await cp.list_tasks("copy"), await cp.list_tool_calls("copy")
+        assert copies is not None
+        assert copied_calls is not None
+        for ours, theirs in ((copies, tasks), (copied_calls, calls)):
+            assert {each["id"] for each in ours}.isdisjoint(each["id"] for each in theirs)
+            for our, their in zip(ours, theirs, strict=True):
+                changed = {"id": our["id"], "session_id": "copy"} | ({"call_id": our["id"]} if "call_id" in our else {})
+                assert our == {**their, **changed}
+        await cp.delete_task(tasks[0]["id"])
+        await cp.delete_tool_call(calls[0]["id"])
+        await cp.update_tool_call(calls[1]["id"], output_data="changed")
+        assert await cp.list_tasks("copy") == copies
+        assert await cp.list_tool_calls("copy") == copied_calls
+        await cp.delete_thread("session")
+        await bring(cp, lines)  # their ids are free again
+        assert (await cp.list_tasks("session"), await cp.list_tool_calls("session")) == (tasks, calls)
+
+    with_cp(database, use)
+
+
+def test_what_is_arriving_is_nobodys_task_yet_and_nothing_is_left_of_what_was_given_up(
+    database: Database, small_pages: None
+) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await fill(cp)
+        lines, tasks = await exported(cp, "session"), await cp.list_tasks("session")
+        assert tasks
+        await cp.delete_thread("session")
+        before = await everything(cp)
+        seen = []
+
+        async def given() -> AsyncIterator[str]:
+            for line in lines:
+                if line is lines[-1]:
+                    seen.append([await cp.list_tasks(), await cp.get_task(tasks[0]["id"])])
+                    raise InputError("that is all")
+                yield line
+
+        with pytest.raises(InputError, match="that is all"):
+            await bring(cp, given())
+        assert seen == [[[], None]]
+        assert await everything(cp) == before
+
+    with_cp(database, use)
+
+
+def test_what_was_counted_elsewhere_is_not_counted_again(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await fill(cp)
+        await bring(there, await exported(cp, "session"))
+        rows = await everything(there)
+        assert {row[2] for row in rows["branches"]} == {1}
+        assert await there.store.read(counting.countable, 0, 10) == []
+        await there.append("new", UserMessage("hi"))
+        assert [each.id for each in await there.store.read(counting.countable, 0, 10)] == ["new"]
+
+    with_both(database, other, use)
+
+
+NEW = {
+    "thread": ("title", "status", "model", "metadata"),
+    "call": ("output", "error", "elapsed_ms", "message"),
+    "end": ("tasks", "usage", "tool_usage"),
+}
+
+
+def as_before(lines: list[str]) -> list[str]:
+    """An export of a thread as it was before there were sessions: what the first format has."""
+    old: list[str] = []
+    for line in lines[:-1]:
+        row = json.loads(line)
+        kind = row.get("holdfast", row.get("row"))
+        if kind in NEW:
+            row = {name: value for name, value in row.items() if name not in NEW[kind]}
+            line = dumps({**row, "format": 1} if kind == "thread" else row)
+        if kind not in SESSIONS:
+            old.append(line)
+    digest = hashlib.sha256("".join(f"{line}\n" for line in old).encode()).hexdigest()
+    counts = {name: count for name, count in json.loads(lines[-1])["end"].items() if name not in NEW["end"]}
+    return [*old, dumps({"end": counts, "sha256": digest})]
+
+
+def test_an_export_of_the_version_before_is_imported(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        names = await fill(cp)
+        for name in names:
+            lines = [line for line in await exported(cp, name) if '"reply":0,' not in line]
+            lines = sealed(lines)
+            assert await bring(there, as_before(lines)) == [name]
+            assert (await view(there, name))[:4] == (await view(cp, name))[:4]
+            again = await exported(there, name)
+            assert as_before(again) == as_before(lines)
+            session = await there.get_session(name)
+            assert session is not None
+            assert (session["title"], session["status"], session["metadata"]) == ("", "active", {})
+        old = as_before(await exported(cp, "o"))
+        new = await exported(cp, "session")
+        task = next(line for line in new if '"row":"task"' in line)
+        await refuse(
+            there,
+            [
+                ([*old[:-1], task, old[-1]], f"^line {len(old)}: a task cannot come here"),
+                ([new[0].replace('"format":2', '"format":1'), *new[1:]], "^line 1: "),
+                ([old[0].replace('"format":1', '"format":2'), *old[1:]], "^line 1: "),
+            ],
+        )
 
     with_both(database, other, use)
 
@@ -716,8 +1010,7 @@ def test_a_cancelled_import_leaves_nothing(database: Database, small_pages: None
 def sealed(lines: list[str]) -> list[str]:
     """The lines with an end that fits to them, as somebody would make it who means no good."""
     rows = [json.loads(line).get("row") for line in lines[1:-1]]
-    kinds = {"branch": "branches", "message": "messages", "call": "calls", "checkpoint": "checkpoints"}
-    counts = {kinds.get(kind, kind): rows.count(kind) for kind in (*kinds, "inbox")}
+    counts = {name: rows.count(kind) for kind, name in COUNTED.items()}
     digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
     return [*lines[:-1], dumps({"end": counts, "sha256": digest})]
 
@@ -767,8 +1060,8 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
             ([*lines, "x"], f"line {size + 1}: this is not JSON"),
             ([*lines, lines[0]], f"line {size + 2} is missing"),
             (lines + lines, "there is already a thread 'f'"),
-            ([lines[0].replace('"format":1', '"format":2'), *lines[1:]], "line 1: .*newer holdfast, in format 2"),
-            ([lines[0].replace('"format":1', '"format":"1"'), *lines[1:]], "line 1: the format of an export cannot be"),
+            ([lines[0].replace('"format":2', '"format":3'), *lines[1:]], "line 1: .*newer holdfast, in format 3"),
+            ([lines[0].replace('"format":2', '"format":"2"'), *lines[1:]], "line 1: the format of an export cannot be"),
             (['{"role":"user","content":"hello"}'], "line 1: this is JSON, but no line of an export"),
             (["[1]"], "line 1: this is JSON, but no line of an export"),
             (['{"holdfast":"diary","format":1}'], "line 1: this is no beginning of a thread"),
@@ -798,6 +1091,10 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
         "extra": [[], None, "x", 7],
         "ttl": [{}, {"last": -1, "seconds": 1, "tags": []}, {"last": 1, "seconds": "1", "tags": []}, [1]],
         "partial": [{"role": "user", "content": "hi"}, 7],
+        "title": [None, 7, "a\0b", "\ud800"],
+        "status": ["sleeping", None, 7, ""],
+        "model": [7, "\0"],
+        "metadata": [[], None, 7],
     },
     "branch": {
         "number": [0, 2, "1", None],
@@ -807,9 +1104,8 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
             [7],
             [[1]],
             [[9, 0, 1]],
-            [[1, 1, 2]],
             [[1, 0, 0]],
-            [[1, 0, 2], [1, 3, 4]],
+            [[1, 0, 2], [1, 1, 4]],
             [[1, 0, None]],
             [[1, -1, 5]],
             [["1", 0, 5]],
@@ -840,6 +1136,9 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
         "asked_at": ["now"],
         "started_at": [7],
         "ended_at": [""],
+        "error": [7, "\0", "\ud800"],
+        "elapsed_ms": [-1.0, 1, "1", float("nan"), float("inf"), True],
+        "message": [7, "\0"],
         "arguments": [[1], "x", 7],
         "answer": [{}, [], {"decision": "result", "result": {"role": "user", "content": "x"}}, {"decision": "deny"}],
     },
@@ -865,14 +1164,48 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
         "created_at": ["now"],
         "body": [7, {"role": "assistant", "content": "hi"}, [], {"role": "user"}],
     },
+    "task": {
+        "id": ["", None, 7, "\0", "\ud800"],
+        "type": ["", None, "\0"],
+        "status": ["waiting", None, 7],
+        "priority": [2**31, -(2**31), 1.0, None, True],
+        "max_retries": [-1, None, 2**53],
+        "retry_count": [-1, "0"],
+        "created_at": [None, "now"],
+        "updated_at": [None],
+        "started_at": [7],
+        "completed_at": ["now"],
+    },
+    "usage": {
+        "day": [None, "2026-13-01", "20260101", "today", "2026-01-01T", "٢026-01-01"],
+        "model": [None, "x" * 201, "\0", 7],
+        "messages": [-1, 1.0, None, True, 2**62],
+        "tokens": [-1, None],
+        "input": [-1, "0"],
+        "output": [None],
+        "cache_read": [-1],
+        "cache_write": [1.5],
+        "cost": [1, None, -1.0, float("nan"), float("inf")],
+        "priced": ["0", -0.5],
+    },
+    "tool_usage": {
+        "day": ["yesterday", None],
+        "name": [None, "x" * 201, "\ud800"],
+        "bucket": [-2, 10**6, 1.0, None, "0", True],
+        "calls": [-1, None, 2**62],
+        "failures": [-1],
+        "total_ms": [-1.0, 1, None, float("inf")],
+    },
 }
+
+SESSIONS = ("task", "usage", "tool_usage")
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_value_is_taken_for_granted(database: Database, kind: str, small_pages: None) -> None:
     async def use(cp: Checkpointer) -> None:
         await fill(cp)
-        name = {"call": "asking", "inbox": "t"}.get(kind, "f")
+        name = {"call": "asking", "inbox": "t"}.get(kind, "session" if kind in SESSIONS else "f")
         lines = await exported(cp, name)
         await cp.delete_thread(name)
         assert sealed(lines) == lines
@@ -891,7 +1224,7 @@ def test_no_value_is_taken_for_granted(database: Database, kind: str, small_page
                 sealed(
                     [
                         *lines[:at],
-                        dumps({name: row[name] for name in list(row) if name not in ("id", "segments", "name")}),
+                        dumps({name: row[name] for name in list(row) if name not in ("id", "segments", "name", "day")}),
                         *lines[at + 1 :],
                     ]
                 ),
@@ -933,12 +1266,22 @@ def test_a_thread_that_is_not_as_its_header_says_is_refused(database: Database) 
         twice = [*lines[: calls[0]], *(lines[calls[0]] for _ in calls), *lines[calls[-1] + 1 :]]
         fewer = [line for line in lines if '"role":"assistant","plain"' not in line]
         unanswered = [line.split(',"answer":')[0] + "}" if '"answer":' in line else line for line in lines]
+        session = await exported(cp, "session")
+        await cp.delete_thread("session")
+        firsts = {kind: next(n for n, line in enumerate(session) if f'"row":"{kind}"' in line) for kind in SESSIONS}
+        doubled = [
+            ([*session[:at], session[at], *session[at:]], {"task": "a task"}.get(kind, "a .* usage of a day"))
+            for kind, at in firsts.items()
+        ]
+        logged = [line.replace('"status":"done"', '"status":"started"') for line in session]
         rows = [json.loads(line) for line in lines]
         unasked = [dumps({**row, "question": None}) if row.get("status") == "waiting" else dumps(row) for row in rows]
         cases: list[tuple[list[Any], str]] = [
             (sealed(unanswered), r"^line \d+: a call that is answered has no answer"),
             (sealed(unasked), r"^line \d+: a call that is waiting has no question"),
             (sealed(twice), r"^line \d+: thread 'asking' has a tool call twice"),
+            *[(sealed(each), rf"^line \d+: thread 'session' has {what} twice") for each, what in doubled],
+            (sealed(logged), r"^line \d+: a call that no reply has asked for cannot be started"),
             (sealed(fewer), r"^line \d+: thread 'asking' should have 2 messages, and has 1"),
         ]
         await refuse(cp, cases)

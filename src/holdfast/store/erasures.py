@@ -1,15 +1,18 @@
-"""Erasures: threads that go with every byte of theirs.
+"""Erasures: threads, and users, that go with every byte of theirs.
 
 An erasure is noted in the transaction that puts the threads into the trash, and closed when the files are known to hold
-nothing of them. A process that dies in between leaves the note, and whoever opens the database next finishes it.
+nothing of them. A process that dies in between leaves the note, and whoever opens the database next finishes it. A user
+goes in that transaction itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.store import checkpoints, deleting, transfer
+from holdfast.errors import NotFound
+from holdfast.store import checkpoints, deleting, exporting, quotas, users
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
 
@@ -44,13 +47,15 @@ def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace
 
 
 def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
-    """The same for all threads of a user. Forks of theirs that belong to them go anyway."""
+    """The same for a user and all threads of theirs. Forks of those that belong to the user go anyway."""
+    with suppress(NotFound):  # memories are kept for people who are no users
+        quotas.take(tx, user_id)  # from here on, no thread becomes theirs
     rows = tx.all(
         "SELECT namespace, id, key FROM threads WHERE (owner = :user OR namespace = :user)"
         " AND namespace NOT IN (:trash, :importing) ORDER BY key",
         user=user_id,
         trash=deleting.TRASH,
-        importing=transfer.IMPORTING,
+        importing=exporting.IMPORTING,
     )
     mine = {(namespace, name) for namespace, name, _ in rows}
     others = {fork for _, _, key in rows for fork in descendants(tx, key) if ("", fork.id) not in mine}
@@ -60,6 +65,8 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
     if forks == "erase":
         doomed.setdefault("", []).extend(sorted(fork.id for fork in others))
     begun = [_begin(tx, names, by=by, namespace=namespace) for namespace, names in doomed.items()]
+    if users.remove(tx, user_id) and not begun:
+        _note(tx)
     kept = sorted(fork.id for fork in others) if forks == "keep" else []
     return Begun(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [], kept)
 
@@ -78,8 +85,12 @@ def descendants(tx: Tx, thread: int) -> list[Fork]:
 def _begin(tx: Tx, doomed: Sequence[str], *, by: By, namespace: str) -> Begun:
     # The last one first: a fork then still knows what it was forked from.
     counts = [deleting.discard(tx, name, by=by, namespace=namespace) for name in reversed(doomed)]
-    tx.run("INSERT INTO erasures (began_at) VALUES (:now)", now=tx.now())
+    _note(tx)
     return Begun(sum(count is not None for count in counts), sum(count or 0 for count in counts), [])
+
+
+def _note(tx: Tx) -> None:
+    tx.run("INSERT INTO erasures (began_at) VALUES (:now)", now=tx.now())
 
 
 def unfinished(tx: Tx) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.errors import InputError, NotFound
-from holdfast.store import branches, checkpoints, putting, threads
+from holdfast.store import branches, checkpoints, putting, quotas, threads
 from holdfast.store.branches import Point
 from holdfast.store.checkpoints import Anchor, New, Row
 from holdfast.store.database import Tx
@@ -18,6 +18,7 @@ from holdfast.store.threads import VISITOR
 
 At = str | int | None
 
+_CALLED = ("title", "model", "metadata")
 _OPEN_CALL = (
     "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
     " attempts, asked_at, started_at"
@@ -46,25 +47,33 @@ class Node(NamedTuple):
 
 
 def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = None, namespace: str = "") -> None:
-    """A new thread that shares another one's past, up to a checkpoint, a seq or its head."""
+    """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
+
+    It is called the same and belongs to the same user, unless an owner is named, who must exist. What was spent and
+    done in the other one stays there: its usage, its tasks, and what an application has logged of tools.
+    """
     thread = _held(tx, thread_id, namespace)
     parting = part(tx, thread, at)
     key = threads.key_of(tx, new_id, namespace)
     new = checkpoints.anchor_of(tx, key)
     if key == thread.key or not _is_taken_new(tx, key):
         raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
+    user = owner or thread.owner
+    if user is not None:  # also the same one: whoever removes a user has seen all of their threads
+        quotas.take(tx, user)
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     branches.lay(tx, new.branch, branches.cut(tx, parting.point))
     point = parting.point
+    called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
-        " origin_seq = :head, owner = :owner, version = CASE WHEN version < :version THEN :version ELSE version END"
-        " WHERE key = :key",
+        f" origin_seq = :head, owner = :owner, {called},"
+        " version = CASE WHEN version < :version THEN :version ELSE version END WHERE key = :key",
         head=point.seq,
         count=point.messages,
         extra=parting.extra,
         origin=thread.key,
-        owner=owner or thread.owner,
+        owner=user,
         version=thread.version,
         key=key,
     )
@@ -149,7 +158,8 @@ def _is_taken_new(tx: Tx, key: int) -> bool:
     """Take the row of a thread that holds nothing yet, unless something was said to it that waits."""
     row = tx.one(
         "UPDATE threads SET head = head WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
-        " AND origin IS NULL AND extra = '{}' AND run IS NULL RETURNING key",
+        " AND origin IS NULL AND extra = '{}' AND run IS NULL AND owner IS NULL AND title = '' AND model IS NULL"
+        " AND metadata = '{}' AND status = 'active' RETURNING key",
         key=key,
     )
     return row is not None
@@ -158,9 +168,9 @@ def _is_taken_new(tx: Tx, key: int) -> bool:
 def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
     """What the ledger knows of calls that are open at the parting counts on both sides."""
     empty = branches.empty_places(tx, point)
-    if not empty:
+    reply = branches.last_reply(tx, point) if empty else 0
+    if reply == 0:  # which is also the number of those that an application has logged: they stay where they are
         return
-    reply = branches.last_reply(tx, point)
     # They are noted on the branch that was driven then: the one that is left, or the one that the reply was said on.
     said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
     for old in dict.fromkeys([point.branch, *said_on]):

@@ -56,8 +56,9 @@ CHANGE = {
     "Lease": ", lease_until = :until",
 }
 RELEASE = ", lease_owner = NULL, lease_until = NULL, run = NULL"
-# A run that would stop goes on if something was said to it: what it may release depends on the inbox.
-_SILENT = "NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key)"
+# A run that would stop goes on if something was said to it: what it may release depends on the inbox. Where no run may
+# start, none goes on either.
+_SILENT = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
 RELEASE_IF_SILENT = (
     f", lease_owner = CASE WHEN {_SILENT} THEN NULL ELSE lease_owner END"
     f", lease_until = CASE WHEN {_SILENT} THEN NULL ELSE :until END"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.errors import NotFound
 from holdfast.store.database import Tx
 
 _RESERVED = (
@@ -32,6 +33,19 @@ class Left(NamedTuple):
 
     def suffices(self, required: int) -> bool:
         return self.tokens is None or self.tokens >= required
+
+
+def unknown(user_id: str) -> NotFound:
+    return NotFound(f"there is no user {user_id!r}; create_user(name, user_id={user_id!r}) makes one")
+
+
+def take(tx: Tx, user_id: str) -> None:
+    """Take the row of a user, who must exist: nobody removes them meanwhile.
+
+    Whoever writes to a thread takes that one's row before, as every model call of a run does.
+    """
+    if tx.one("UPDATE users SET quota_used = quota_used WHERE id = :user RETURNING key", user=user_id) is None:
+        raise unknown(user_id)
 
 
 def left(tx: Tx, user_id: str, *, but: int = 0) -> Left | None:

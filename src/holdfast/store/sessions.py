@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.errors import InputError, NotFound
-from holdfast.store import threads, users
+from holdfast.store import quotas, threads, users
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
 from holdfast.store.threads import ALONG, END, VISITOR, Stored
@@ -43,7 +43,7 @@ def create(
 ) -> Session:
     """Make a session. A user must exist, and keeps existing meanwhile."""
     if user_id is not None:
-        users.threads_of(tx, user_id)
+        quotas.take(tx, user_id)
     if not threads.make(tx, namespace, session_id, tx.now()):
         raise InputError(f"there is a session {session_id!r} already; use update_session, or another session_id")
     tx.run(
@@ -95,14 +95,14 @@ def take(tx: Tx, session_id: str, *, namespace: str = "") -> int:
 
 def update(tx: Tx, session_id: str, changes: dict[str, Any], *, namespace: str = "") -> Session:
     """Change some columns."""
-    owner = changes.get("owner")
+    key, owner = take(tx, session_id, namespace=namespace), changes.get("owner")
     if owner is not None:
-        users.threads_of(tx, owner)
+        quotas.take(tx, owner)
     sets = "".join(f", {column} = :{column}" for column in sorted(changes))
     tx.run(
         f"UPDATE threads SET updated_at = :now, version = version + 1{sets} WHERE key = :key",
         now=tx.now(),
-        key=take(tx, session_id, namespace=namespace),
+        key=key,
         **changes,
     )
     return require(tx, session_id, namespace=namespace)

@@ -232,21 +232,27 @@ _LOG = (
 )
 
 
+# A fork that parts at an open call has a row with the same id.
+_THAT_ONE = (
+    "key = (SELECT MIN(c.key) FROM tool_calls c JOIN threads t ON t.key = c.thread"
+    " WHERE c.idempotency_key = :id AND t.namespace = '' AND {})"
+)
+
+
 def log(tx: Tx, thread: int, call: Logged) -> None:
     """Add a call that an application has made. They have no reply, and are numbered instead."""
     row = tx.one(
         "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key,"
         " run, status, attempts, started_at, ended_at, output, error, elapsed_ms, message) SELECT t.key, t.branch, 0,"
         " COALESCE((SELECT MAX(c.place) FROM tool_calls c WHERE c.branch = t.branch AND c.reply = 0), -1) + 1, :id,"
-        " :name, :input, 'never', :id, '', :status, 1, :began, :now, :output, :error, :elapsed, :message"
+        " :name, :input, 'never', :id, '', :status, 1, :now, :now, :output, :error, :elapsed, :message"
         " FROM threads t WHERE t.key = :thread RETURNING branch, place",
         thread=thread,
         id=call.id,
         name=call.name,
         input=call.input,
         status=call.status,
-        began=tx.later(-(call.elapsed_ms or 0.0) / 1_000),
-        now=tx.now(),
+        now=tx.now(),  # when it was logged: what is known of the call itself is how long it took
         output=call.output,
         error=call.error,
         elapsed=call.elapsed_ms,
@@ -287,7 +293,7 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
         "thread, branch, reply, place, call_id, name, recovery, idempotency_key, run, status, attempts, started_at,"
         " ended_at, elapsed_ms, message, arguments, output, error"
     )
-    row = tx.one(f"DELETE FROM tool_calls WHERE idempotency_key = :id AND reply = 0 RETURNING {columns}", id=call_id)
+    row = tx.one(f"DELETE FROM tool_calls WHERE {_THAT_ONE.format('c.reply = 0')} RETURNING {columns}", id=call_id)
     if row is None:
         raise unknown_call(call_id)
     values = dict(zip((name.strip() for name in columns.split(",")), row, strict=True)) | changes
@@ -297,9 +303,8 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
 def unlog(tx: Tx, call_id: str) -> None:
     """Remove a call from the log. One that is not over, of an agent's run, is none of the log's."""
     open_ = ", ".join(f"'{status}'" for status in (*OPEN, "left"))
-    row = tx.one(
-        f"DELETE FROM tool_calls WHERE idempotency_key = :id AND status NOT IN ({open_}) RETURNING branch", id=call_id
-    )
+    ended = _THAT_ONE.format(f"c.status NOT IN ({open_})")
+    row = tx.one(f"DELETE FROM tool_calls WHERE {ended} RETURNING branch", id=call_id)
     if row is None:
         raise unknown_call(call_id)
     tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=row[0])

@@ -1,294 +1,28 @@
-"""The queries of an export and of an import: one thread as a sequence of rows, and back.
+"""The queries of an import: rows become a thread again.
 
-- An export reads a thread in one snapshot, page by page. What it shows of other threads' branches, and nothing else of
-  them, is part of it. Branches are numbered from 1 in the order of their keys, and versions count from the lowest: so
-  the rows are the same wherever the thread is stored.
-- An import writes into hidden threads, in a namespace that nobody can name, and gives them their names in its last
-  transaction. Until then a mark stands for it there, with a time that each page puts off. A mark whose time has run out
-  belongs to an import that was interrupted: the next import puts what is left of it into the trash. (Had it been
-  written into the trash, the next deletion in any process would have removed it while it was under way.)
+An import writes into hidden threads, in a namespace that nobody can name, and gives them their names in its last
+transaction. Until then a mark stands for it there, with a time that each page puts off. A mark whose time has run out
+belongs to an import that was interrupted: the next import puts what is left of it into the trash. (Had it been written
+into the trash, the next deletion in any process would have removed it while it was under way.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from holdfast.errors import InputError, StoreError
-from holdfast.store import branches, checkpoints
+from holdfast.errors import InputError, NotFound, StoreError
+from holdfast.store import branches, checkpoints, exporting, quotas, usage, users
 from holdfast.store.branches import Segment
-from holdfast.store.checkpoints import Source
-from holdfast.store.database import Row, Tx
+from holdfast.store.database import Tx
 from holdfast.store.deleting import TRASH
+from holdfast.store.exporting import IMPORTING, LAST, Fields, Line
 from holdfast.store.threads import END
+from holdfast.store.users import Leaf
 
-IMPORTING = "\x7fimport"
 SECONDS = 600.0  # between two pages of an import, at most
-PAGE_ROWS = 500
-PAGE_BYTES = 4_000_000
-
-Fields = dict[str, Any]
-Line = tuple[str, Fields]  # what kind of row it is, and its columns
-
-_LAST = 2**62  # as a step or a version: no limit
-_THREAD = (
-    *("id", "namespace", "owner", "created_at", "updated_at", "branch", "line", "head", "message_count"),
-    *("unledgered", "run", "extra", "ttl"),
-)
-_MESSAGE = ("branch", "seq", "id", "role", "plain", "created_at", "body")
-_CALL = (
-    *("branch", "reply", "place", "call_id", "name", "recovery", "idempotency_key", "run", "status", "reason"),
-    *("question", "attempts", "asked_at", "started_at", "ended_at", "arguments", "answer"),
-)
-_CHECKPOINT = (
-    *("line", "id", "step", "version", "parent", "branch", "seq", "message_count", "created_at"),
-    *("about", "body", "extra"),
-)
-_INBOX = ("kind", "id", "role", "created_at", "body")
-_LONG = {"body", "arguments", "answer", "question", "about", "extra"}
-
-# The checkpoints of a line that one of a thread's lines shows: that line itself, or one that has inherited from it.
-_SHOWN = (
-    "c.line = :source AND (EXISTS (SELECT 1 FROM branches l WHERE l.key = c.line AND l.thread = :thread AND NOT EXISTS"
-    " (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key))"
-    " OR EXISTS (SELECT 1 FROM inherited i JOIN branches b ON b.key = i.line WHERE i.source = c.line"
-    " AND b.thread = :thread AND (c.step, c.version) <= (i.step, i.version) AND c.version <= i.as_of AND NOT EXISTS"
-    " (SELECT 1 FROM hidden h WHERE h.line = i.line AND h.checkpoint = c.key)))"
-)
-
-
-# --- what belongs to a thread -----------------------------------------------------------------------------------------
-
-
-class _Plan(NamedTuple):
-    """The branches of an export, by their keys: their numbers, how they are read, and what they inherit."""
-
-    thread: int
-    numbers: dict[int, int]
-    segments: dict[int, list[Segment]]
-    inherited: dict[int, list[Source]]
-    lines: list[int]  # those that have checkpoints in it
-    has_hidden: bool
-    before: int  # the version before the lowest
-
-    def version(self, value: int) -> int | None:
-        return None if value == _LAST else value - self.before
-
-
-def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
-    """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none."""
-    columns = ", ".join(f"t.{name}" for name in _THREAD)
-    row = tx.one(
-        f"SELECT {columns}, p.saved_at, p.body, t.key FROM threads t LEFT JOIN partials p ON p.thread = t.key"
-        " WHERE t.namespace = :namespace AND t.id = :id",
-        namespace=namespace,
-        id=thread_id,
-    )
-    if row is None:
-        return
-    *values, key = row
-    thread = dict(zip((*_THREAD, "saved_at", "partial"), values, strict=True))
-    plan = _planned(tx, key, thread["branch"], thread["line"])
-    yield "thread", _numbered(plan, thread, "branch", "line")
-    yield from _branches(plan)
-    yield from _messages(tx, plan)
-    yield from _calls(tx, plan)
-    yield from _checkpoints(tx, plan)
-    yield from _inbox(tx, plan)
-
-
-def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
-    inherited = _inherited(tx, thread)
-    own = tx.all(
-        "SELECT b.key FROM branches b WHERE b.thread = :thread"
-        " AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = b.key)",
-        thread=thread,
-    )
-    sources = {source.line for several in inherited.values() for source in several}
-    read = {branch: END}
-    versions = [v for several in inherited.values() for s in several for v in (s.version, s.as_of) if v != _LAST]
-    lines: list[int] = []
-    for candidate in sorted({*sources, *(key for (key,) in own)}):
-        rows = tx.all(
-            f"SELECT c.branch, MAX(c.seq), MIN(c.version) FROM checkpoints c WHERE {_SHOWN} GROUP BY c.branch",
-            source=candidate,
-            thread=thread,
-        )
-        lines += [candidate] if rows else []
-        versions += [version for _, _, version in rows]
-        read.update({key: max(seq, read.get(key, 0)) for key, seq, _ in rows})
-    segments = {key: branches.segments_of(tx, key, upto) for key, upto in read.items()}
-    called = tx.all("SELECT DISTINCT branch FROM tool_calls WHERE thread = :thread", thread=thread)
-    needed = {branch, line, *read, *lines, *inherited, *sources, *(key for (key,) in called)}
-    needed.update(segment.source for several in segments.values() for segment in several)
-    numbers = {key: number for number, key in enumerate(sorted(needed), 1)}
-    hidden = tx.one(
-        "SELECT 1 FROM branches b JOIN hidden h ON h.line = b.key WHERE b.thread = :thread LIMIT 1", thread=thread
-    )
-    return _Plan(thread, numbers, segments, inherited, lines, hidden is not None, min(versions, default=1) - 1)
-
-
-def _inherited(tx: Tx, thread: int) -> dict[int, list[Source]]:
-    """What the lines of a thread have inherited, where that is still something."""
-    rows = tx.all(
-        "SELECT i.line, i.source, i.step, i.version, i.as_of FROM inherited i JOIN branches b ON b.key = i.line"
-        " WHERE b.thread = :thread ORDER BY i.line, i.source",
-        thread=thread,
-    )
-    found: dict[int, list[Source]] = {}
-    for line, *limits in rows:
-        source = Source(*limits)
-        if checkpoints.has_any(tx, line, source):
-            found.setdefault(line, []).append(source)
-    return found
-
-
-def _numbered(plan: _Plan, fields: Fields, *names: str) -> Fields:
-    return {**fields, **{name: plan.numbers[fields[name]] for name in names}}
-
-
-def _branches(plan: _Plan) -> Iterator[Line]:
-    numbers = plan.numbers
-    for key, number in numbers.items():
-        segments = [
-            [numbers[source], after, None if upto == END else upto]
-            for source, after, upto in plan.segments.get(key, [])
-        ]
-        inherited = [
-            [numbers[line], None if step == _LAST else step, plan.version(version), plan.version(as_of)]
-            for line, step, version, as_of in plan.inherited.get(key, [])
-        ]
-        yield "branch", {"number": number, "segments": segments, "inherited": inherited}
-
-
-def _messages(tx: Tx, plan: _Plan) -> Iterator[Line]:
-    read = sorted({segment for several in plan.segments.values() for segment in several})
-    for source, after, upto in _joined(read):
-        where = "branch = :branch AND seq > :after AND seq <= :upto"
-        for row in _paged(tx, "messages", _MESSAGE, where, ("seq",), (after,), branch=source, upto=upto):
-            yield "message", _numbered(plan, row, "branch")
-
-
-def _joined(read: Iterable[Segment]) -> list[Segment]:
-    """The same parts of the log, each once."""
-    joined: list[Segment] = []
-    for piece in read:
-        if joined and joined[-1].source == piece.source and piece.after <= joined[-1].upto:
-            joined[-1] = joined[-1]._replace(upto=max(joined[-1].upto, piece.upto))
-        else:
-            joined.append(piece)
-    return joined
-
-
-def _calls(tx: Tx, plan: _Plan) -> Iterator[Line]:
-    where = "thread = :thread AND key > :after"
-    for row in _paged(tx, "tool_calls", _CALL, where, ("key",), (0,), thread=plan.thread):
-        del row["key"]
-        yield "call", _numbered(plan, row, "branch")
-
-
-def _checkpoints(tx: Tx, plan: _Plan) -> Iterator[Line]:
-    # Not by their keys: this order has an index. The row of a checkpoint says nothing by its place.
-    where = f"{_SHOWN} AND (c.step, c.version, c.key) > (:after, :after_1, :after_2)"
-    order = ("step", "version", "key")
-    for line in plan.lines:
-        keys = {"thread": plan.thread, "source": line}
-        for row in _paged(tx, "checkpoints c", _CHECKPOINT, where, order, (-1, -1, -1), **keys):
-            key = row.pop("key")
-            hidden = _hidden(tx, plan, key) if plan.has_hidden else []
-            fields = _numbered(plan, row, "line", "branch")
-            yield "checkpoint", {**fields, "version": plan.version(row["version"]), "hidden": hidden}
-
-
-def _hidden(tx: Tx, plan: _Plan, checkpoint: int) -> list[int]:
-    """The lines of the thread that do not show a checkpoint which another one shows."""
-    rows = tx.all(
-        "SELECT h.line FROM hidden h JOIN branches b ON b.key = h.line"
-        " WHERE h.checkpoint = :key AND b.thread = :thread ORDER BY h.line",
-        key=checkpoint,
-        thread=plan.thread,
-    )
-    return [plan.numbers[line] for (line,) in rows if line in plan.numbers]
-
-
-def _inbox(tx: Tx, plan: _Plan) -> Iterator[Line]:
-    where = "thread = :thread AND key > :after"
-    for row in _paged(tx, "inbox", _INBOX, where, ("key",), (0,), thread=plan.thread):
-        del row["key"]
-        yield "inbox", row
-
-
-def _paged(
-    tx: Tx, table: str, columns: Sequence[str], where: str, order: Sequence[str], start: Row, **params: Any
-) -> Iterator[Fields]:
-    """Rows of a table in an order, with a limit to the rows and the bytes that are in memory at once.
-
-    `where` goes on behind `:after`, `:after_1` and so on, which are the columns of the order.
-    """
-    name, _, alias = table.partition(" ")
-    dot = f"{alias}." if alias else ""
-    sorting = ", ".join(f"{dot}{column}" for column in order)
-    size = " + ".join(f"COALESCE(octet_length({dot}{column}), 0)" for column in columns if column in _LONG)
-    sizes_sql = f"SELECT {sorting}, {size} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
-    more = tuple(column for column in order if column not in columns)
-    wanted = ", ".join(f"{dot}{column}" for column in (*columns, *more))
-    rows_sql = f"SELECT {wanted} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
-    after, is_last = start, False
-    while not is_last:
-        bounds = {f"after_{n}" if n else "after": value for n, value in enumerate(after)} | params
-        sizes = tx.all(sizes_sql, limit=PAGE_ROWS, **bounds)  # five hundred rows may be a kilobyte or ten gigabytes
-        count = _fitting(sizes)
-        is_last = count == len(sizes) < PAGE_ROWS
-        for row in tx.all(rows_sql, limit=count, **bounds) if count else ():
-            fields = dict(zip((*columns, *more), row, strict=True))
-            after = tuple(fields[column] for column in order)
-            yield fields
-
-
-def _fitting(sizes: list[Row]) -> int:
-    """How many rows make a page."""
-    count = total = 0
-    for *_, size in sizes:
-        total += size
-        if count and total > PAGE_BYTES:
-            break
-        count += 1
-    return count
-
-
-class Owned(NamedTuple):
-    """A thread of a user."""
-
-    key: int
-    namespace: str
-    id: str
-
-
-def owned(tx: Tx, user: str) -> list[Owned]:
-    """The threads of a user, the oldest first."""
-    rows = tx.all(
-        "SELECT key, namespace, id FROM threads WHERE (owner = :user OR namespace = :user)"
-        " AND namespace <> :trash AND namespace <> :importing ORDER BY key",
-        user=user,
-        trash=TRASH,
-        importing=IMPORTING,
-    )
-    return [Owned(*row) for row in rows]
-
-
-def origins(tx: Tx, keys: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Which of these threads were forked from which other ones of them, by their places, and up to which seq."""
-    places = {key: place for place, key in enumerate(keys)}
-    found = []
-    for key, place in places.items():
-        row = tx.one("SELECT origin, origin_seq FROM threads WHERE key = :key", key=key)
-        if row is not None and row[0] in places:
-            found.append((place, places[row[0]], row[1]))
-    return found
-
-
-# --- an import that is under way --------------------------------------------------------------------------------------
 
 
 class Arrival(NamedTuple):
@@ -298,6 +32,16 @@ class Arrival(NamedTuple):
     namespace: str
     id: str
     owner: str | None
+    tasks: int = 0
+
+
+class Account(NamedTuple):
+    """A user as they were exported, the leaves of their preferences, and how many rows deleted threads had left."""
+
+    id: str
+    fields: Fields
+    leaves: Sequence[Leaf]
+    left: dict[str, int]
 
 
 class Arriving(NamedTuple):
@@ -307,6 +51,8 @@ class Arriving(NamedTuple):
     key: int = 0
     branches: dict[int, int] = {}  # the keys of its branches, by their numbers  # noqa: RUF012
     header: Fields = {}  # noqa: RUF012
+    token: str = ""
+    mark: int = 0  # the key of the import's mark: what belongs to no thread is written there
 
 
 def begin(tx: Tx, token: str, seconds: float) -> None:
@@ -317,7 +63,7 @@ def begin(tx: Tx, token: str, seconds: float) -> None:
 
 def add(tx: Tx, token: str, arriving: Arriving, lines: Sequence[Line], seconds: float) -> Arriving:
     """Write a page of checked rows."""
-    _hold(tx, token, seconds)
+    arriving = arriving._replace(token=token, mark=_hold(tx, token, seconds))
     for kind, rows in groupby(lines, key=lambda line: line[0]):
         fields = [row for _, row in rows]
         if kind == "thread":
@@ -331,10 +77,16 @@ def add(tx: Tx, token: str, arriving: Arriving, lines: Sequence[Line], seconds: 
     return arriving
 
 
-def publish(tx: Tx, token: str, arrivals: Sequence[Arrival], forks: Sequence[tuple[int, int, int]]) -> None:
-    """Give all threads of an import their names: from now on they exist."""
-    _hold(tx, token, 0)
-    for key, namespace, thread_id, owner in arrivals:
+def publish(
+    tx: Tx,
+    token: str,
+    arrivals: Sequence[Arrival],
+    forks: Sequence[tuple[int, int, int]],
+    account: Account | None = None,
+) -> None:
+    """Give all threads of an import their names: from now on they exist, and so do those who own them."""
+    mark = _hold(tx, token, 0)
+    for key, namespace, thread_id, owner, tasks in arrivals:
         # A row that only holds the name: another writer may be about to make the same thread.
         held = _make(tx, thread_id, namespace)
         if held is None:
@@ -352,24 +104,96 @@ def publish(tx: Tx, token: str, arrivals: Sequence[Arrival], forks: Sequence[tup
             owner=owner,
             key=key,
         )
+        if tasks:
+            _name_tasks(tx, token, mark, key)
+        _name_logged(tx, token, key)
     tx.many(
         "UPDATE threads SET origin = :origin, origin_seq = :seq WHERE key = :key",
         [{"key": arrivals[fork].key, "origin": arrivals[origin].key, "seq": seq} for fork, origin, seq in forks],
     )
-    tx.run("DELETE FROM threads WHERE namespace = :importing AND id = :token", importing=IMPORTING, token=token)
+    if account is not None:
+        _settle_account(tx, mark, account)
+    for owner in sorted({arrival.owner for arrival in arrivals if arrival.owner is not None}):
+        _hold_user(tx, owner)
+    tx.run("DELETE FROM threads WHERE key = :mark", mark=mark)
+
+
+def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
+    """Give tasks the ids that they had, where nobody has these; else new ones."""
+    own = {"thread": thread, "start": len(token) + 2}
+    # Rows that only hold the ids, as with threads.
+    held = tx.all(
+        "INSERT INTO tasks (thread, id, type, status, priority, payload, max_retries, retry_count, created_at,"
+        " updated_at) SELECT :mark, substr(id, :start), '', '', 0, '', 0, 0, '', '' FROM tasks WHERE thread = :thread"
+        " ORDER BY key ON CONFLICT (id) DO NOTHING RETURNING id",
+        mark=mark,
+        **own,
+    )
+    tx.run("DELETE FROM tasks WHERE thread = :mark", mark=mark)
+    free = {name for (name,) in held}
+    rows = tx.all("SELECT key, substr(id, :start) FROM tasks WHERE thread = :thread ORDER BY key", **own)
+    tx.many(
+        "UPDATE tasks SET id = :id WHERE key = :key",
+        [{"key": key, "id": name if name in free else f"{token}-{key}"} for key, name in rows],
+    )
+
+
+def _name_logged(tx: Tx, token: str, thread: int) -> None:
+    """The same for the calls that an application has logged: it looks them up by their ids."""
+    tx.run(
+        "UPDATE tool_calls SET call_id = :token || CAST(key AS TEXT), idempotency_key = :token || CAST(key AS TEXT)"
+        " WHERE thread = :thread AND reply = 0 AND EXISTS (SELECT 1 FROM tool_calls o"
+        " JOIN threads t ON t.key = o.thread WHERE o.idempotency_key = tool_calls.idempotency_key"
+        " AND o.thread <> :thread AND t.namespace = '')",
+        token=f"{token}-",
+        thread=thread,
+    )
+
+
+def _settle_account(tx: Tx, mark: int, account: Account) -> None:
+    """Make a user as they were, with what deleted threads had left them; one who is there stays as they are."""
+    for table, count in account.left.items():
+        if _count(tx, table, mark) != count:
+            raise InputError(f"user {account.id!r} has a row of {table} twice")
+    values = ", ".join(f":{name}" for name in exporting.ACCOUNT)
+    made = tx.one(
+        f"INSERT INTO users (id, {', '.join(exporting.ACCOUNT)}) VALUES (:id, {values})"
+        " ON CONFLICT (id) DO NOTHING RETURNING key",
+        id=account.id,
+        **account.fields,
+    )
+    if made is None:
+        usage.forget(tx, mark)
+        return
+    tx.many(
+        "INSERT INTO preferences (owner, path, value) VALUES (:owner, :path, :value)",
+        [{"owner": made[0], "path": path, "value": value} for path, value in account.leaves],
+    )
+    for table in account.left:
+        tx.run(f"UPDATE {table} SET thread = 0, owner = :user WHERE thread = :mark", user=account.id, mark=mark)
+
+
+def _hold_user(tx: Tx, user_id: str) -> None:
+    """Take a user's row, made if there is none."""
+    while True:
+        users.ensure(tx, user_id)
+        with suppress(NotFound):  # somebody has just removed them
+            return quotas.take(tx, user_id)
 
 
 def discard(tx: Tx, token: str) -> None:
     """Put all that an import has written into the trash."""
-    tx.run(
+    rows = tx.all(
         "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
-        " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}'"
-        " WHERE namespace = :importing AND (id = :token OR id LIKE :parts)",
+        " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}', title = '', status = 'active',"
+        " model = NULL, metadata = '{}' WHERE namespace = :importing AND (id = :token OR id LIKE :parts) RETURNING key",
         trash=TRASH,
         importing=IMPORTING,
         token=token,
         parts=f"{token}:%",
     )
+    for (key,) in rows:
+        usage.forget(tx, key)
 
 
 def discard_stale(tx: Tx) -> bool:
@@ -397,8 +221,11 @@ def _make(tx: Tx, thread_id: str, namespace: str = IMPORTING) -> int | None:
     return row[0] if row else None
 
 
-def _hold(tx: Tx, token: str, seconds: float) -> None:
-    """Take the mark and put its end off: who finds it past its end waits for this page, and no page follows that."""
+def _hold(tx: Tx, token: str, seconds: float) -> int:
+    """Take the mark and put its end off: who finds it past its end waits for this page, and no page follows that.
+
+    Returns its key.
+    """
     row = tx.one(
         "UPDATE threads SET lease_until = :until WHERE namespace = :importing AND id = :token RETURNING key",
         until=tx.later(seconds),
@@ -407,6 +234,8 @@ def _hold(tx: Tx, token: str, seconds: float) -> None:
     )
     if row is None:
         raise StoreError(f"this import stood still for more than {SECONDS:g} s and was given up; run it again")
+    key: int = row[0]
+    return key
 
 
 def _begin_thread(tx: Tx, token: str, arriving: Arriving, header: Fields) -> Arriving:
@@ -419,7 +248,7 @@ def _begin_thread(tx: Tx, token: str, arriving: Arriving, header: Fields) -> Arr
             body=header["partial"],
             at=header["saved_at"],
         )
-    return Arriving(arriving.whole, key, {}, header)
+    return arriving._replace(key=key, branches={}, header=header)
 
 
 def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
@@ -431,10 +260,13 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
         raise InputError(
             f"line {end['at']}: thread {header['id']!r} should have {header['message_count']} messages, and has {count}"
         )
-    row = tx.one("SELECT COUNT(*) FROM tool_calls WHERE thread = :key", key=key)
-    if row is None or row[0] != end["calls"]:
-        raise InputError(f"line {end['at']}: thread {header['id']!r} has a tool call twice")
-    names = ("head", "message_count", "unledgered", "run", "extra", "ttl", "created_at", "updated_at")
+    for table, (counted, what) in _COUNTED.items():
+        if _count(tx, table, key) != end[counted]:
+            raise InputError(f"line {end['at']}: thread {header['id']!r} has {what} twice")
+    names = (
+        *("head", "message_count", "unledgered", "run", "extra", "ttl", "created_at", "updated_at"),
+        *("title", "status", "model", "metadata"),
+    )
     tx.run(
         f"UPDATE threads SET branch = :branch, line = :line, version = :version,"
         f" {', '.join(f'{name} = :{name}' for name in names)} WHERE key = :key",
@@ -445,25 +277,48 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
         **{name: header[name] for name in names},
     )
     checkpoints.show_latest(tx, key)
-    arrival = Arrival(key, header["namespace"], header["id"], header["owner"])
-    return Arriving((*arriving.whole, arrival))
+    arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"])
+    return arriving._replace(whole=(*arriving.whole, arrival), key=0, branches={}, header={})
+
+
+# What is passed over when it comes a second time, and then missed at the end.
+_COUNTED = {
+    "tool_calls": ("calls", "a tool call"),
+    "tasks": ("tasks", "a task"),
+    "usage": ("usage", "a model's usage of a day"),
+    "tool_usage": ("tool_usage", "a tool's usage of a day"),
+}
+
+
+def _count(tx: Tx, table: str, thread: int) -> int:
+    row = tx.one(f"SELECT COUNT(*) FROM {table} WHERE thread = :thread", thread=thread)
+    assert row is not None
+    return int(row[0])
 
 
 def _insert(table: str, *columns: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
 
 
-_INSERT_MESSAGE = _insert("messages", *_MESSAGE)
-_INSERT_CALL = _insert("tool_calls", "thread", *_CALL) + " ON CONFLICT (branch, reply, place) DO NOTHING"
-_INSERT_CHECKPOINT = _insert("checkpoints", *_CHECKPOINT)
-_INSERT_INBOX = _insert("inbox", "thread", *_INBOX)
+_INSERT_MESSAGE = _insert("messages", *exporting.MESSAGE)
+_INSERT_CALL = _insert("tool_calls", "thread", *exporting.CALL) + " ON CONFLICT (branch, reply, place) DO NOTHING"
+_INSERT_CHECKPOINT = _insert("checkpoints", *exporting.CHECKPOINT)
+_INSERT_INBOX = _insert("inbox", "thread", *exporting.INBOX)
+_INSERT_TASK = _insert("tasks", "thread", *exporting.TASK) + " ON CONFLICT (id) DO NOTHING"
+_INSERT_USAGE = (
+    _insert("usage", "thread", "owner", *exporting.USAGE) + " ON CONFLICT (thread, owner, day, model) DO NOTHING"
+)
+_INSERT_TOOL_USAGE = (
+    _insert("tool_usage", "thread", "owner", *exporting.TOOL_USAGE)
+    + " ON CONFLICT (thread, owner, day, name, bucket) DO NOTHING"
+)
 _INSERT_INHERITED = _insert("inherited", "line", "source", "step", "version", "as_of")
 
 
 def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     keys = arriving.branches
     for row in rows:
-        made = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=arriving.key)
+        made = tx.one("INSERT INTO branches (thread, uncounted) VALUES (:thread, 1) RETURNING key", thread=arriving.key)
         assert made is not None
         branch = keys[row["number"]] = made[0]  # a page that is written again comes to other keys, for all of them
         segments = row["segments"]
@@ -471,7 +326,7 @@ def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
             tx, branch, [Segment(keys[s], after, END if upto is None else upto) for s, after, upto in segments]
         )
         inherited = [
-            [branch, keys[source], *(_LAST if limit is None else limit for limit in limits)]
+            [branch, keys[source], *(LAST if limit is None else limit for limit in limits)]
             for source, *limits in row["inherited"]
         ]
         columns = ("line", "source", "step", "version", "as_of")
@@ -506,6 +361,19 @@ def _add_inbox(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     tx.many(_INSERT_INBOX, [{**row, "thread": arriving.key} for row in rows])
 
 
+def _add_tasks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    # Under ids that nobody knows, until the thread exists.
+    tx.many(_INSERT_TASK, [{**row, "thread": arriving.key, "id": f"{arriving.token}:{row['id']}"} for row in rows])
+
+
+def _add_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_USAGE, [{**row, "thread": arriving.key or arriving.mark, "owner": ""} for row in rows])
+
+
+def _add_tool_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_TOOL_USAGE, [{**row, "thread": arriving.key or arriving.mark, "owner": ""} for row in rows])
+
+
 def _keyed(arriving: Arriving, row: Fields, *names: str) -> Fields:
     return {**row, **{name: arriving.branches[row[name]] for name in names}}
 
@@ -520,4 +388,7 @@ _ADD: dict[str, Callable[[Tx, Arriving, Sequence[Fields]], None]] = {
     "call": _add_calls,
     "checkpoint": _add_checkpoints,
     "inbox": _add_inbox,
+    "task": _add_tasks,
+    "usage": _add_usage,
+    "tool_usage": _add_tool_usage,
 }

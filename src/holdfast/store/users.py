@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import InputError, NotFound, QuotaExceeded
+from holdfast.errors import InputError, QuotaExceeded
 from holdfast.store import quotas, threads, usage
 from holdfast.store.database import Tx
 from holdfast.store.leases import Lease
-from holdfast.store.quotas import Left
+from holdfast.store.quotas import Left, unknown
 
 Leaf = tuple[str, str]  # a path and the value there, both as JSON
 
@@ -74,10 +74,6 @@ def require(tx: Tx, user_id: str) -> User:
     return user
 
 
-def unknown(user_id: str) -> NotFound:
-    return NotFound(f"there is no user {user_id!r}; create_user(name, user_id={user_id!r}) makes one")
-
-
 def update(tx: Tx, user_id: str, changes: dict[str, Any], leaves: Sequence[Leaf] | None) -> User:
     """Change some columns; with preferences come their leaves."""
     sets = "".join(f", {column} = :{column}" for column in sorted(changes))
@@ -110,17 +106,24 @@ def threads_of(tx: Tx, user_id: str) -> list[str]:
     return [name for (name,) in rows]
 
 
-def disown(tx: Tx, user_id: str) -> None:
-    """Let the threads of a user belong to nobody."""
-    tx.run("UPDATE threads SET owner = NULL, version = version + 1 WHERE owner = :id", id=user_id)
+def disown_and_remove(tx: Tx, user_id: str, *, disown: bool) -> list[str]:
+    """Remove a user, and let their threads belong to nobody; or, if that is not wished, answer which there are."""
+    owned = threads_of(tx, user_id)
+    if disown or not owned:
+        tx.run("UPDATE threads SET owner = NULL, version = version + 1 WHERE owner = :id", id=user_id)
+        remove(tx, user_id)
+    return owned
 
 
 def find(tx: Tx, leaves: Sequence[Leaf], *, limit: int, offset: int = 0) -> list[User]:
     """Users that have all these leaves among their preferences, the oldest first; without any, all users."""
-    conditions = "".join(
-        " AND EXISTS (SELECT 1 FROM preferences p WHERE p.owner = u.key"
-        f" AND p.path = :path_{n} AND p.value = :value_{n})"
-        for n in range(1, len(leaves))
+    others = ", ".join(f"(:path_{n}, :value_{n})" for n in range(1, len(leaves)))
+    # Counted, and not joined one by one: a planner thinks about a hundred joins for longer than anybody waits.
+    conditions = (
+        f" AND (SELECT COUNT(*) FROM preferences p WHERE p.owner = u.key AND (p.path, p.value) IN (VALUES {others}))"
+        f" = {len(leaves) - 1}"
+        if others
+        else ""
     )
     values: dict[str, Any] = {}
     for n, (path, value) in enumerate(leaves):
