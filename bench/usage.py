@@ -91,7 +91,7 @@ def _write(storage: AgentStorage, pending: list[Any], real: Callable[[], str]) -
     for _, same in itertools.groupby(sorted(pending, key=lambda each: each[3]), key=lambda each: each[3]):
         group = list(same)
         moment = clock.later(real(), -86_400.0 * group[0][3])
-        clock.now = lambda moment=moment: moment  # type: ignore[assignment,misc]
+        clock.now = lambda moment=moment: moment  # type: ignore[misc]
         try:
             storage.store.write_now(query, group)
         finally:

@@ -42,8 +42,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "record": (
         {
             *("journal", "thread_journal", "recovery", "checkpointer", "inbox", "leasing", "copying", "watching"),
-            *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines", "bridge", "accounts", "sessions"),
-            *("searching", "indexer"),
+            *("rows", "versions", "pruning", "erasing", "transfer", "transfer_lines", "transfer_shapes", "bridge"),
+            *("accounts", "sessions", "searching", "indexer"),
             *("tasks", "tool_log", "spending", "backups", "checking", "storage"),
         },
         {"store", "values", "ground"},

@@ -14,13 +14,14 @@ from holdfast import clock, pruning
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.messages import dumps
-from holdfast.rows import checked_count, checked_id, checked_text, encode_json, readable_id
+from holdfast.rows import checked_count, checked_id, checked_text, encode_strictly, readable_id
 from holdfast.store import quotas, users
 from holdfast.store.users import Leaf, User
 
 Sessions: TypeAlias = Literal["keep", "delete"]
 
 _LONG_VALUE = 200  # characters of a value that are compared as they are; a longer one by its hash
+_MOST_ASKED = 1_000  # preferences that a search names: a database has its limits
 UNCHANGED: Any = object()
 
 
@@ -34,9 +35,10 @@ async def create_user(
     preferences: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make a user who may spend so many tokens (None: any number). `user_id` is your own id for them, if any."""
-    given = _checked(name=name, email=email, quota_total=quota_total, preferences=preferences or {})
+    wanted = {} if preferences is None else preferences
+    given = _checked(name=name, email=email, quota_total=quota_total, preferences=wanted)
     key = clock.new_id() if user_id is None else checked_id(user_id, "a user id")
-    found = leaves(preferences or {})
+    found = leaves(wanted)
     total, text = given["quota_total"], given["preferences"]
     return as_dict(await store.write(users.create, key, given["name"], given["email"], total, text, found))
 
@@ -61,8 +63,11 @@ async def find_users(
     `{"theme": "dark"}` finds everybody with that theme, whatever else they prefer; `{"ui": {"theme": "dark"}}` looks
     inside. Anything that is no dict must be equal.
     """
-    _checked(preferences=preferences or {})
-    wanted = leaves(preferences or {})
+    asked = {} if preferences is None else preferences
+    _checked(preferences=asked)
+    wanted = leaves(asked)
+    if len(wanted) > _MOST_ASKED:
+        raise InputError(f"users are found by {_MOST_ASKED} preferences at once, got {len(wanted):,}")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     return [as_dict(user) for user in await store.read(users.find, wanted, limit=limit, offset=offset)]
 
@@ -80,8 +85,9 @@ async def update_user(
     """Change what is passed. Preferences are replaced as a whole; `quota_used=0` begins a new period."""
     given: dict[str, Any] = {"name": name, "email": email, "quota_total": quota_total, "quota_used": quota_used}
     given = {key: value for key, value in (given | {"preferences": preferences}).items() if value is not UNCHANGED}
-    found = leaves(preferences) if isinstance(given.get("preferences"), dict) else None
-    return as_dict(await store.write(users.update, checked_id(user_id, "a user id"), _checked(**given), found))
+    changes = _checked(**given)
+    found = leaves(preferences) if "preferences" in given else None
+    return as_dict(await store.write(users.update, checked_id(user_id, "a user id"), changes, found))
 
 
 async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None = None) -> int:
@@ -93,16 +99,20 @@ async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None 
     if sessions not in (None, "keep", "delete"):
         raise InputError(f"sessions must be 'keep' or 'delete', got {sessions!r:.80}")
     name = checked_id(user_id, "a user id")
-    owned = await store.write(users.threads_of, name)
-    if owned and sessions is None:
-        raise InputError(
-            f"user {user_id!r} has {len(owned)} session(s); say what becomes of them: sessions='delete' deletes them "
-            "too, sessions='keep' leaves them to nobody"
-        )
-    for thread in owned if sessions == "delete" else ():
-        await pruning.delete_thread(store, thread, 0)
-    await store.write(users.disown_and_remove, name)
-    return len(owned)
+    had = 0
+    # The user goes in the transaction that finds nothing left: a session may be made while others are deleted.
+    while left := await store.write(users.disown_and_remove, name, disown=sessions == "keep"):
+        had += len(left)
+        if sessions == "keep":
+            break
+        if sessions is None:
+            raise InputError(
+                f"user {user_id!r} has {had} session(s); say what becomes of them: sessions='delete' deletes them "
+                "too, sessions='keep' leaves them to nobody"
+            )
+        for thread in left:
+            await pruning.delete_thread(store, thread, 0)
+    return had
 
 
 async def check_quota(store: Runner, user_id: str, required_tokens: int = 0) -> bool:
@@ -118,7 +128,7 @@ async def consume_quota(store: Runner, user_id: str, tokens: int) -> bool:
     name, spent = checked_id(user_id, "a user id"), checked_count("tokens", tokens)
     done = await store.write(quotas.consume, name, spent)
     if done is None:
-        raise users.unknown(user_id)
+        raise quotas.unknown(user_id)
     return done
 
 
@@ -128,7 +138,7 @@ def as_dict(user: User) -> dict[str, Any]:
 
 def leaves(preferences: dict[str, Any]) -> list[Leaf]:
     """The ends of nested preferences: for each the path to it and its value, in the form in which they are compared."""
-    return [(dumps(path), _comparable(value)) for path, value in _ends(preferences, [])]
+    return [(_short(dumps(path)), _comparable(value)) for path, value in _ends(preferences, [])]
 
 
 def _ends(value: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
@@ -138,7 +148,10 @@ def _ends(value: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 
 def _comparable(value: Any) -> str:
-    text = json.dumps(_plain_numbers(value), sort_keys=True)
+    return _short(json.dumps(_plain_numbers(value), sort_keys=True))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _LONG_VALUE else f"#{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -162,5 +175,5 @@ def _checked(**given: Any) -> dict[str, Any]:
     if "preferences" in given:
         if not isinstance(given["preferences"], dict):
             raise InputError(f"preferences must be a dict, got {given['preferences']!r:.80}")
-        given["preferences"] = encode_json("preferences", given["preferences"])
+        given["preferences"] = encode_strictly("preferences", given["preferences"])
     return given

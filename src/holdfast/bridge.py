@@ -1,9 +1,9 @@
 """One function, two surfaces: what is written once for coroutines also serves code that has no event loop.
 
 An operation is `async def operation(store, ...)`, and awaits nothing but `store.read`, `store.write`, `store.aside` and
-other operations. With a real store those are futures of the running loop. With `Blocking` they are settled when they are
-awaited, so that the coroutine runs from its beginning to its end in one step: no event loop is started, and none that
-is running is in the way.
+other operations. With a real store those are futures of the running loop. With `Blocking` they are settled when they
+are awaited, so that the coroutine runs from its beginning to its end in one step: no event loop is started, and none
+that is running is in the way.
 
     class AgentStorage:
         get_user = blocking(accounts.get_user)       # storage.get_user("ann")
@@ -121,5 +121,6 @@ class awaited(Generic[P, T]):  # noqa: N801
 def _describe(target: Any, operation: Callable[..., Any]) -> None:
     """Let help() and editors show the operation without its store."""
     target.__doc__, target.__name__ = operation.__doc__, operation.__name__
-    first, *others = inspect.signature(operation).parameters.values()
-    target.__signature__ = inspect.Signature([first.replace(name="self"), *others])
+    known = inspect.signature(operation)
+    first, *others = known.parameters.values()
+    target.__signature__ = known.replace(parameters=[inspect.Parameter("self", first.kind), *others])

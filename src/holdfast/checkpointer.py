@@ -19,9 +19,12 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from holdfast import (
     accounts,
+    backups,
+    checking,
     clock,
     erasing,
     pruning,
+    searching,
     sessions,
     spending,
     tasks,
@@ -431,6 +434,15 @@ class Checkpointer(abc.ABC):
     set_price = awaited(spending.set_price)
     get_prices = awaited(spending.get_prices)
     delete_price = awaited(spending.delete_price)
+
+    search = awaited(searching.search)
+    index = awaited(searching.index)
+    reindex = awaited(searching.reindex)
+    backup = awaited(backups.backup)
+    restore = awaited(backups.restore)
+    check = awaited(checking.check)
+    repair = awaited(checking.repair)
+    recount = awaited(checking.recount)
 
     # --- removing -----------------------------------------------------------------------------------------------------
 

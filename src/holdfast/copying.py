@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import InputError, StoreError
 from holdfast.store import copying, places, sharing
 from holdfast.store.copying import TABLES, Digest, Key, Mark, Table
 from holdfast.store.database import Row, Store
 from holdfast.store.sqlite_file import MEMORY
+
+T = TypeVar("T")
 
 _PASSES = 5  # how often the pages that differ are written before the source counts as too busy
 
@@ -66,7 +68,7 @@ class _Page(NamedTuple):
     rows: list[Row]
 
 
-class _Comparison:
+class Comparison:
     """What a comparison of everything has found."""
 
     def __init__(self, total: int) -> None:
@@ -74,6 +76,11 @@ class _Comparison:
         self.equal = 0  # rows in pages that are equal
         self.digests = [Digest(table) for table in TABLES]  # of the source
         self.differences: list[_Difference] = []
+
+    @property
+    def sha256(self) -> str:
+        """Of all rows of the source."""
+        return copying.combined(digest.value() for digest in self.digests)
 
 
 def copy(source: str, target: str, hear: Callable[[Progress], object] = lambda _: None) -> Copied:
@@ -90,7 +97,12 @@ def copy(source: str, target: str, hear: Callable[[Progress], object] = lambda _
         with _opened(target, create=True) as goal:
             if goal is origin:
                 raise InputError(f"{origin.name} cannot be copied into itself; name another database as the target")
-            return _Copy(origin, goal, hear).run()
+            return copy_into(origin, goal, hear)
+
+
+def copy_into(source: Store, target: Store, hear: Callable[[Progress], object]) -> Copied:
+    """The same, of databases that are open."""
+    return _Copy(source, target, hear).run()
 
 
 @contextmanager
@@ -107,36 +119,115 @@ def _opened(place: str, *, create: bool) -> Iterator[Store]:
         sharing.release(store)
 
 
+class Ask(Protocol):
+    """What runs a query: a method of a store, or a transaction that goes on."""
+
+    def __call__(self, query: Callable[..., T], /, *args: object) -> T: ...
+
+
+class Mirror:
+    """Makes a target equal to a source, whatever way they are asked: each by itself, or in one transaction."""
+
+    def __init__(self, source: Ask, target: Ask, write: Ask, hear: Callable[[Progress], object]) -> None:
+        self._source = source
+        self._target = target
+        self._write = write
+        self._hear = hear
+        self.written = dict.fromkeys((table.name for table in TABLES), 0)
+
+    def compare(self, step: str) -> Comparison:
+        """Read both databases from end to end. It writes nothing."""
+        found = Comparison(sum(self._source(copying.count, table) for table in TABLES))
+        for table, digest in zip(TABLES, found.digests, strict=True):
+            for _ in self._compare_table(table, digest, found):
+                self._hear(Progress(step, table.name, sum(each.rows for each in found.digests), found.total, 0))
+        return found
+
+    def _compare_table(self, table: Table, digest: Digest, found: Comparison) -> Iterator[None]:
+        """Page by page, and byte by byte. Where the target comes to its end, the rest is one difference."""
+        after = table.start
+        while after != table.end:
+            rows, upto = self._source(copying.page, table, after, table.end)
+            there = self._target(copying.between, table, after, upto, len(rows) + 1)
+            lines = copying.encoded(rows)
+            digest.add(len(rows), lines)
+            if lines == copying.encoded(there):
+                found.equal += len(rows)
+            elif not there and not self._target(copying.between, table, after, table.end, 1):
+                found.differences.append(_Difference(table, after, table.end, needs_room=False))
+                return
+            else:
+                found.differences.append(_Difference(table, after, upto, copying.needs_room(table, rows, there)))
+            yield
+            after = upto
+
+    def told(self, found: Comparison) -> str:
+        """The first difference, for a person."""
+        table, after, upto, _ = found.differences[0]
+        ours, theirs = (ask(copying.count, table) for ask in (self._source, self._target))
+        first = "the beginning" if after == table.start else f"{_joined(table.key)} {_joined(after)}"
+        last = "the end" if upto == table.end else _joined(upto)
+        return f"table {table.name}: {ours} rows in the source, {theirs} in the target; between {first} and {last}"
+
+    def write(self, mark: int, found: Comparison) -> None:
+        """Make the pages that differ equal. Rows go before their parents do, and come after them."""
+        for difference in reversed(found.differences):
+            if difference.needs_room:
+                for page in self._pages(difference):
+                    self._write(copying.make_room, mark, *page)
+        done = 0
+        for difference in found.differences:
+            for page in self._pages(difference):
+                name = page.table.name
+                self.written[name] += self._write(copying.put, mark, *page)
+                done += len(page.rows)
+                self._hear(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
+
+    def _pages(self, difference: _Difference) -> Iterator[_Page]:
+        """The source's pages in a range that differs, as they are now."""
+        table, after, last, _ = difference
+        while after != last:
+            rows, upto = self._source(copying.page, table, after, last)
+            yield _Page(table, after, upto, rows)
+            after = upto
+
+    def copied(self, source: str, target: str, found: Comparison, *, was_finished: bool) -> Copied:
+        tables = [
+            CopiedTable(table.name, digest.rows, self.written[table.name], digest.value())
+            for table, digest in zip(TABLES, found.digests, strict=True)
+        ]
+        return Copied(source, target, tables, found.sha256, was_finished)
+
+
 class _Copy:
     def __init__(self, source: Store, target: Store, hear: Callable[[Progress], object]) -> None:
         self._source = source
         self._target = target
-        self._hear = hear
-        self._written = dict.fromkeys((table.name for table in TABLES), 0)
+        self._mirror = Mirror(source.read_now, target.read_now, target.write_now, hear)
 
     def run(self) -> Copied:
         mark = self._begun()
         if mark.finished_at is not None:
             return self._only_verify(mark.finished_at)
-        found = self._compare("comparing")
+        found = self._mirror.compare("comparing")
         for _ in range(_PASSES):
             if found.differences:
-                self._mirror(mark, found)
-                found = self._compare("verifying")
+                self._mirror.write(mark.key, found)
+                found = self._mirror.compare("verifying")
         if found.differences:
             raise StoreError(
                 f"{self._target.name} still differs from {self._source.name} after {_PASSES} passes "
-                f"({self._told(found)}): one of them is being written to; stop what writes there, then run the same "
-                "copy again to go on"
+                f"({self._mirror.told(found)}): one of them is being written to; stop what writes there, then run the "
+                "same copy again to go on"
             )
         return self._finish(found)
 
     def _only_verify(self, finished_at: str) -> Copied:
-        found = self._compare("verifying")
+        found = self._mirror.compare("verifying")
         if found.differences:
             raise InputError(
                 f"{self._target.name} is a copy of {self._source.name} that was finished at {finished_at}, and by now "
-                f"they differ ({self._told(found)}); a finished copy is not written to: name an empty database"
+                f"they differ ({self._mirror.told(found)}); a finished copy is not written to: name an empty database"
             )
         return self._copied(found, was_finished=True)
 
@@ -154,79 +245,14 @@ class _Copy:
             )
         return mark
 
-    def _finish(self, found: _Comparison) -> Copied:
+    def _finish(self, found: Comparison) -> Copied:
         self._target.keys_given([table.name for table in TABLES if table.key == ("key",)])
         copied = self._copied(found, was_finished=False)
         self._target.write_now(copying.finish, copied.sha256)
         return copied
 
-    def _copied(self, found: _Comparison, *, was_finished: bool) -> Copied:
-        tables = [
-            CopiedTable(table.name, digest.rows, self._written[table.name], digest.value())
-            for table, digest in zip(TABLES, found.digests, strict=True)
-        ]
-        whole = copying.combined(table.sha256 for table in tables)
-        return Copied(self._source.name, self._target.name, tables, whole, was_finished)
-
-    # --- comparing ----------------------------------------------------------------------------------------------------
-
-    def _compare(self, step: str) -> _Comparison:
-        """Read both databases from end to end. It writes nothing."""
-        found = _Comparison(sum(self._source.read_now(copying.count, table) for table in TABLES))
-        for table, digest in zip(TABLES, found.digests, strict=True):
-            for _ in self._compare_table(table, digest, found):
-                self._hear(Progress(step, table.name, sum(each.rows for each in found.digests), found.total, 0))
-        return found
-
-    def _compare_table(self, table: Table, digest: Digest, found: _Comparison) -> Iterator[None]:
-        """Page by page, and byte by byte. Where the target comes to its end, the rest is one difference."""
-        after = table.start
-        while after != table.end:
-            rows, upto = self._source.read_now(copying.page, table, after, table.end)
-            there = self._target.read_now(copying.between, table, after, upto, len(rows) + 1)
-            lines = copying.encoded(rows)
-            digest.add(len(rows), lines)
-            if lines == copying.encoded(there):
-                found.equal += len(rows)
-            elif not there and not self._target.read_now(copying.between, table, after, table.end, 1):
-                found.differences.append(_Difference(table, after, table.end, needs_room=False))
-                return
-            else:
-                found.differences.append(_Difference(table, after, upto, copying.needs_room(table, rows, there)))
-            yield
-            after = upto
-
-    def _told(self, found: _Comparison) -> str:
-        """The first difference, for a person."""
-        table, after, upto, _ = found.differences[0]
-        ours, theirs = (store.read_now(copying.count, table) for store in (self._source, self._target))
-        first = "the beginning" if after == table.start else f"{_joined(table.key)} {_joined(after)}"
-        last = "the end" if upto == table.end else _joined(upto)
-        return f"table {table.name}: {ours} rows in the source, {theirs} in the target; between {first} and {last}"
-
-    # --- writing ------------------------------------------------------------------------------------------------------
-
-    def _mirror(self, mark: Mark, found: _Comparison) -> None:
-        """Make the pages that differ equal. Rows go before their parents do, and come after them."""
-        for difference in reversed(found.differences):
-            if difference.needs_room:
-                for page in self._pages(difference):
-                    self._target.write_now(copying.make_room, mark.key, *page)
-        done = 0
-        for difference in found.differences:
-            for page in self._pages(difference):
-                name = page.table.name
-                self._written[name] += self._target.write_now(copying.put, mark.key, *page)
-                done += len(page.rows)
-                self._hear(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
-
-    def _pages(self, difference: _Difference) -> Iterator[_Page]:
-        """The source's pages in a range that differs, as they are now."""
-        table, after, last, _ = difference
-        while after != last:
-            rows, upto = self._source.read_now(copying.page, table, after, last)
-            yield _Page(table, after, upto, rows)
-            after = upto
+    def _copied(self, found: Comparison, *, was_finished: bool) -> Copied:
+        return self._mirror.copied(self._source.name, self._target.name, found, was_finished=was_finished)
 
 
 def _joined(values: tuple[object, ...]) -> str:

@@ -131,10 +131,10 @@ class Journal(Protocol):
     def refuse_partial(self) -> None:
         """A hook did not let the reply pass: what was saved of it goes away when the run ends."""
 
-    async def finish(self, release: str) -> bool:
+    async def finish(self, release: str, *, spent: int = 0) -> bool:
         """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
 
-    def leave(self) -> None:
+    def leave(self, *, spent: int = 0) -> None:
         """Let go of the lease without waiting: the run was interrupted."""
 
     async def tidy(self) -> None:
@@ -249,11 +249,11 @@ class MemoryJournal:
     def refuse_partial(self) -> None:
         pass
 
-    async def finish(self, release: str) -> bool:
+    async def finish(self, release: str, *, spent: int = 0) -> bool:  # noqa: ARG002
         encode_extra(self.extra)  # the same mistakes are mistakes here
         return release != IF_SILENT or not self.has_mail(stopping=True)
 
-    def leave(self) -> None:
+    def leave(self, *, spent: int = 0) -> None:
         pass
 
     async def tidy(self) -> None:

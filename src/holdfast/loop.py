@@ -19,12 +19,12 @@ from holdfast.calls import Calls
 from holdfast.checkpoints import Mark
 from holdfast.errors import (
     AnswerNeeded,
+    HoldfastError,
     HookFailed,
     InputError,
     LeaseLost,
     NothingToContinue,
     OutputInvalid,
-    ProviderError,
     QuotaExceeded,
     ThreadMoved,
 )
@@ -79,7 +79,7 @@ class Run:
         self._value: Any = None
         self._repair: UserMessage | None = None
         self._repaired = False
-        self._error: ProviderError | None = None
+        self._error: HoldfastError | None = None
         self._messages: list[Message] = []
         self._usage = Usage()
         self._unsettled = 0  # tokens that hooks have spent since the last reply
@@ -120,7 +120,9 @@ class Run:
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
             # A hook that hears of the end still belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
-            if not journal.has_mail(stopping=True) and (hears_end or await journal.finish(IF_SILENT)):
+            if not journal.has_mail(stopping=True) and (
+                hears_end or await journal.finish(IF_SILENT, spent=self._taken_from_unsettled())
+            ):
                 break
             if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
                 break
@@ -129,7 +131,8 @@ class Run:
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context())
         finally:
-            await journal.finish(PAUSED if self._calls.waiting else AT_ONCE)
+            release = PAUSED if self._calls.waiting else AT_ONCE
+            await journal.finish(release, spent=self._taken_from_unsettled())
         return result
 
     async def _let_go(self, error: BaseException) -> None:
@@ -137,10 +140,11 @@ class Run:
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
                 is_over = not self._calls.waiting and not self._journal.open_calls()
-                await self._journal.finish(AT_ONCE if is_over else PAUSED)
+                release = AT_ONCE if is_over else PAUSED
+                await self._journal.finish(release, spent=self._taken_from_unsettled())
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
-                self._journal.leave()
+                self._journal.leave(spent=self._taken_from_unsettled())
 
     def _result(self) -> RunResult:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
@@ -162,8 +166,8 @@ class Run:
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
-        except QuotaExceeded:
-            self._stop_reason = "quota_limit"
+        except QuotaExceeded as error:
+            self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
             self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
@@ -335,12 +339,13 @@ class Run:
                 checked = await setup.checked(hooks, self.signal, withheld=withheld)
             except HookFailed:
                 self._journal.refuse_partial()
+                self._unsettled += message.usage.total  # it was said, and is paid for, though nobody keeps it
                 raise
             message = msgspec.structs.replace(checked, id=began.id)
         self._is_due = self._counts_as_due(message)
         mark = self._mark(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
-        spent, self._unsettled = self._unsettled + message.usage.total, 0
+        spent = self._taken_from_unsettled() + message.usage.total
         await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark, spent=spent)
         self._open_reply = None
         self._usage += message.usage
@@ -353,13 +358,11 @@ class Run:
         routes = self._setup.routes
         if self._setup.user_id is None:
             return routes
-        asked, longest = quota.needed(request)
+        asked, longest = quota.needed(request, [route.model for route in routes])
         granted = await self._journal.set_aside(asked + longest, asked + quota.SHORTEST_REPLY)
         if granted is None or granted >= asked + longest:
             return routes
-        return [
-            route._replace(model=msgspec.structs.replace(route.model, max_tokens=granted - asked)) for route in routes
-        ]
+        return [route._replace(model=quota.shortened(route.model, granted - asked)) for route in routes]
 
     def _counts_as_due(self, reply: AssistantMessage) -> bool:
         """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
@@ -406,6 +409,10 @@ class Run:
             model=model,
             spend=self._spend,
         )
+
+    def _taken_from_unsettled(self) -> int:
+        spent, self._unsettled = self._unsettled, 0
+        return spent
 
     def _spend(self, usage: Usage) -> None:
         self._usage += usage

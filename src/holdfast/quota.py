@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from holdfast.messages import AssistantMessage, dumps
-from holdfast.providers.base import Request
+from holdfast.providers.base import Model, Request
 from holdfast.windows import estimate_text, estimate_tokens
 
 SHORTEST_REPLY = 16  # tokens: a model that may say less than that is not worth asking
-_USUAL_REPLY = 1_024  # where nothing says how long a reply may get
+_USUAL_REPLY = 4_096  # where nothing says how long a reply may get
 
 
-def needed(request: Request) -> tuple[int, int]:
-    """What the question takes, and what the reply may take at most, as far as is known.
+def needed(request: Request, models: Iterable[Model]) -> tuple[int, int]:
+    """What the question takes, and what the reply may take at most, as far as is known, whichever model gives it.
 
     The service itself has counted all up to the last reply; only what came after that has to be estimated.
     """
@@ -24,4 +28,9 @@ def needed(request: Request) -> tuple[int, int]:
     else:
         asked += estimate_text(request.system_prompt)
         asked += sum(estimate_text(f"{tool.name}{tool.description}{dumps(tool.parameters)}") for tool in request.tools)
-    return asked, request.model.max_tokens or _USUAL_REPLY
+    return asked, max(model.max_tokens or _USUAL_REPLY for model in models)
+
+
+def shortened(model: Model, longest: int) -> Model:
+    """The model, which may say no more than that."""
+    return msgspec.structs.replace(model, max_tokens=min(longest, model.max_tokens or longest))

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.errors import ProviderError
+from holdfast.errors import HoldfastError
 from holdfast.messages import Message, Usage
 
 
@@ -36,10 +36,10 @@ class RunResult(Struct, frozen=True):
     messages: list[Message]
     stop_reason: str
     usage: Usage
-    error: ProviderError | None = None
+    error: HoldfastError | None = None
     output: Any = None
 
     def raise_for_error(self) -> None:
-        """Raise the model's failure, if that is how the run ended."""
+        """Raise the model's failure, or that the user's quota is used up, if that is how the run ended."""
         if self.error is not None:
             raise self.error

@@ -30,6 +30,7 @@ Appendable: TypeAlias = Message | dict[str, Any]
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
+_LONGEST_ID = 1_000  # bytes: an index of Postgres takes no more than some 2,700, for a namespace and an id
 _MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
@@ -167,6 +168,8 @@ def checked_id(name: str, what: str = "a thread id") -> str:
         raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
     if "\0" in name or (not name.isascii() and _has_surrogates(name)):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
+    if len(name) > _LONGEST_ID // 4 and len(name.encode()) > _LONGEST_ID:
+        raise InputError(f"{what} can have {_LONGEST_ID:,} bytes at most, got {len(name.encode()):,}: {name!r:.80}")
     return name
 
 
@@ -217,6 +220,19 @@ def encode_json(name: str, value: Any) -> str:
             f"{found} cannot be stored as JSON: {why}; use strings, numbers, booleans, None, lists and "
             f"dicts with string keys, got {type(wrong).__name__}"
         ) from error
+
+
+def encode_strictly(name: str, value: Any) -> str:
+    """The same, for what other programs read too: NaN and the infinite are no JSON."""
+    text = encode_json(name, value)
+    if "NaN" in text or "Infinity" in text:
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise InputError(
+                f"{name} holds NaN or an infinite number, which JSON cannot hold; use None or a text, got {value!r:.80}"
+            ) from error
+    return text
 
 
 def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Any, Exception]:

@@ -23,7 +23,7 @@ from holdfast.rows import (
     checked_count,
     checked_id,
     checked_text,
-    encode_json,
+    encode_strictly,
     readable_id,
     spent_by,
     stored,
@@ -52,7 +52,7 @@ async def create_session(
     """Make a session of a user (None: of nobody). `session_id` is your own id for it, if you have one."""
     owner = None if user_id is None else checked_id(user_id, "a user id")
     name = clock.new_id() if session_id is None else checked_id(session_id, "a session id")
-    given = _checked(title=title, model=model, metadata=metadata or {})
+    given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
     made = await store.write(sessions.create, name, owner, given["title"], given["model"], given["metadata"])
     return _as_dict(made)
 
@@ -166,12 +166,12 @@ async def get_message(store: Runner, session_id: str, message_id: str) -> dict[s
 async def update_message(store: Runner, session_id: str, message_id: str, content: str | list[Any]) -> dict[str, Any]:
     """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    said = await store.read(sessions.find, session, message)
-    new = None if said is None else _edited(said, _checked_content(content))
+    said, text = await store.read(sessions.find, session, message), _checked_content(content)
+    if said is None:
+        raise editing.missing(session, message)
+    new = _edited(said, text)
     await patiently(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
-    changed = await get_message(store, session, message)
-    assert changed is not None
-    return changed
+    return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
@@ -247,7 +247,7 @@ def _message(
         value["token_count"] = token_count
     if usage is not None:
         value["usage"] = _checked_usage(role, usage)
-    encode_json("a message", value)
+    encode_strictly("a message", value)
     return value
 
 
@@ -315,5 +315,5 @@ def _checked(**given: Any) -> dict[str, Any]:
     if "metadata" in given:
         if not isinstance(given["metadata"], dict):
             raise InputError(f"metadata must be a dict, got {given['metadata']!r:.80}")
-        given["metadata"] = encode_json("metadata", given["metadata"])
+        given["metadata"] = encode_strictly("metadata", given["metadata"])
     return given

@@ -12,11 +12,12 @@ inside a running event loop too, which then waits for it: there, the same method
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast import accounts, sessions, spending, tasks, tool_log
+from holdfast import accounts, backups, checking, searching, sessions, spending, tasks, tool_log
 from holdfast.bridge import blocking
 from holdfast.errors import StoreNotOpen
 from holdfast.store import places, sharing
@@ -24,6 +25,11 @@ from holdfast.store.database import Store
 from holdfast.store.places import open_at
 
 __all__ = ["AgentStorage"]
+
+
+def _release_aside(store: Store) -> None:
+    """For a storage that nobody closed: the collector may run anywhere, also where the last release must wait for."""
+    threading.Thread(target=sharing.release, args=(store,), name="holdfast-release", daemon=True).start()
 
 
 class AgentStorage:
@@ -38,13 +44,14 @@ class AgentStorage:
         self._name = places.name(os.fspath(place))
         self._store: Store | None = None
         self._store = store = open_at(place, durability=durability, **options)
-        self._release = weakref.finalize(self, sharing.release, store)
+        self._release = weakref.finalize(self, _release_aside, store)
         self._release.atexit = False  # what is open then is closed then anyway
 
     def close(self) -> None:
         """Let go of the database."""
-        self._store = None
-        self._release()
+        store, self._store = self._store, None
+        if self._release.detach() is not None and store is not None:
+            sharing.release(store)
 
     def __enter__(self) -> Self:
         return self
@@ -104,3 +111,12 @@ class AgentStorage:
     set_price = blocking(spending.set_price)
     get_prices = blocking(spending.get_prices)
     delete_price = blocking(spending.delete_price)
+
+    search = blocking(searching.search)
+    index = blocking(searching.index)
+    reindex = blocking(searching.reindex)
+    backup = blocking(backups.backup)
+    restore = blocking(backups.restore)
+    check = blocking(checking.check)
+    repair = blocking(checking.repair)
+    recount = blocking(checking.recount)

@@ -9,7 +9,7 @@ from holdfast import clock
 from holdfast.accounts import UNCHANGED
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
-from holdfast.rows import checked_choice, checked_count, checked_id, checked_text, encode_json, readable_id
+from holdfast.rows import checked_choice, checked_count, checked_id, checked_text, encode_strictly, readable_id
 from holdfast.store import tasks
 from holdfast.store.tasks import STATUSES, Task
 
@@ -20,7 +20,7 @@ async def create_task(
     store: Runner, session_id: str, task_type: str, payload: Any, priority: int = 0, *, max_retries: int = 3
 ) -> dict[str, Any]:
     """Make a task that waits to be done. Of several, the one with the highest priority comes first."""
-    kind, text = _checked_type(task_type), encode_json("payload", payload)
+    kind, text = _checked_type(task_type), encode_strictly("payload", payload)
     retries = checked_count("max_retries", max_retries)
     urgency = _checked_priority(priority)
     session = checked_id(session_id, "a session id")
@@ -54,7 +54,7 @@ async def update_task_status(store: Runner, task_id: str, status: str, result: A
     task that is pending or running again counts one retry.
     """
     wanted = checked_choice("status", status, STATUSES)
-    text = None if result is None else encode_json("result", result)
+    text = None if result is None else encode_strictly("result", result)
     return _as_dict(await store.write(tasks.set_status, checked_id(task_id, "a task id"), wanted, text))
 
 
@@ -72,7 +72,7 @@ async def update_task(
     if task_type is not UNCHANGED:
         changes["type"] = _checked_type(task_type)
     if payload is not UNCHANGED:
-        changes["payload"] = encode_json("payload", payload)
+        changes["payload"] = encode_strictly("payload", payload)
     if priority is not UNCHANGED:
         changes["priority"] = _checked_priority(priority)
     if max_retries is not UNCHANGED:

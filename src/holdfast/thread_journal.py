@@ -411,12 +411,12 @@ class ThreadJournal:
             )
             write.add_done_callback(_report_partial)
 
-    async def finish(self, release: str) -> bool:
+    async def finish(self, release: str, *, spent: int = 0) -> bool:
         self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self.reply_key}
         try:
             extra = self._changed_extra()
         except InputError:
-            self.leave()
+            self.leave(spent=spent)
             raise
         if self._held is None and (extra is None or self._position is None):
             return True
@@ -438,6 +438,7 @@ class ThreadJournal:
                 extra=extra,
                 release=release if held else "",
                 whole=self._is_refused,
+                charge=self._charge(spent),
             )
             self._is_refused = False
         except BaseException:
@@ -445,12 +446,16 @@ class ThreadJournal:
             raise
         return self._held is None
 
-    def leave(self) -> None:
+    def leave(self, *, spent: int = 0) -> None:
         held, self._position = self._held, None
         if held is not None:
             by = self._lease()
             self._drop()
-            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED)
+            charge = self._charge(spent)
+            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED, charge=charge)
+
+    def _charge(self, spent: int) -> Charge | None:
+        return Charge(self._user_id, spent) if spent and self._user_id is not None else None
 
     def refuse_partial(self) -> None:
         self._is_refused, self._saves_partial = self._saves_partial, False

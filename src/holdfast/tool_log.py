@@ -14,7 +14,7 @@ from holdfast.accounts import UNCHANGED
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.messages import decode, to_value
-from holdfast.rows import checked_count, checked_id, checked_text, encode_json, readable_id, storable
+from holdfast.rows import checked_count, checked_id, checked_text, encode_strictly, readable_id, storable
 from holdfast.store import sessions, tool_calls
 from holdfast.store.database import Tx
 from holdfast.store.tool_calls import Logged, LogRow
@@ -37,8 +37,8 @@ async def log_tool_call(
     call = Logged(
         clock.new_id(),
         _checked_name(tool_name),
-        encode_json("input_data", input_data),
-        encode_json("output_data", output_data),
+        encode_strictly("input_data", input_data),
+        encode_strictly("output_data", output_data),
         _checked_elapsed(elapsed_ms),
         "done" if success else "failed",
         None if error_message is None else storable(_text("error_message", error_message)),
@@ -86,9 +86,9 @@ async def update_tool_call(
     """Change what a call that was logged says. (What an agent's tool did is history.)"""
     changes: dict[str, str | None] = {}
     if input_data is not UNCHANGED:
-        changes["arguments"] = encode_json("input_data", input_data)
+        changes["arguments"] = encode_strictly("input_data", input_data)
     if output_data is not UNCHANGED:
-        changes["output"] = encode_json("output_data", output_data)
+        changes["output"] = encode_strictly("output_data", output_data)
     if error_message is not UNCHANGED:
         changes["error"] = None if error_message is None else storable(_text("error_message", error_message))
     name = checked_id(call_id, "a call's id")
@@ -145,4 +145,4 @@ def _text(name: str, value: object) -> str:
 def _checked_elapsed(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InputError(f"elapsed_ms must be a number of milliseconds from 0 up, got {value!r:.80}")
-    return min(float(value), 1e12)
+    return float(min(value, 1e12))

@@ -266,7 +266,12 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
 
 def _remove(tx: Tx, branch: int) -> None:
     """Remove the branch itself, unless it still stands for a line, others are read along it, or a log of tools is
-    kept there."""
+    kept there. What it says about its thread's usage stays true."""
+    tx.run(
+        "UPDATE branches SET uncounted = 1 WHERE key = (SELECT t.branch FROM branches b JOIN threads t"
+        " ON t.key = b.thread WHERE b.key = :branch AND b.uncounted = 1)",
+        branch=branch,
+    )
     tx.run(
         "DELETE FROM branches WHERE key = :branch"
         " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = branches.thread AND :branch IN (t.branch, t.line))"

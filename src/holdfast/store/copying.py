@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast import clock
 from holdfast.errors import StoreError
+from holdfast.store import search
 from holdfast.store.database import Row, Tx
 
 PAGE_ROWS = 500
@@ -245,6 +247,11 @@ def combined(digests: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+def shape() -> str:
+    """A hash over what a digest is over: where that differs, digests cannot be compared."""
+    return combined(Digest(table).value() for table in TABLES)
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +306,11 @@ def is_empty(tx: Tx) -> bool:
     return all(tx.one(f"SELECT 1 FROM {table.name} LIMIT 1") is None for table in TABLES)
 
 
+def counts(tx: Tx) -> dict[str, int]:
+    """How many rows each table has."""
+    return {table.name: count(tx, table) for table in TABLES}
+
+
 def begin(tx: Tx, source: str) -> Mark | None:
     """The mark of the copy into this database: of one that is under way, or of a new one if there is nothing here.
 
@@ -322,6 +334,19 @@ def finish(tx: Tx, sha256: str) -> None:
     tx.run(
         "UPDATE copies SET finished_at = :now, sha256 = :digest WHERE finished_at IS NULL", now=tx.now(), digest=sha256
     )
+    search.reset(tx)  # rows came with keys of their own, and some were changed
+
+
+def reopen(tx: Tx, source: str) -> int:
+    """The mark under which rows are changed from now on, in this transaction."""
+    tx.run("DELETE FROM copies")
+    row = tx.one(
+        "INSERT INTO copies (source, began_at, written_at) VALUES (:source, :now, :now) RETURNING key",
+        source=source,
+        now=tx.now(),
+    )
+    assert row is not None
+    return int(row[0])
 
 
 def _hold(tx: Tx, mark: int) -> None:
@@ -333,6 +358,49 @@ def _hold(tx: Tx, mark: int) -> None:
     )
     if row is None:
         raise StoreError("another process has finished this copy in the meantime; run it again to verify the target")
+
+
+# --- backups ----------------------------------------------------------------------------------------------------------
+
+
+class Backup(NamedTuple):
+    """That a database is a backup: of which one, when it was taken, and what it held then."""
+
+    database: str
+    source: str
+    taken_at: str
+    shape: str
+    sha256: str
+
+
+def identity(tx: Tx) -> str:
+    """What no other database has."""
+    row = tx.one("SELECT id FROM identity WHERE key = 1")
+    assert row is not None
+    return str(row[0])
+
+
+def backup_mark(tx: Tx) -> Backup | None:
+    row = tx.one("SELECT database, source, taken_at, shape, sha256 FROM backups WHERE key = 1")
+    return Backup(*row) if row else None
+
+
+def mark_backup(tx: Tx, database: str, source: str, sha256: str) -> None:
+    """Say whose backup this is, and that nobody drives a thread here. The file is a database of its own."""
+    tx.run("UPDATE threads SET lease_owner = NULL, lease_until = NULL WHERE lease_owner IS NOT NULL")
+    tx.run("DELETE FROM reservations")
+    # Should somebody work with the backup, and make backups of that, they are not taken for backups of the original.
+    tx.run("UPDATE identity SET id = :id WHERE key = 1 AND id = :database", id=clock.new_id(), database=database)
+    tx.run("DELETE FROM backups")
+    tx.run(
+        "INSERT INTO backups (key, database, source, taken_at, shape, sha256)"
+        " VALUES (1, :database, :source, :now, :shape, :sha256)",
+        database=database,
+        source=source,
+        shape=shape(),
+        sha256=sha256,
+        now=tx.now(),
+    )
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import Context
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
@@ -181,6 +181,8 @@ class Store(abc.ABC):
     name: str  # this very database, as people may see it: no password
     has_files = False  # whether they are ours to scrub
     remains = ""  # where erased data may still be, for people
+    # Where the index for search has the keys of what it is about.
+    index_keys: ClassVar[dict[str, str]] = {"message_words": "message", "call_words": "call"}
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -256,6 +258,17 @@ class Store(abc.ABC):
         Without `rewrite`, it is only looked whether that reader is gone.
         """
         return True
+
+    def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:  # noqa: ARG002
+        """Copy this database page by page, as of one moment, into an empty file; returns how many rows each table had.
+
+        `hear` is told how many of how many pages are there. None: here are no pages to copy.
+        """
+        return None
+
+    def integrity(self) -> list[str]:
+        """What is wrong below the rows: in pages and indexes. Blocks for as long as reading everything takes."""
+        return []
 
     def before_fork(self) -> None:  # noqa: B027 - not every database minds
         """The process is about to fork: hold still."""

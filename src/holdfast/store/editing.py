@@ -27,9 +27,7 @@ def replace(
     key, _ = threads.advance(tx, thread_id, namespace, by, count=0 if new else -1, create=False)
     said = find(tx, thread_id, message_id, namespace=namespace)
     if said is None:
-        raise NotFound(
-            f"session {thread_id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
-        )
+        raise missing(thread_id, message_id)
     thread = on_its_line(tx, key)
     source = _source(tx, thread.branch, said.seq)
     if source == thread.branch and not _is_shared(tx, thread.branch, said.seq):
@@ -37,7 +35,7 @@ def replace(
         tx.run("DELETE FROM messages WHERE branch = :branch AND seq = :seq", branch=branch, seq=said.seq)
     else:
         point = thread.point if new else thread.point._replace(messages=thread.point.messages + 1)
-        branch = _passing_by(tx, key, point, said.seq, is_replaced=new is not None)
+        branch = _passing_by(tx, key, point, said.seq)
         close_calls(tx, key)
         tx.run("UPDATE threads SET branch = :branch WHERE key = :key", branch=branch, key=key)
     if new is not None:
@@ -57,6 +55,12 @@ def replace(
     tx.run("UPDATE threads SET unledgered = :upto WHERE key = :key AND unledgered < :upto", upto=upto, key=key)
 
 
+def missing(thread_id: str, message_id: str) -> NotFound:
+    return NotFound(
+        f"session {thread_id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
+    )
+
+
 def _source(tx: Tx, branch: int, seq: int) -> int:
     """The branch whose own message stands at a seq."""
     return next(piece.source for piece in branches.segments_of(tx, branch) if piece.after < seq <= piece.upto)
@@ -74,16 +78,16 @@ def _is_shared(tx: Tx, branch: int, seq: int) -> bool:
     return row is not None
 
 
-def _passing_by(tx: Tx, thread: int, point: Point, seq: int, *, is_replaced: bool) -> int:
-    """A branch that reads what another one does up to a point, but for one message."""
+def _passing_by(tx: Tx, thread: int, point: Point, seq: int) -> int:
+    """A branch that reads what another one does up to a point, but for one message, whose place is its own."""
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
     assert row is not None
     branch: int = row[0]
     pieces: list[Segment] = []
     for piece in branches.cut(tx, point):
         if piece.after < seq <= piece.upto:
-            own = [Segment(branches.OWN, seq - 1, seq)] if is_replaced else []
-            pieces += [piece._replace(upto=seq - 1), *own, piece._replace(after=seq)]
+            own = Segment(branches.OWN, seq - 1, seq)
+            pieces += [piece._replace(upto=seq - 1), own, piece._replace(after=seq)]
         else:
             pieces.append(piece)
     branches.lay(tx, branch, branches.joined(pieces))

@@ -17,6 +17,7 @@ _RESERVED = (
     "SELECT COALESCE(SUM(r.tokens), 0) FROM reservations r JOIN threads t ON t.key = r.thread"
     " WHERE r.owner = :user AND r.thread <> :but AND t.lease_epoch = r.epoch AND t.lease_until > :now"
 )
+_SPEND = "UPDATE users SET quota_used = quota_used + :tokens, updated_at = :now WHERE id = :user"
 
 
 class Charge(NamedTuple):
@@ -59,7 +60,8 @@ def consume(tx: Tx, user_id: str, tokens: int) -> bool | None:
     found = _taken(tx, user_id)
     if found is None or not found.suffices(tokens):
         return None if found is None else False
-    _spend(tx, Charge(user_id, tokens))
+    # Asked for, and not told: who decides next in the same transaction must see it, whatever thread that is about.
+    tx.one(f"{_SPEND} RETURNING key", tokens=tokens, user=user_id, now=tx.now())
     return True
 
 
@@ -72,9 +74,10 @@ def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: i
     if found is None or not found.suffices(least):
         return None
     tokens = wanted if found.tokens is None else min(wanted, found.tokens)
-    tx.run(
+    tx.one(  # see `consume`
         "INSERT INTO reservations (thread, owner, tokens, epoch) VALUES (:thread, :owner, :tokens, :epoch)"
-        " ON CONFLICT (thread) DO UPDATE SET owner = excluded.owner, tokens = excluded.tokens, epoch = excluded.epoch",
+        " ON CONFLICT (thread) DO UPDATE SET owner = excluded.owner, tokens = excluded.tokens, epoch = excluded.epoch"
+        " RETURNING thread",
         thread=thread,
         owner=user_id,
         tokens=tokens,
@@ -84,9 +87,9 @@ def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: i
 
 
 def settle(tx: Tx, thread: int, charge: Charge) -> None:
-    """What was really spent, in the place of what was set aside."""
+    """What was really spent, in the place of what was set aside. Both together, so it does not matter who sees it."""
     tx.run("DELETE FROM reservations WHERE thread = :thread", thread=thread)
-    _spend(tx, charge)
+    tx.run(_SPEND, tokens=charge.tokens, user=charge.user, now=tx.now())
 
 
 def _taken(tx: Tx, user_id: str, *, but: int = 0) -> Left | None:
@@ -103,12 +106,3 @@ def _less_reserved(tx: Tx, user_id: str, but: int, total: int | None, used: int)
     row = tx.one(_RESERVED, user=user_id, but=but, now=tx.now())
     assert row is not None
     return Left(total - used - int(row[0]))
-
-
-def _spend(tx: Tx, charge: Charge) -> None:
-    tx.run(
-        "UPDATE users SET quota_used = quota_used + :tokens, updated_at = :now WHERE id = :user",
-        tokens=charge.tokens,
-        user=charge.user,
-        now=tx.now(),
-    )

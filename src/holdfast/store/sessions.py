@@ -42,10 +42,10 @@ def create(
     tx: Tx, session_id: str, user_id: str | None, title: str, model: str | None, metadata: str, *, namespace: str = ""
 ) -> Session:
     """Make a session. A user must exist, and keeps existing meanwhile."""
-    if user_id is not None:
-        quotas.take(tx, user_id)
     if not threads.make(tx, namespace, session_id, tx.now()):
         raise InputError(f"there is a session {session_id!r} already; use update_session, or another session_id")
+    if user_id is not None:  # not first: what a query asks first is asked before others in its transaction are done
+        quotas.take(tx, user_id)
     tx.run(
         "UPDATE threads SET owner = :owner, title = :title, model = :model, metadata = :metadata"
         " WHERE namespace = :namespace AND id = :id",

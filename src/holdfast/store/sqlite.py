@@ -17,22 +17,24 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import apsw
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
-from holdfast.store import sharing
-from holdfast.store.database import Job, Row, Store
+from holdfast.store import copying, search, sharing
+from holdfast.store.database import Job, Row, Store, Tx
 from holdfast.store.sqlite_file import (
     MEMORY,
+    can_be_left,
     check_durability,
     check_library,
     checked_path,
     connect,
+    copy_pages,
     identity,
     translate,
 )
@@ -120,15 +122,17 @@ class SQLiteStore(Store):
     """One database file. Get it from `open_store`, which shares it within the process."""
 
     system = "sqlite"
+    index_keys: ClassVar[dict[str, str]] = {"message_words": "rowid", "call_words": "rowid"}
     remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
 
-    def __init__(self, path: str, durability: str, busy_seconds: float) -> None:
+    def __init__(self, path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> None:
         super().__init__()
         self.name = self.path = path
         self.durability = durability
         self.has_files = path != MEMORY
         self._busy_seconds = busy_seconds
-        self._use_writer(connect(path, durability, busy_seconds))
+        self._read_only = read_only
+        self._use_writer(self._connect(create=not read_only))
         self._pauses = _Pauses()
         self._generation = 0  # grows when the connections are made anew
         # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
@@ -143,6 +147,9 @@ class SQLiteStore(Store):
         self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "holdfast-read")
         self._thread = threading.Thread(target=self._serve, name="holdfast-write", daemon=True)
         self._thread.start()
+
+    def _connect(self, *, create: bool = False) -> apsw.Connection:
+        return connect(self.path, self.durability, self._busy_seconds, create=create, read_only=self._read_only)
 
     def _use_writer(self, connection: apsw.Connection) -> None:
         self._writer = connection
@@ -167,7 +174,7 @@ class SQLiteStore(Store):
     def after_fork(self) -> None:
         try:
             if self.path != MEMORY:
-                self._use_writer(connect(self.path, self.durability, self._busy_seconds, create=False))
+                self._use_writer(self._connect())
                 self._generation += 1
         finally:
             self._pauses.go_on()
@@ -197,7 +204,7 @@ class SQLiteStore(Store):
                 raise StoreNotOpen(f"the store on {self.path!r} is closed")
             generation, connection = self._watch
             if connection is None or generation != self._generation:
-                connection = connect(self.path, self.durability, self._busy_seconds, create=False)
+                connection = self._connect()
                 self._connections.append(connection)
                 self._watch = (self._generation, connection)
             return (self._generation, connection.pragma("data_version"))
@@ -210,10 +217,12 @@ class SQLiteStore(Store):
             with self._pauses:
                 if not self._open:
                     raise StoreNotOpen(f"the store on {self.path!r} is closed")
-                connection = connect(self.path, self.durability, self._busy_seconds, create=False)
+                connection = self._connect()
                 try:
                     connection.pragma("temp_store", 0)  # a large database does not fit into memory
                     if rewrite:
+                        for statement in search.SCRUB:
+                            connection.execute(statement)
                         connection.execute("VACUUM")
                     connection.set_busy_timeout(_SCRUB_MILLISECONDS)
                     return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
@@ -221,6 +230,42 @@ class SQLiteStore(Store):
                     connection.close()
         except apsw.Error as error:
             raise self._translate(error) from error
+
+    def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:
+        if not self.has_files:
+            return None
+        with self._beside() as source:
+            # One read transaction from the first page to the last: a backup whose source sees the writes of others
+            # would begin again with each of them.
+            tx = SQLiteTx(source)
+            tx.begin("BEGIN")
+            counts = copying.counts(tx)
+            try:
+                copy_pages(source, path, hear)
+            except apsw.Error as error:
+                raise translate(error, path, self._busy_seconds) from error
+            return counts
+
+    def integrity(self) -> list[str]:
+        if not self.has_files:
+            return self.read_now(_integrity)
+        with self._beside() as connection:  # FTS5 believes for a while in what a connection has read before
+            return _integrity(SQLiteTx(connection))
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[apsw.Connection]:
+        """A connection of one's own, for what takes long."""
+        with self._pauses:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed")
+            try:
+                connection = self._connect()
+                try:
+                    yield connection
+                finally:
+                    connection.close()
+            except apsw.Error as error:
+                raise self._translate(error) from error
 
     def _disconnect(self) -> None:
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
@@ -257,7 +302,7 @@ class SQLiteStore(Store):
     def _reader(self) -> SQLiteTx:
         known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
         if known is None or known[0] != self._generation:
-            connection = connect(self.path, self.durability, self._busy_seconds, create=False)
+            connection = self._connect()
             connection.pragma("query_only", True)
             self._connections.append(connection)
             self._own_threads.add(threading.get_ident())
@@ -392,20 +437,34 @@ class SQLiteStore(Store):
         return translate(error, self.path, self._busy_seconds) if ours else error
 
 
+def _integrity(tx: Tx) -> list[str]:
+    try:
+        return [text for (text,) in tx.all("PRAGMA integrity_check") if text != "ok"]
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        return [str(error)]
+
+
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def open_store(
-    path: str | os.PathLike[str], *, durability: str = "full", busy_seconds: float = _BUSY_SECONDS
+    path: str | os.PathLike[str],
+    *,
+    durability: str = "full",
+    busy_seconds: float = _BUSY_SECONDS,
+    read_only: bool = False,
 ) -> SQLiteStore:
-    """The store on this file, made and migrated if need be. Give it back with `release`."""
+    """The store on this file, made and migrated if need be. Give it back with `release`.
+
+    With `read_only` the file is left as it is, to the byte, where that can be.
+    """
     check_durability(durability)
     check_library(apsw.sqlite_lib_version())
     name = checked_path(path)
 
     def make() -> SQLiteStore:
         try:
-            return SQLiteStore(name, durability, busy_seconds)
+            return SQLiteStore(name, durability, busy_seconds, read_only=read_only and can_be_left(name))
         except apsw.Error as error:
             raise translate(error, name, busy_seconds) from error
 

@@ -30,6 +30,8 @@ OLDEST_SQLITE = (3, 51, 3)  # before it, two connections that write and checkpoi
 SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
+_BACKUP_PAGES = 1_000  # 4 MB between two looks
+_FOLD_MILLISECONDS = 1_000
 _log = logging.getLogger("holdfast.store")
 
 
@@ -161,16 +163,19 @@ def identity(path: str) -> tuple[int, int]:
     return (stat.st_dev, stat.st_ino)
 
 
-def connect(path: str, durability: str, busy_seconds: float, *, create: bool = True) -> apsw.Connection:
-    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(path, flags=flags)
+def connect(
+    path: str, durability: str, busy_seconds: float, *, create: bool = True, read_only: bool = False
+) -> apsw.Connection:
+    """A connection to a file of ours; one that only reads leaves it as it is, if it `can_be_left`."""
+    writing = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY if read_only else writing)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
         # A file that turns out to be somebody else's is closed as it was found, its WAL included.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         _check_owner(connection, path)
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
-        if path != MEMORY:
+        if path != MEMORY and not read_only:
             _enter_wal(connection, path, busy_seconds)
         connection.pragma("synchronous", SYNCHRONOUS[durability])
         connection.pragma("foreign_keys", True)
@@ -246,3 +251,56 @@ def _apply(connection: apsw.Connection, known: list[Migration]) -> None:
             connection.execute(migration.sql)
             connection.pragma("user_version", migration.number)
     connection.pragma("application_id", APPLICATION_ID)
+
+
+# --- backups ----------------------------------------------------------------------------------------------------------
+
+
+def can_be_left(path: str) -> bool:
+    """Whether a file can be read as it is: it has the newest tables, and nothing beside it, as a reader would leave it
+    there."""
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        newest = migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number
+        return bool(connection.pragma("user_version") == newest and connection.pragma("journal_mode") != "wal")
+    finally:
+        connection.close()
+
+
+def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], object]) -> None:
+    """Copy what a connection sees into a file that holds nothing yet. The connection is in a read transaction."""
+    target = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        target.pragma("journal_mode", "off")  # should this fail, the file is thrown away
+        target.pragma("synchronous", "off")
+        with target.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(_BACKUP_PAGES)
+                hear(backup.page_count - backup.remaining, backup.page_count)
+    finally:
+        target.close()
+
+
+def fold(path: str) -> None:
+    """Make one plain file of a database that nobody has open any more, and bring it to the disk."""
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_busy_timeout(_FOLD_MILLISECONDS)
+            connection.pragma("journal_mode", "delete")
+        finally:
+            connection.close()
+    except apsw.BusyError:  # somebody looks at it: what is beside the file goes when they are done
+        return
+    except apsw.Error as error:
+        raise translate(error, path, _FOLD_MILLISECONDS / 1_000) from error
+    sync(path)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Bring a file that nobody has open, or what a directory says, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -125,7 +125,9 @@ def append(
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
         quotas.take(tx, owner)
-        tx.run("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL", owner=owner, key=key)
+        # Asked for, and not told: who removes the user in the same transaction must see it.
+        claim = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
+        tx.one(claim, owner=owner, key=key)
     return position
 
 
@@ -258,7 +260,8 @@ def set_owner(tx: Tx, thread_id: str, owner: str | None, *, namespace: str = "")
     key = key_of(tx, thread_id, namespace)
     if owner is not None:
         quotas.take(tx, owner)
-    tx.run("UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key", owner=owner, key=key)
+    change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
+    tx.one(change, owner=owner, key=key)  # asked for, and not told: see `append`
 
 
 def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:

@@ -293,7 +293,10 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
         "thread, branch, reply, place, call_id, name, recovery, idempotency_key, run, status, attempts, started_at,"
         " ended_at, elapsed_ms, message, arguments, output, error"
     )
-    row = tx.one(f"DELETE FROM tool_calls WHERE {_THAT_ONE.format('c.reply = 0')} RETURNING {columns}", id=call_id)
+    that_one = _THAT_ONE.format("c.reply = 0")
+    take = f"UPDATE threads SET head = head WHERE key = (SELECT thread FROM tool_calls WHERE {that_one}) RETURNING key"
+    tx.one(take, id=call_id)  # two who change it come one after the other
+    row = tx.one(f"DELETE FROM tool_calls WHERE {that_one} RETURNING {columns}", id=call_id)
     if row is None:
         raise unknown_call(call_id)
     values = dict(zip((name.strip() for name in columns.split(",")), row, strict=True)) | changes

@@ -124,3 +124,21 @@ CREATE TABLE prices (
   cache_read  DOUBLE PRECISION NOT NULL,
   cache_write DOUBLE PRECISION NOT NULL
 );
+
+-- Which database this is: a backup knows whose backup it is. One row, which is never copied.
+CREATE TABLE identity (
+  key BIGINT PRIMARY KEY,
+  id  TEXT NOT NULL
+);
+
+INSERT INTO identity (key, id) VALUES (1, CAST(random() AS VARCHAR) || ' ' || CAST(random() AS VARCHAR));
+
+-- That this database is a backup, and what it held when it was taken. One row, which is never copied.
+CREATE TABLE backups (
+  key      BIGINT PRIMARY KEY,
+  database TEXT NOT NULL,              -- the identity of the database that it is a backup of
+  source   TEXT NOT NULL,              -- where that was, without any password
+  taken_at TEXT NOT NULL,
+  shape    TEXT NOT NULL,              -- a hash over the names of the tables and columns that the other one is over
+  sha256   TEXT NOT NULL               -- of all rows: while it is the same, nobody has worked with the backup
+);
