@@ -46,7 +46,8 @@ types: $(READY) ## mypy, strict
 check: lint types test ## all three: what CI runs
 
 bench: $(READY) ## print the ratios against the raw drivers
-	@for name in start append load loop growth; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+	@for name in start append load loop growth usage; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 
 requirements: ## pin the newest versions in requirements/dev.txt anew

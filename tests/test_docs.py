@@ -193,6 +193,28 @@ def test_example_time_travel_tells_the_same_story_each_time(tmp_path: Path) -> N
     assert whole.splitlines()[1:] == other.splitlines()[1:]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_example_storage_tour_tells_the_same_story_on_both_databases(tmp_path: Path, kind: str) -> None:
+    example = str(ROOT / "examples" / "storage_tour.py")
+    with databases("DATABASE_URL") as variables:
+        place = [variables["DATABASE_URL"]] if kind == "postgres" else []
+        story = run(example, *place, folder=tmp_path)
+    begun, said, tools, quota, task, usage, found, kept = story.strip().split("\n\n")
+    assert begun.splitlines()[1] == "The agent says: 上海今天晴, 21 度。"
+    assert "is paused, and no run starts on it" in begun
+    assert said.splitlines()[-1] == "  assistant  上海今天晴, 21 度。"
+    assert tools.splitlines()[1:] == [
+        "  weather({'city': '上海'}) -> 上海: 晴, 21 °C",
+        "  weather({'city': '北京'}) -> {'sky': '多云'}",
+    ]
+    assert quota.splitlines()[0] == "1,067 of 2,000 tokens are spent."
+    assert task == "The task 'summarize' is completed: 两座城市的天气"
+    assert "7 messages, 1,067 tokens" in usage
+    assert found.splitlines()[1] == "  user: 北京的**天气**怎么样?"
+    assert len([line for line in found.splitlines() if line.startswith("  assistant: [{")]) == 2
+    assert kept.splitlines()[-1] == "Restored elsewhere: 7 messages; check: ok."
+
+
 def test_each_example_has_a_test() -> None:
     tested = "".join(Path(__file__).with_name(f"test_{name}.py").read_text("utf-8") for name in ("docs", "fastapi_app"))
     assert [path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' not in tested] == []

@@ -14,7 +14,7 @@ from holdfast import clock, pruning
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.messages import dumps
-from holdfast.rows import checked_count, checked_id, checked_text, encode_strictly, readable_id
+from holdfast.rows import checked_count, checked_id, checked_text, encode_strictly, readable_id, readable_json
 from holdfast.store import quotas, users
 from holdfast.store.users import Leaf, User
 
@@ -133,7 +133,8 @@ async def consume_quota(store: Runner, user_id: str, tokens: int) -> bool:
 
 
 def as_dict(user: User) -> dict[str, Any]:
-    return {**user._asdict(), "preferences": json.loads(user.preferences), "preferences_json": user.preferences}
+    preferences = json.loads(user.preferences)
+    return {**user._asdict(), "preferences": preferences, "preferences_json": readable_json(preferences)}
 
 
 def leaves(preferences: dict[str, Any]) -> list[Leaf]:

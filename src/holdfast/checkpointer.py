@@ -436,6 +436,7 @@ class Checkpointer(abc.ABC):
     delete_price = awaited(spending.delete_price)
 
     search = awaited(searching.search)
+    find_messages = awaited(searching.find_messages)
     index = awaited(searching.index)
     reindex = awaited(searching.reindex)
     backup = awaited(backups.backup)

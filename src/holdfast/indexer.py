@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from holdfast import words
 from holdfast.bridge import Runner
 from holdfast.errors import HoldfastError, StoreBusy, StoreCorrupt, StoreFull, StoreNotOpen, StoreReadOnly
-from holdfast.messages import Note, decode
+from holdfast.messages import AssistantMessage, Note, decode
 from holdfast.store import search as queries
 from holdfast.store.database import Store, Tx
 from holdfast.store.search import CALL, MESSAGE, Batch, Entry, Waiting
@@ -54,6 +54,18 @@ def text_of(kind: str, given: Sequence[str | None]) -> str:
     arguments, output, error = given
     found = [text for value in (arguments, output) if value is not None for text in _strings(_loaded(value))]
     return "\n".join([*found, error] if error else found)
+
+
+def tools_of(kind: str, given: Sequence[str | None]) -> set[str]:
+    """The names of the tools that a message calls."""
+    body = given[0] or ""
+    if kind != MESSAGE or "tool_call" not in body:  # most call none, and need not be read again
+        return set()
+    try:
+        message = decode(body)
+    except StoreCorrupt:
+        return set()
+    return {call.name for call in message.tool_calls} if isinstance(message, AssistantMessage) else set()
 
 
 def _text_of_note(body: Any) -> str:
@@ -151,7 +163,8 @@ def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
 
 
 def _entry(kind: str, row: Waiting) -> Entry:
-    return Entry(row.key, row.place, row.ticket, *words.tokens(text_of(kind, row.texts)))
+    sequence, singles = words.tokens(text_of(kind, row.texts))
+    return Entry(row.key, row.place, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))])
 
 
 async def keep_up(store: Runner) -> None:

@@ -222,6 +222,11 @@ def encode_json(name: str, value: Any) -> str:
         ) from error
 
 
+def readable_json(value: Any) -> str:
+    """JSON text for people and programs: any script as it is, and not in escapes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def encode_strictly(name: str, value: Any) -> str:
     """The same, for what other programs read too: NaN and the infinite are no JSON."""
     text = encode_json(name, value)

@@ -3,31 +3,34 @@
 - What matches is decided by `words.Matcher` on the text alone. So the answer is that of a scan over everything, on any
   database, whatever the index has of it.
 - Newest first is the order of writing; messages and tool calls are merged by their times. Relevance is computed from
-  the text, over the newest 10,000 that match.
+  the text, over the newest 2,000 that match.
 - Text is read and matched on a reader's thread, page by page: neither the event loop nor the WAL waits for long.
 - A coroutine here awaits the store and nothing else, so that it can be driven without an event loop.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast import indexer, words
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
-from holdfast.indexer import KINDS, index, keep_up, reindex, state, text_of
+from holdfast.indexer import KINDS, index, keep_up, reindex, state, text_of, tools_of
 from holdfast.rows import checked_count, checked_id, storable
+from holdfast.sessions import history_row
 from holdfast.store import search as queries
 from holdfast.store.database import Tx
 from holdfast.store.search import CALL, MESSAGE, Candidate, Filters
+from holdfast.store.sessions import Said
 
-__all__ = ["index", "reindex", "search", "state"]
+__all__ = ["find_messages", "index", "reindex", "search", "state"]
 
 MAX_LIMIT = 10_000
-WINDOW = 10_000  # the newest matches among which relevance is computed
+WINDOW = 2_000  # the newest matches among which relevance is computed, if no more are asked for
 MARKS = ("**", "**")  # around what matches in a snippet: harmless as HTML, and bold in Markdown
 
 _ORDERS = ("newest", "relevance")
@@ -40,10 +43,46 @@ _SATURATION, _LENGTH = 1.2, 0.75  # as in BM25
 Hit = dict[str, Any]
 
 
+class _Judge(Protocol):
+    """What is looked for."""
+
+    def chains(self) -> Sequence[Sequence[str]]:
+        """The tokens that the index must have of it, those of each chain side by side."""
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> words.Found | None:
+        """Whether a row is meant."""
+
+
+class _Saying:
+    """What matches a query."""
+
+    def __init__(self, matcher: words.Matcher) -> None:
+        self.chains = matcher.chains
+        self._find = matcher.find
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> words.Found | None:
+        return self._find(text_of(kind, given))
+
+
+class _Calling:
+    """What calls a tool."""
+
+    def __init__(self, tool_name: str) -> None:
+        self._name = tool_name
+
+    def chains(self) -> Sequence[Sequence[str]]:
+        return [[queries.tool(self._name)]]
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> words.Found | None:
+        if self._name not in tools_of(kind, given):
+            return None
+        return words.Found(words.Folded(given[0] or ""), [[(0, 0)]])
+
+
 class _Ask(NamedTuple):
     """A search, read and checked."""
 
-    matcher: words.Matcher
+    wanted: _Judge
     filters: Filters
     kinds: tuple[str, ...]
     system: str
@@ -91,7 +130,7 @@ async def search(
     asked = _checked_kinds(kinds)
     if role is not None and role not in _TOOL_ROLES:
         asked = tuple(kind for kind in asked if kind != CALL)
-    ask = _Ask(matcher, filters, asked, store.system, _checked_marks(marks))
+    ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks))
     wanted, passed = _checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
@@ -102,6 +141,35 @@ async def search(
     if order == "newest":
         return await _newest(store, ask, wanted, passed)
     return await _most_relevant(store, ask, wanted, passed)
+
+
+async def find_messages(
+    store: Runner,
+    tool_name: str,
+    *,
+    user_id: str | None = None,
+    session_id: str | None = None,
+    since: str | datetime | None = None,
+    until: str | datetime | None = None,
+    limit: int = 20,
+    offset: int = 0,
+) -> list[Hit]:
+    """The messages that call a tool, the newest first: as in a conversation's history, each with its session."""
+    if not isinstance(tool_name, str) or not tool_name:
+        raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
+    filters = _checked_filters(user_id, session_id, None, since, until)
+    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS)
+    wanted, passed = _checked_limit(limit), checked_count("offset", offset)
+    await keep_up(store)
+    return [_calling(hit) for hit in await _newest(store, ask, wanted, passed)] if wanted else []
+
+
+def _calling(hit: Hit) -> Hit:
+    """A hit as a row of its session's history. JSON of somebody's own has its calls beside the content."""
+    body = hit["content"]
+    is_plain = "tool_calls" in json.loads(body)
+    said = Said(0, hit["message_id"], hit["role"], body, int(is_plain), hit["created_at"])
+    return {"session_id": hit["session_id"], **history_row(said)}
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------------
@@ -227,7 +295,7 @@ def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[l
         ask.system,
         kind,
         ask.filters,
-        chains=ask.matcher.chains(),
+        chains=ask.wanted.chains(),
         named=named,
         upto=state.upto if state.tokenizer == words.VERSION else None,
         before=before,
@@ -244,7 +312,7 @@ def _verified(tx: Tx, ask: _Ask, order: Sequence[tuple[str, Candidate]]) -> Iter
         }
         for kind, candidate in group:
             given = texts[kind].get(candidate.key)
-            found = None if given is None else ask.matcher.find(text_of(kind, given))
+            found = None if given is None else ask.wanted.judge(kind, given)
             if found is not None:
                 yield _Row(kind, candidate, found)
 
@@ -283,10 +351,11 @@ def _hit(ask: _Ask, row: _Row, score: float | None = None) -> Hit:
 async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Hit]:
     scored: list[_Scored] = []
     cursor: _Cursor | None = _start(ask)
-    while cursor is not None and len(scored) < WINDOW:
+    window = max(WINDOW, offset + limit)
+    while cursor is not None and len(scored) < window:
         found, cursor = await store.read(_next_scored, ask, cursor)
         scored += found
-    best = _ranked(scored[:WINDOW])[offset : offset + limit]
+    best = _ranked(scored[:window])[offset : offset + limit]
     hits: list[Hit] = []
     while best:
         some, best = best[: _PAGES[1]], best[_PAGES[1] :]

@@ -17,7 +17,7 @@ from holdfast.accounts import UNCHANGED
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.leasing import patiently
-from holdfast.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode, dumps
+from holdfast.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from holdfast.rows import (
     checked_choice,
     checked_count,
@@ -25,6 +25,7 @@ from holdfast.rows import (
     checked_text,
     encode_strictly,
     readable_id,
+    readable_json,
     spent_by,
     stored,
     stored_json,
@@ -191,7 +192,7 @@ def history_row(said: Said) -> dict[str, Any]:
         "role": role_of(message),
         "content": _content_of(message, given),
         "tool_calls": calls,
-        "tool_calls_json": None if calls is None else dumps(calls),
+        "tool_calls_json": None if calls is None else readable_json(calls),
         "tool_call_id": _call_id_of(message, given),
         "token_count": 0 if spent is None else spent.tokens,
         "created_at": said.created_at,
@@ -291,14 +292,13 @@ def _edited(said: Said, content: Any) -> Stored:
 
 
 def _as_dict(session: Session) -> dict[str, Any]:
-    known = session._asdict()
-    cost = float(session.total_cost)
+    metadata = json.loads(session.metadata)
     return {
-        **known,
+        **session._asdict(),
         "total_tokens": int(session.total_tokens),
-        "total_cost": cost,
-        "metadata": json.loads(session.metadata),
-        "metadata_json": session.metadata,
+        "total_cost": float(session.total_cost),
+        "metadata": metadata,
+        "metadata_json": readable_json(metadata),
     }
 
 

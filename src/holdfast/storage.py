@@ -113,6 +113,7 @@ class AgentStorage:
     delete_price = blocking(spending.delete_price)
 
     search = blocking(searching.search)
+    find_messages = blocking(searching.find_messages)
     index = blocking(searching.index)
     reindex = blocking(searching.reindex)
     backup = blocking(backups.backup)

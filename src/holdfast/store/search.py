@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ MAX_PLACES = 1_000  # branches, or threads, that are asked for by their tokens; 
 
 _END = 2**62
 # No word has these: they are for private use.
-_PLACE, _LONG = "\ue000", "\ue001"
+_PLACE, _LONG, _TOOL = "\ue000", "\ue001", "\ue002"
 # What a tsvector holds: positions up to 16,383, 255 of them a token, and a megabyte in all.
 _POSITIONS, _REPEATS, _BYTES = 16_000, 250, 250_000
 _NEAR = 2_000  # keys that are looked at before GIN is asked
@@ -112,6 +113,11 @@ _COLUMNS = {
     ),
 }
 _CREATED = {MESSAGE: "r.created_at", CALL: "COALESCE(r.started_at, r.asked_at, r.ended_at, '')"}
+
+
+def tool(name: str) -> str:
+    """The token of a message that calls a tool: a name may hold what ends a token, and a digest does not."""
+    return _TOOL + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _is_sqlite(system: str) -> bool:
