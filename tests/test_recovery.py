@@ -463,3 +463,31 @@ def test_a_service_that_uses_one_id_for_all_its_calls_is_served() -> None:
     for _ in range(1_000):
         history += [calling("a"), result("a")]
     assert valid_history(history) == history
+
+
+def test_a_result_that_names_no_call_is_that_of_the_first_call_without_one() -> None:
+    calls = AssistantMessage([ToolCall("a", "f"), ToolCall("b", "g"), ToolCall("c", "h")])
+    history: list[Message] = [
+        UserMessage("go"),
+        calls,
+        ToolResultMessage("b", "g", "of b"),
+        ToolResultMessage("", "", "the first"),
+    ]
+    assert list(open_calls(history)) == [2]
+    results = [m for m in valid_history(history) if isinstance(m, ToolResultMessage)]
+    assert [(m.tool_call_id, m.tool_name) for m in results] == [("a", "f"), ("b", "g"), ("c", "h")]
+    assert [m.text for m in results[:2]] == ["the first", "of b"]
+    assert results[2].is_error
+
+
+def test_a_result_that_names_no_call_does_not_reach_back_past_another_reply() -> None:
+    history: list[Message] = [
+        UserMessage("go"),
+        AssistantMessage([ToolCall("a", "f")]),
+        AssistantMessage([ToolCall("b", "g")]),
+        ToolResultMessage("", "", "of b"),
+        ToolResultMessage("", "", "of nobody"),
+    ]
+    results = [m for m in valid_history(history) if isinstance(m, ToolResultMessage)]
+    assert [(m.tool_call_id, m.is_error) for m in results] == [("a", True), ("b", False)]
+    assert open_calls(history) == {}

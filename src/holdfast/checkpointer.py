@@ -159,7 +159,8 @@ class Checkpointer(abc.ABC):
     async def _finish_erasures(self) -> None:
         """Go on with what an interrupted erasure has left; a database that cannot even be asked is closed again."""
         try:
-            await erasing.finish_what_was_left(self.store)
+            store = self.store
+            await in_thread(lambda: erasing.finish_what_was_left(store))
         except BaseException:
             await self.close()
             raise

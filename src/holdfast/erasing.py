@@ -69,28 +69,27 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
     if is_gone:
         await store.write(erasures.finish, keys)
     else:
-        await finish_later(store)
+        await in_thread(lambda: _finish_later(store))
     note = store.remains if is_gone else _PINNED + store.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
     return Erased(begun.threads, begun.checkpoints, messages, is_gone, list(begun.kept), note)
 
 
-async def finish_what_was_left(store: Store) -> None:
+def finish_what_was_left(store: Store) -> None:
     """Go on with erasures that another process has begun: without waiting for them."""
-    unfinished = await store.read(erasures.unfinished) if store.has_files else []
-    if unfinished:
+    if store.has_files and store.read_now(erasures.unfinished):
         _log.info("an erasure in %r was interrupted, and is finished now", store.name)
-        await finish_later(store, rewrite=True)
+        _finish_later(store, rewrite=True)
 
 
-async def finish_later(store: Store, *, rewrite: bool = False) -> None:
+def _finish_later(store: Store, *, rewrite: bool = False) -> None:
     """Scrub the files when nobody reads the old pages any more.
 
     The thread keeps the store open and the process alive while it scrubs, so that a program which only lives for a
     moment finishes it too; it does not stay for a reader who has not ended.
     """
-    await in_thread(lambda: sharing.retain(store))
+    sharing.retain(store)
     threading.Thread(target=_finish, args=(store, rewrite), name="holdfast-scrub").start()
 
 

@@ -6,6 +6,8 @@ crash, an abort, a fork or a window may leave one like that, so every request pa
 
 from __future__ import annotations
 
+import bisect
+import math
 import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -149,7 +151,8 @@ def open_calls(messages: Sequence[Message]) -> dict[int, ToolCall]:
         if isinstance(message, ToolResultMessage):
             behind.append(message.tool_call_id)
         elif isinstance(message, AssistantMessage):
-            return {i: call for i, call in enumerate(message.tool_calls) if not _taken(call.id, behind)}
+            left = [(i, call) for i, call in enumerate(message.tool_calls) if not _taken(call.id, behind)]
+            return dict(left[behind.count("") :])  # a result that names no call is that of the first one without
     return {}
 
 
@@ -220,11 +223,14 @@ class _Results:
     def __init__(self, history: Iterable[ModelMessage]) -> None:
         self._by_call: dict[str, deque[tuple[int, ToolResultMessage]]] = {}
         self._calls: dict[str, deque[int]] = {}
+        self._replies: list[int] = []  # those that call tools
         self.complete = True
         for position, message in enumerate(history):
             if isinstance(message, ToolResultMessage):
                 self._by_call.setdefault(message.tool_call_id, deque()).append((position, message))
             elif isinstance(message, AssistantMessage):
+                if message.tool_calls:
+                    self._replies.append(position)
                 for call in message.tool_calls:
                     self._calls.setdefault(call.id, deque()).append(position)
 
@@ -240,8 +246,22 @@ class _Results:
             waiting.popleft()
         if waiting and (not calls or waiting[0][0] < calls[0]):
             return waiting.popleft()[1]
+        return self._nameless(call, position) or self._missing(call)
+
+    def _missing(self, call: ToolCall) -> ToolResultMessage:
         self.complete = False
         return unknown_outcome(call)
+
+    def _nameless(self, call: ToolCall, position: int) -> ToolResultMessage | None:
+        """A result that names no call, as an application may save it: that of the first call which has none."""
+        waiting = self._by_call.get("", _NOTHING)
+        while waiting and waiting[0][0] < position:
+            waiting.popleft()
+        following = bisect.bisect_right(self._replies, position)
+        end = self._replies[following] if following < len(self._replies) else math.inf
+        if not waiting or waiting[0][0] > end:
+            return None
+        return msgspec.structs.replace(waiting.popleft()[1], tool_call_id=call.id, tool_name=call.name)
 
 
 def _shortened(result: ToolResultMessage, longest: int | None) -> ToolResultMessage:

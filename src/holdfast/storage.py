@@ -17,7 +17,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast import accounts, backups, checking, searching, sessions, spending, tasks, tool_log
+from holdfast import accounts, backups, checking, erasing, searching, sessions, spending, tasks, tool_log
 from holdfast.bridge import blocking
 from holdfast.errors import StoreNotOpen
 from holdfast.store import places, sharing
@@ -46,6 +46,11 @@ class AgentStorage:
         self._store = store = open_at(place, durability=durability, **options)
         self._release = weakref.finalize(self, _release_aside, store)
         self._release.atexit = False  # what is open then is closed then anyway
+        try:
+            erasing.finish_what_was_left(store)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the database."""
