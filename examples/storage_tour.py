@@ -62,6 +62,7 @@ def main(place: str, folder: Path) -> None:
         storage.log_tool_call(
             session["id"], "weather", {"city": "北京"}, {"sky": "多云"}, elapsed_ms=350.5, message_id=message
         )
+        storage.save_message(session["id"], "tool", "多云")  # what a model gets to know of it
         storage.save_message(session["id"], "assistant", "北京今天多云。", token_count=20)
         storage.consume_quota(user["id"], 112)
 

@@ -209,10 +209,10 @@ def test_example_storage_tour_tells_the_same_story_on_both_databases(tmp_path: P
     ]
     assert quota.splitlines()[0] == "1,067 of 2,000 tokens are spent."
     assert task == "The task 'summarize' is completed: 两座城市的天气"
-    assert "7 messages, 1,067 tokens" in usage
+    assert "8 messages, 1,067 tokens" in usage
     assert found.splitlines()[1] == "  user: 北京的**天气**怎么样?"
     assert len([line for line in found.splitlines() if line.startswith("  assistant: [{")]) == 2
-    assert kept.splitlines()[-1] == "Restored elsewhere: 7 messages; check: ok."
+    assert kept.splitlines()[-1] == "Restored elsewhere: 8 messages; check: ok."
 
 
 def test_each_example_has_a_test() -> None:

@@ -22,7 +22,14 @@ Sessions: TypeAlias = Literal["keep", "delete"]
 
 _LONG_VALUE = 200  # characters of a value that are compared as they are; a longer one by its hash
 _MOST_ASKED = 1_000  # preferences that a search names: a database has its limits
-UNCHANGED: Any = object()
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "<as it is>"
+
+
+UNCHANGED: Any = _Unchanged()
 
 
 async def create_user(

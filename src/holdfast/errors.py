@@ -106,8 +106,8 @@ class ThreadBusy(HoldfastError):
     def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
         super().__init__(
             f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
-            "longer; steer() or follow_up() reach that run, or wait: Agent(..., wait=seconds), "
-            "append(..., wait=seconds)"
+            "longer; steer() or follow_up() reach that run, or wait until it ends: Agent(..., wait=seconds) and "
+            "append(..., wait=seconds) do so"
         )
         self.thread_id = thread_id
         self.owner = owner

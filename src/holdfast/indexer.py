@@ -169,6 +169,7 @@ def _entry(kind: str, row: Waiting) -> Entry:
 
 async def keep_up(store: Runner) -> None:
     """Index what waits before a search, if that is much: to read all of it each time would take longer."""
+    of(store.base).start()  # who searches once will search again
     if await store.read(_is_behind, store.system):
         with contextlib.suppress(StoreBusy, StoreFull, StoreReadOnly):  # what cannot be indexed can be read
             await index(store)

@@ -49,6 +49,7 @@ class Journal(Protocol):
     entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
     partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
     is_interrupted: bool  # whether an earlier run did not come to its end
+    payer: str | None  # the user whose quota the run spends
 
     @property
     def reply_key(self) -> str:
@@ -151,6 +152,7 @@ class MemoryJournal:
         self.entries: dict[int, Entry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
+        self.payer: str | None = None
         self._modes = modes
         self._inbox: list[Waiting] = []
 

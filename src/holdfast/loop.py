@@ -356,7 +356,7 @@ class Run:
     async def _within_quota(self, request: Request) -> list[Route]:
         """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
         routes = self._setup.routes
-        if self._setup.user_id is None:
+        if self._journal.payer is None:
             return routes
         asked, longest = quota.needed(request, [route.model for route in routes])
         granted = await self._journal.set_aside(asked + longest, asked + quota.SHORTEST_REPLY)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple, Protocol
 
-from holdfast import indexer, words
+from holdfast import words
 from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.indexer import KINDS, index, keep_up, reindex, state, text_of, tools_of
@@ -113,8 +113,8 @@ async def search(
     user_id: str | None = None,
     session_id: str | None = None,
     role: str | None = None,
-    since: str | datetime | None = None,
-    until: str | datetime | None = None,
+    since: str | date | None = None,
+    until: str | date | None = None,
     limit: int = 20,
     offset: int = 0,
     order: str = "newest",
@@ -134,7 +134,6 @@ async def search(
     wanted, passed = _checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
-    indexer.of(store.base).start()  # who searches once will search again
     await keep_up(store)
     if wanted == 0:
         return []
@@ -149,8 +148,8 @@ async def find_messages(
     *,
     user_id: str | None = None,
     session_id: str | None = None,
-    since: str | datetime | None = None,
-    until: str | datetime | None = None,
+    since: str | date | None = None,
+    until: str | date | None = None,
     limit: int = 20,
     offset: int = 0,
 ) -> list[Hit]:
@@ -188,10 +187,14 @@ def _checked_filters(user: object, session: object, role: object, since: object,
 
 
 def _checked_time(name: str, value: object) -> str | None:
-    """A time as it is stored. One without a zone is UTC."""
+    """A time as it is stored. One without a zone is UTC; a day is all of it."""
     if value is None:
         return None
     try:
+        if isinstance(value, date) and not isinstance(value, datetime):
+            value = value.isoformat()
+        if name == "until" and isinstance(value, str) and len(value) == len("2026-01-31"):
+            value = f"{value}T23:59:59.999999Z"
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)  # type: ignore[arg-type]
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError) as error:

@@ -239,7 +239,7 @@ def _message(
     value: dict[str, Any] = {"id": clock.new_id(), "role": checked_choice("role", role, ROLES)}
     value["content"] = _checked_content(content, may_be_none=bool(tool_calls))
     if tool_calls is not None:
-        if not isinstance(tool_calls, list | tuple):
+        if not isinstance(tool_calls, list | tuple) or not all(isinstance(call, dict) for call in tool_calls):
             raise InputError(f"tool_calls must be a list of dicts, got {tool_calls!r:.80}")
         value["tool_calls"] = list(tool_calls)
     if tool_call_id is not None:
@@ -247,6 +247,8 @@ def _message(
     if token_count:
         value["token_count"] = token_count
     if usage is not None:
+        if token_count:
+            raise InputError(f"token_count={token_count} and usage={usage!r:.80} say the same twice; pass one of them")
         value["usage"] = _checked_usage(role, usage)
     encode_strictly("a message", value)
     return value

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from holdfast import accounts, backups, checking, erasing, searching, sessions, spending, tasks, tool_log
 from holdfast.bridge import blocking
-from holdfast.errors import StoreNotOpen
+from holdfast.errors import InputError, StoreNotOpen
 from holdfast.store import places, sharing
 from holdfast.store.database import Store
 from holdfast.store.places import open_at
@@ -32,6 +32,9 @@ def _release_aside(store: Store) -> None:
     threading.Thread(target=sharing.release, args=(store,), name="holdfast-release", daemon=True).start()
 
 
+_OPTIONS = frozenset({"schema", "pool_size", "listen_dsn"})
+
+
 class AgentStorage:
     """The database at a path, or behind a `postgresql://` DSN. It is open as soon as it is made.
 
@@ -41,6 +44,12 @@ class AgentStorage:
     def __init__(
         self, place: str | os.PathLike[str] = "agent_store.db", *, durability: str = "full", **options: Any
     ) -> None:
+        if not isinstance(place, str | os.PathLike) or not options.keys() <= _OPTIONS:
+            given = f"{place!r:.80}{''.join(f', {name}=...' for name in options)}"
+            raise InputError(
+                f"AgentStorage takes a path or a postgresql:// DSN, and for a DSN {', '.join(sorted(_OPTIONS))}; "
+                f"got {given}"
+            )
         self._name = places.name(os.fspath(place))
         self._store: Store | None = None
         self._store = store = open_at(place, durability=durability, **options)
@@ -57,6 +66,9 @@ class AgentStorage:
         store, self._store = self._store, None
         if self._release.detach() is not None and store is not None:
             sharing.release(store)
+
+    def __repr__(self) -> str:
+        return f"AgentStorage({self._name!r}{'' if self._store else ', closed'})"
 
     def __enter__(self) -> Self:
         return self

@@ -57,7 +57,7 @@ class ThreadJournal:
         self._thread_id = checked_id(thread_id)
         self._modes = modes
         self._wait = wait
-        self._user_id = user_id
+        self._user_id = self.payer = user_id
         self._origin = origin  # the thread and the point that this one is to be forked from
         self._is_owned = False
         self._is_mortal = False
@@ -107,6 +107,7 @@ class ThreadJournal:
                 f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
             )
         self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
+        self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
         if not self._loaded:
@@ -213,15 +214,15 @@ class ThreadJournal:
             query, more = putting.append, {"new": versions.encoded_mark(mark)}
         rows = [stored(message) for message in messages]
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
-        if spent is not None and self._user_id is not None:
-            more["charge"] = Charge(self._user_id, spent)
+        if spent is not None and self.payer is not None:
+            more["charge"] = Charge(self.payer, spent)
         await self._written(note, query, self._thread_id, rows, **more)
 
     async def set_aside(self, wanted: int, least: int) -> int | None:
-        if self._user_id is None:
+        if self.payer is None:
             return None
         granted = await self._checkpointer.store.write(
-            users.reserve, self._thread_id, self._user_id, wanted, least, by=self._lease()
+            users.reserve, self._thread_id, self.payer, wanted, least, by=self._lease()
         )
         return granted.tokens
 
@@ -455,7 +456,7 @@ class ThreadJournal:
             self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED, charge=charge)
 
     def _charge(self, spent: int) -> Charge | None:
-        return Charge(self._user_id, spent) if spent and self._user_id is not None else None
+        return Charge(self.payer, spent) if spent and self.payer is not None else None
 
     def refuse_partial(self) -> None:
         self._is_refused, self._saves_partial = self._saves_partial, False

@@ -61,6 +61,10 @@ _space = re.compile(r"\s+")
 _part = re.compile(r'(-?)"([^"]*)"|(\S+)')
 _composing = re.compile("[\u1160-\u11ff\uff9e-\uffdc]")  # these join the character before them
 
+# The marks of a sentence are no part of what is searched, unless they stand inside a word, as in 1,000 and foo.bar.
+_EDGES = ",.?!:;()[]{}'"
+_STOPS = str.maketrans(dict.fromkeys("，。？！：；、「」『』《》〈〉【】（）｡､｢｣…—", " "))  # noqa: RUF001
+
 Span: TypeAlias = tuple[int, int]
 
 
@@ -326,7 +330,7 @@ def parse(query: object) -> Matcher:
         raise InputError(f"a search takes up to {MAX_QUERY:,} characters, got {len(query):,}; use fewer words")
     required: list[Term] = []
     excluded: list[Term] = []
-    for match in _part.finditer(Folded(query).text):
+    for match in _part.finditer(Folded(query.translate(_STOPS)).text):
         text, is_excluded = _read_part(match)
         if text.strip():
             (excluded if is_excluded else required).append(Term(text))
@@ -344,8 +348,14 @@ def _read_part(match: re.Match[str]) -> tuple[str, bool]:
     sign, phrase, plain = match.groups()
     if plain is None:
         return phrase, sign == "-"
-    is_excluded = len(plain) > 1 and plain[0] == "-" and plain[1] != "-"  # not `-` and `--help`: those are text
-    return plain[is_excluded:], is_excluded
+    is_excluded = len(plain) > 1 and plain[0] == "-" and plain[1] != "-"  # not `--help`: that is text
+    text = plain[is_excluded:].strip(_EDGES)
+    return ("" if all(map(_is_mark, text)) else text), is_excluded
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it only parts words: not a letter, nor a sign that means something, as = or an emoji."""
+    return unicodedata.category(character)[0] == "P"
 
 
 # --- snippets ---------------------------------------------------------------------------------------------------------

@@ -51,11 +51,14 @@ def test_filters_and_limits_of_a_search(told: Database, holdfast: Command) -> No
     assert holdfast("search", "oslo", "--since", "2100-01-01").stderr == "Nothing was found.\n"
 
 
-def test_what_a_shell_takes_the_quotes_from_is_a_phrase(told: Database, holdfast: Command) -> None:
-    assert len(holdfast("search", "weather in").stdout.splitlines()) == 1
-    assert holdfast("search", "in weather").stdout == ""
-    assert len(holdfast("search", "in", "weather").stdout.splitlines()) == 1
-    assert len(holdfast("search", "北京", "--", "-again").stdout.splitlines()) == 1
+def test_phrases_and_excluded_words_are_typed_as_they_are(told: Database, holdfast: Command) -> None:
+    assert len(holdfast("search", "in weather").stdout.splitlines()) == 1
+    assert holdfast("search", '"in weather"').stdout == ""
+    assert len(holdfast("search", '"weather in"').stdout.splitlines()) == 1
+    assert len(holdfast("search", "北京", "-again").stdout.splitlines()) == 1
+    assert len(holdfast("search", "北京 -again").stdout.splitlines()) == 1
+    assert len(holdfast("search", "-again", "--limit", 5, "北京").stdout.splitlines()) == 1
+    assert "unrecognized arguments: --again" in holdfast("search", "北京", "--again", code=2).stderr
 
 
 def test_a_search_as_json_has_all_that_a_hit_has(told: Database, holdfast: Command) -> None:

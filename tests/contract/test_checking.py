@@ -12,6 +12,7 @@ import pytest
 from holdfast import AssistantMessage, Usage, UserMessage, accounts, checking, searching, spending, tool_log
 from holdfast.bridge import Blocking, to_the_end
 from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from holdfast.storage import AgentStorage
 from holdfast.store import sqlite_file
 from holdfast.store.database import Store
 from tests.conftest import Database
@@ -416,3 +417,14 @@ def test_a_check_can_be_awaited(database: Database) -> None:
 
     found = asyncio.run(main())
     assert found["problems"] == []
+
+
+def test_sums_that_know_what_an_unreadable_message_has_cost_are_left_alone(database: Database) -> None:
+    with AgentStorage(database.place) as storage:
+        session = storage.create_session(None)["id"]
+        for number in range(3):
+            storage.save_message(session, "user", f"message {number}", token_count=100)
+        storage.store.write_now(lambda tx: tx.run("UPDATE messages SET body = '{oops' WHERE seq = 2"))
+        assert {problem["what"] for problem in storage.check()["problems"]} == {"message"}
+        assert storage.repair()["repaired"] == []
+        assert (storage.get_session(session) or {})["total_tokens"] == 300

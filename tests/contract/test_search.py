@@ -704,3 +704,16 @@ def test_sql_and_operators_are_plain_text(database: Database) -> None:
         await in_each_state(cp, check)
 
     with_cp(database, use)
+
+
+def test_a_day_as_the_end_is_all_of_that_day(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", UserMessage("today"))
+        (hit,) = await cp.search("today")
+        day = datetime.fromisoformat(hit["created_at"]).date()
+        for since, until in ((day, day), (day.isoformat(), day.isoformat()), (None, hit["created_at"])):
+            assert await cp.search("today", since=since, until=until) == [hit]
+        assert await cp.search("today", until=day - timedelta(days=1)) == []
+        assert await cp.search("today", since=day + timedelta(days=1)) == []
+
+    with_cp(database, use)

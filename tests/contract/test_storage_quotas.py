@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from holdfast import AssistantMessage, Middleware, Model, ToolCall, UserMessage
+from holdfast import Agent, AssistantMessage, Middleware, Model, ToolCall, UserMessage
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import (
     HookFailed,
@@ -736,3 +736,22 @@ def test_a_scene_that_costs_two_tokens_is_settled_with_two(database: Database) -
         assert await used_by(cp) == 2
 
     with_ann(database, 10_000, use)
+
+
+def test_an_agent_that_continues_a_users_session_spends_their_quota(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        ann = await cp.create_user("Ann", quota_total=10_000)
+        session = await cp.create_session(ann["id"])
+        script = ScriptedProvider([AssistantMessage("hello", usage=Usage(300, 20)), "never"])
+        agent = Agent(provider=script, model=Model("m"), checkpointer=cp, thread_id=session["id"])
+        assert (await agent.prompt("hi")).stop_reason == "stop"
+        assert (await cp.get_user(ann["id"]) or {})["quota_used"] == 320
+        await cp.update_user(ann["id"], quota_total=320)
+        result = await agent.prompt("more")
+        assert result.stop_reason == "quota_limit"
+        with pytest.raises(QuotaExceeded, match="has 0 tokens left"):
+            result.raise_for_error()
+        await cp.update_session(session["id"], user_id=None)
+        assert (await agent.resume()).text == "never"  # a session of nobody costs nobody anything
+
+    with_cp(database, use)

@@ -81,7 +81,7 @@ def test_a_session_comes_back_with_all_its_keys(storage: AgentStorage) -> None:
     assert made.keys() == KEYS
     assert (made["user_id"], made["title"], made["model"], made["status"]) == (user, "a trip", "gpt-5", "active")
     assert (made["total_tokens"], made["total_cost"], made["message_count"]) == (0, 0.0, 0)
-    assert (made["metadata"], made["metadata_json"]) == ({"a": [1, None]}, '{"a":[1,null]}')
+    assert (made["metadata"], made["metadata_json"]) == ({"a": [1, None]}, '{"a": [1, null]}')
     assert storage.get_session(made["id"]) == made
 
 
@@ -163,7 +163,7 @@ def test_an_update_changes_what_is_passed_and_nothing_else(storage: AgentStorage
         "title": "",
         "model": None,
         "metadata": {"a": 1},
-        "metadata_json": '{"a":1}',
+        "metadata_json": '{"a": 1}',
         "user_id": bob,
         "updated_at": changed["updated_at"],
     }
@@ -663,7 +663,7 @@ def test_a_call_that_an_application_saved_without_its_result_is_never_run(
 @pytest.mark.parametrize(
     "calls",
     [
-        [1, "look", None, {}, {"name": 5}, {"function": None}, {"function": {"name": "look", "arguments": "no json"}}],
+        [{}, {"name": 5}, {"function": None}, {"function": {"name": "look", "arguments": "no json"}}],
         [{"id": "c", "function": {"name": "look", "arguments": "[1]"}}],
         [{"id": 5, "name": "look", "arguments": {"a": 1}}],
         [{"id": "c", "name": "look"}, {"id": "c", "name": "look"}],
@@ -686,3 +686,18 @@ def test_whatever_an_application_saves_as_calls_the_model_gets_a_valid_history(
 
     with_cp(database, use)
     assert history(storage)[1]["tool_calls"] == calls
+
+
+@pytest.mark.parametrize("calls", [["look"], [None], [{"name": "look"}, 5], {"name": "look"}, "look"])
+def test_calls_that_are_no_dicts_are_refused(storage: AgentStorage, calls: Any) -> None:
+    session = storage.create_session(None)["id"]
+    with pytest.raises(InputError, match="tool_calls must be a list of dicts"):
+        storage.save_message(session, "assistant", "x", tool_calls=calls)
+    assert storage.get_conversation_history(session) == []
+
+
+def test_tokens_are_not_said_twice(storage: AgentStorage) -> None:
+    session = storage.create_session(None)["id"]
+    with pytest.raises(InputError, match="say the same twice"):
+        storage.save_message(session, "assistant", "x", token_count=5, usage={"output": 5})
+    assert storage.get_conversation_history(session) == []

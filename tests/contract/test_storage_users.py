@@ -62,7 +62,7 @@ def test_a_user_comes_back_with_all_their_keys(storage: AgentStorage) -> None:
     assert made.keys() == KEYS
     assert (made["name"], made["email"], made["quota_total"], made["quota_used"]) == ("ann", "ann@example.org", 500, 0)
     assert made["preferences"] == {"theme": "dark", "ui": {"size": 2}}
-    assert made["preferences_json"] == '{"theme":"dark","ui":{"size":2}}'
+    assert made["preferences_json"] == '{"theme": "dark", "ui": {"size": 2}}'
     assert made["created_at"] == made["updated_at"]
     assert storage.get_user(made["id"]) == made
 

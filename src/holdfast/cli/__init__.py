@@ -17,7 +17,11 @@ from holdfast.errors import HoldfastError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     terminal.prepare()
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, more = parser.parse_known_args(argv)
+    takes_more = getattr(args, "takes_more", None)
+    if more and not (takes_more and takes_more(args, more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
         code: int = args.run(args)
         terminal.flush()

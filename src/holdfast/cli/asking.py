@@ -13,14 +13,15 @@ from holdfast.errors import InputError
 
 
 def add_to(commands: Any) -> None:
-    more = 'Quote "a phrase", exclude a -word; everything else is taken as it is typed.'
+    more = "All words must be there, a -word must not. For a phrase, the quotes must reach us: '\"a phrase\"'."
     parser = add(commands, "search", _search, "find what was said, and what tools did", more, json=True)
+    parser.set_defaults(takes_more=_take_excluded)
     parser.add_argument("words", metavar="WORDS", nargs="+", help="all of them must be there")
     parser.add_argument("--user", metavar="ID", help="only in threads of this user")
     parser.add_argument("--thread", metavar="ID", help="only in this thread")
     parser.add_argument("--role", choices=["user", "assistant", "system", "tool"], help="only what this role said")
     parser.add_argument("--since", metavar="TIME", help="only from this time on, as 2026-01-31 or 2026-01-31T08:00:00Z")
-    parser.add_argument("--until", metavar="TIME", help="only before this time")
+    parser.add_argument("--until", metavar="TIME", help="only up to this time; a day is all of it")
     parser.add_argument("--limit", type=number, default=20, metavar="N", help="at most N hits (default: 20)")
     parser.add_argument("--relevance", action="store_true", help="the best hits first, not the newest")
     parser = add(commands, "usage", _usage, "show what was said and spent", json=True)
@@ -33,7 +34,7 @@ def _search(args: argparse.Namespace) -> int:
     hits = work_on(
         args,
         lambda cp: cp.search(
-            _typed(args.words),
+            " ".join(args.words),
             user_id=args.user,
             session_id=args.thread,
             role=args.role,
@@ -56,9 +57,12 @@ def _search(args: argparse.Namespace) -> int:
     return 0
 
 
-def _typed(words: Sequence[str]) -> str:
-    """The query as it was typed: what a shell has taken the quotes from was a phrase."""
-    return " ".join(f'"{word}"' if " " in word and '"' not in word else word for word in words)
+def _take_excluded(args: argparse.Namespace, more: Sequence[str]) -> bool:
+    """Whether what looks like unknown options are words that must not be there."""
+    if any(word.startswith("--") for word in more):
+        return False
+    args.words += more
+    return True
 
 
 def _usage(args: argparse.Namespace) -> int:

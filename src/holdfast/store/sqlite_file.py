@@ -125,6 +125,8 @@ def checked_path(path: str | os.PathLike[str]) -> str:
         raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r}")
     if name == MEMORY:
         return name
+    if "://" in name:
+        raise InputError(f"{name!r} is no path; a database is a file, or a postgresql:// DSN")
     try:
         file = Path(os.fsdecode(name.encode())).expanduser().absolute()
         is_directory = file.is_dir()
