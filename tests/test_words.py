@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import unicodedata
@@ -299,3 +300,22 @@ def test_a_text_that_repeats_the_query_is_no_trouble() -> None:
     assert found is not None
     assert found.counts() == [1_000, 1_000]
     assert "**" in words.snippet(found, ("**", "**"))
+
+
+def test_no_query_takes_long_to_read() -> None:
+    """Vowel signs and letters of one script: a word that could be parted in very many ways."""
+    for query in ("क" * 900 + "+", "अन्तर्राष्ट्रीयकरण" * 50 + "+", "তি" * 400 + "%"):
+        assert words.parse(query).find(f"x {query} y") is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_reads_queries_though_a_thread_of_its_parent_was_at_it() -> None:
+    with words._stemming:
+        child = os.fork()
+        if child == 0:
+            try:
+                found = words.parse("unheardofwords").find("an unheardofword")
+                os._exit(0 if found is not None else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.bridge import Runner
-from holdfast.copying import Ask, Comparison, Mirror, Progress, copy_into
+from holdfast.copying import PASSES, Ask, Comparison, Mirror, Progress, copy_into
 from holdfast.errors import HoldfastError, InputError, StoreCorrupt, StoreError, StoreFull
 from holdfast.store import checks, copying, places, sharing, sqlite
 from holdfast.store.copying import TABLES, Backup, Digest
@@ -215,9 +215,10 @@ def _copy_rows(store: Store, file: Store, meter: _Meter) -> tuple[str, str, dict
 
 def _made_equal(mirror: Mirror, mark: int) -> Comparison:
     found = mirror.compare("comparing")
-    if found.differences:
-        mirror.write(mark, found)
-        found = mirror.compare("verifying")
+    for _ in range(PASSES):  # a key that was given again keeps its old parent until its own row is written
+        if found.differences:
+            mirror.write(mark, found)
+            found = mirror.compare("verifying")
     if found.differences:
         raise StoreError(f"the backup differs from the database ({mirror.told(found)}); try again")
     return found

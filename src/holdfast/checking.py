@@ -256,7 +256,8 @@ _Counts = dict[tuple[str, str], tuple[int, Spent]]  # by day and model
 
 def _look_into(tx: Tx, thread: int, where: str) -> _Contents:
     counts, messages, problems = _count(tx, thread, where)
-    if checks.is_countable(tx, thread) and not problems:  # what an unreadable message has cost, only the sums know
+    # What an unreadable message has cost, only the sums know.
+    if not problems and checks.is_there(tx, thread) and checks.is_countable(tx, thread):
         problems += _judge_usage(tx, thread, where, counts)
         problems += _judge_calls(tx, thread, where)
     return _Contents(messages, problems)

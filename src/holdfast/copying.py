@@ -24,7 +24,7 @@ from holdfast.store.sqlite_file import MEMORY
 
 T = TypeVar("T")
 
-_PASSES = 5  # how often the pages that differ are written before the source counts as too busy
+PASSES = 5  # how often the pages that differ are written before the source counts as too busy
 
 
 class Progress(NamedTuple):
@@ -210,13 +210,13 @@ class _Copy:
         if mark.finished_at is not None:
             return self._only_verify(mark.finished_at)
         found = self._mirror.compare("comparing")
-        for _ in range(_PASSES):
+        for _ in range(PASSES):
             if found.differences:
                 self._mirror.write(mark.key, found)
                 found = self._mirror.compare("verifying")
         if found.differences:
             raise StoreError(
-                f"{self._target.name} still differs from {self._source.name} after {_PASSES} passes "
+                f"{self._target.name} still differs from {self._source.name} after {PASSES} passes "
                 f"({self._mirror.told(found)}): one of them is being written to; stop what writes there, then run the "
                 "same copy again to go on"
             )

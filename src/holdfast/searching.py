@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -160,15 +159,14 @@ async def find_messages(
     ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS)
     wanted, passed = _checked_limit(limit), checked_count("offset", offset)
     await keep_up(store)
-    return [_calling(hit) for hit in await _newest(store, ask, wanted, passed)] if wanted else []
+    return await _newest(store, ask, wanted, passed) if wanted else []
 
 
-def _calling(hit: Hit) -> Hit:
-    """A hit as a row of its session's history. JSON of somebody's own has its calls beside the content."""
-    body = hit["content"]
-    is_plain = "tool_calls" in json.loads(body)
-    said = Said(0, hit["message_id"], hit["role"], body, int(is_plain), hit["created_at"])
-    return {"session_id": hit["session_id"], **history_row(said)}
+def _as_said(row: _Row) -> Hit:
+    """A message as a row of its session's history."""
+    _, thread_id, name, role, created_at, _, plain, _ = row.candidate
+    said = Said(0, name, role, row.found.folded.source, plain, created_at)
+    return {"session_id": thread_id, **history_row(said)}
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------------
@@ -276,16 +274,18 @@ def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Ite
     for kind, before in below.items():
         if before is not None:
             pages[kind], ends[kind] = _candidates(tx, ask, kind, before, page)
-    order: list[tuple[str, Candidate]] = []
+    # What does not match has no say in the order: whether it is a candidate depends on what is indexed.
+    found = {kind: _verified(tx, ask, [(kind, row) for row in page_of]) for kind, page_of in pages.items()}
+    heads = {kind: next(rows, None) for kind, rows in found.items()}
     while True:
-        ready = [kind for kind in pages if pages[kind]]
-        if any(not pages[kind] and ends[kind] is not None for kind in pages) or not ready:
+        if not any(heads.values()) or any(head is None and ends[kind] is not None for kind, head in heads.items()):
             break
-        kind = max(ready, key=lambda name: (pages[name][0].created_at, name))
-        order.append((kind, pages[kind].pop(0)))
-        below[kind] = order[-1][1].key
-    below.update((kind, ends[kind]) for kind, left in pages.items() if not left)
-    yield from _verified(tx, ask, order)
+        row = max((head for head in heads.values() if head), key=lambda head: (head.candidate.created_at, head.kind))
+        kind = row.kind
+        below[kind] = row.candidate.key
+        yield row
+        heads[kind] = next(found[kind], None)
+    below.update((kind, ends[kind]) for kind, head in heads.items() if head is None)
 
 
 def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
@@ -334,7 +334,9 @@ def _groups(order: Sequence[tuple[str, Candidate]]) -> Iterator[list[tuple[str, 
 
 
 def _hit(ask: _Ask, row: _Row, score: float | None = None) -> Hit:
-    _, thread_id, name, role, created_at, tool_name, _ = row.candidate
+    if isinstance(ask.wanted, _Calling):
+        return _as_said(row)
+    _, thread_id, name, role, created_at, tool_name, _, _ = row.candidate
     return {
         "kind": "message" if row.kind == MESSAGE else "tool_call",
         "session_id": thread_id,
@@ -358,7 +360,7 @@ async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> l
     while cursor is not None and len(scored) < window:
         found, cursor = await store.read(_next_scored, ask, cursor)
         scored += found
-    best = _ranked(scored[:window])[offset : offset + limit]
+    best = (await store.aside(lambda: _ranked(scored[:window])))[offset : offset + limit]
     hits: list[Hit] = []
     while best:
         some, best = best[: _PAGES[1]], best[_PAGES[1] :]

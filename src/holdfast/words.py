@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import threading
 import unicodedata
@@ -59,7 +60,7 @@ _inside = re.compile(rf"{_LETTER}|[{_MARKS}]")  # a word goes on here
 _gap = re.compile(rf"(?:(?![{_RUNS}]|{_LETTER}).)+", re.DOTALL)
 _space = re.compile(r"\s+")
 _part = re.compile(r'(-?)"([^"]*)"|(\S+)')
-_composing = re.compile("[\u1160-\u11ff\uff9e-\uffdc]")  # these join the character before them
+_composing = re.compile("[\u1160-\u11ff\u3099\u309a\uff9e-\uffdc]")  # these join the character before them
 
 # The marks of a sentence are no part of what is searched, unless they stand inside a word, as in 1,000 and foo.bar.
 _EDGES = ",.?!:;()[]{}'"
@@ -181,6 +182,15 @@ _stemmer = Stemmer.Stemmer("english", 0)
 _stemming = threading.Lock()
 
 
+def _unlock() -> None:
+    global _stemming, _stemmer
+    _stemming, _stemmer = threading.Lock(), Stemmer.Stemmer("english", 0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
+
+
 @functools.lru_cache(maxsize=100_000)
 def token_of(word: str) -> str:
     """What stands for a folded word in an index."""
@@ -215,7 +225,8 @@ class _Piece:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.token = token_of(text) if _word.fullmatch(text) else None
+        word = _word.match(text)  # not fullmatch: letters may count as marks, and it would try all ways to part them
+        self.token = token_of(text) if word and word.end() == len(text) else None
         self.is_spaced = not _token.match(text)  # it begins with what else would be taken for a gap
         self._starts_word = _inside.match(text) is not None
         self._ends_word = _inside.match(text[-1]) is not None

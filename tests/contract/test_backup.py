@@ -20,6 +20,7 @@ from holdfast import UserMessage, accounts, backups, copying, tool_log
 from holdfast.bridge import Blocking, to_the_end
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import HoldfastError, InputError, StoreCorrupt, StoreFull, StoreUnusable
+from holdfast.storage import AgentStorage
 from holdfast.store import copying as queries
 from holdfast.store import places, sharing, sqlite, sqlite_file, threads
 from holdfast.store.copying import TABLES
@@ -795,3 +796,26 @@ def test_the_backup_of_a_file_begins_only_once(tmp_path: Path, monkeypatch: pyte
         store.pages_to(str(tmp_path / "pages"), hear)
     pages = heard[0][1]
     assert heard == [(min(5 * step, pages), pages) for step in range(1, len(heard) + 1)]
+
+
+def test_what_was_deleted_and_made_again_is_no_obstacle_to_an_incremental_backup(
+    database: Database, tmp_path: Path
+) -> None:
+    """Where keys are given again: a row has another parent, and a name another row, than in the backup."""
+    with AgentStorage(database.place) as storage:
+        for session in ("a", "b", "x"):
+            storage.create_session(None, session_id=session)
+            storage.save_message(session, "user", "hello")
+        storage.log_tool_call("b", "look", {}, None, 1.0)
+        storage.create_task("x", "t", {})
+        storage.backup(tmp_path / "b.db")
+        storage.delete_session("b")
+        storage.delete_session("x")
+        storage.log_tool_call("a", "look", {}, None, 1.0)
+        storage.create_session(None, session_id="x")
+        storage.create_task("x", "t", {})
+        assert storage.backup(tmp_path / "b.db", incremental=True)["written"] > 0
+        calls, tasks = storage.list_tool_calls(), storage.list_tasks()
+    with AgentStorage(tmp_path / "b.db") as backup:
+        assert (backup.list_tool_calls(), backup.list_tasks()) == (calls, tasks)
+        assert backup.check()["ok"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from holdfast import AssistantMessage, Usage, UserMessage, accounts, checking, s
 from holdfast.bridge import Blocking, to_the_end
 from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from holdfast.storage import AgentStorage
-from holdfast.store import sqlite_file
+from holdfast.store import deleting, sqlite_file
 from holdfast.store.database import Store
 from tests.conftest import Database
+from tests.contract.opened import with_cp
 from tests.contract.test_backup import Writers, opened, rows_in, say
 
 
@@ -428,3 +430,34 @@ def test_sums_that_know_what_an_unreadable_message_has_cost_are_left_alone(datab
         assert {problem["what"] for problem in storage.check()["problems"]} == {"message"}
         assert storage.repair()["repaired"] == []
         assert (storage.get_session(session) or {})["total_tokens"] == 300
+
+
+def test_a_session_that_is_deleted_meanwhile_is_no_problem(database: Database) -> None:
+    class DeletedBetweenTwoReads(Blocking):
+        async def read(self, query: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if query is checking._look_into:
+                self.base.write_now(deleting.discard, "s")
+            return await super().read(query, *args, **kwargs)
+
+    with AgentStorage(database.place) as storage:
+        storage.create_session(None, session_id="s")
+        storage.save_message("s", "user", "hi", token_count=3)
+        storage.log_tool_call("s", "look", {}, None, 1.0)
+        assert to_the_end(checking.recount(DeletedBetweenTwoReads(storage.store)))["problems"] == []
+
+
+def test_an_import_that_is_under_way_is_no_problem(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("s", [UserMessage(f"message {number}") for number in range(2_000)])
+        lines = [line async for line in cp.export_thread("s")]
+
+        async def slowly() -> AsyncIterator[str]:
+            for number, line in enumerate(lines):
+                if number in (10, 1_500):
+                    assert (await cp.check())["problems"] == []
+                yield line
+
+        await cp.import_from(slowly(), as_id="n")
+        assert (await cp.check())["problems"] == []
+
+    with_cp(database, use)

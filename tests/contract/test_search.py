@@ -717,3 +717,22 @@ def test_a_day_as_the_end_is_all_of_that_day(database: Database) -> None:
         assert await cp.search("today", since=day + timedelta(days=1)) == []
 
     with_cp(database, use)
+
+
+def test_the_order_of_hits_does_not_depend_on_what_is_indexed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Indexer, "start", lambda _: None)
+
+    async def use(cp: Checkpointer) -> None:
+        await cp.create_session(None, session_id="s")
+        other = await cp.save_message("s", "user", "nothing here")
+        await cp.log_tool_call("s", "look", {"q": "apple call"}, None, 1)
+        await cp.save_message("s", "user", "apple message")
+        await cp.update_message("s", other, "still nothing")  # a new row with an old time
+        before = await cp.search("apple")
+        assert [hit["kind"] for hit in before] == ["message", "tool_call"]
+        await cp.index()
+        assert await cp.search("apple") == before
+
+    with_cp(database, use)

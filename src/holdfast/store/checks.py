@@ -16,6 +16,7 @@ from holdfast.store.checkpoints import ON_LINE
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Row, Tx
 from holdfast.store.deleting import TRASH
+from holdfast.store.exporting import IMPORTING
 from holdfast.store.usage import LONG_NAME, RAN
 
 FEW = 20  # rows that are named of what is wrong in one way
@@ -115,9 +116,10 @@ def threads(tx: Tx, after: int, limit: int) -> list[tuple[ThreadFacts, Shown]]:
         " CASE WHEN EXISTS (SELECT 1 FROM branches b WHERE b.thread = t.key AND b.uncounted = 1) THEN 0 ELSE 1 END,"
         f" CASE WHEN EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = {ON_LINE})"
         f" OR EXISTS (SELECT 1 FROM inherited i WHERE i.line = {ON_LINE}) THEN 1 ELSE 0 END"
-        " FROM threads t WHERE t.key > :after AND t.namespace <> :trash ORDER BY t.key LIMIT :limit",
+        " FROM threads t WHERE t.key > :after AND t.namespace NOT IN (:trash, :importing) ORDER BY t.key LIMIT :limit",
         after=after,
         trash=TRASH,
+        importing=IMPORTING,
         limit=limit,
     )
     found = [ThreadFacts(*row) for row in rows]
@@ -136,6 +138,12 @@ def hold(tx: Tx, thread: int) -> bool:
     row = tx.one(
         "UPDATE threads SET head = head WHERE key = :key AND namespace <> :trash RETURNING key", key=thread, trash=TRASH
     )
+    return row is not None
+
+
+def is_there(tx: Tx, thread: int) -> bool:
+    """Whether a thread was not deleted since its key was read."""
+    row = tx.one("SELECT 1 FROM threads WHERE key = :key AND namespace <> :trash", key=thread, trash=TRASH)
     return row is not None
 
 

@@ -272,7 +272,8 @@ def make_room(tx: Tx, mark: int, table: Table, after: Key, upto: Key, rows: Sequ
     surplus = _surplus(table, rows, between(tx, table, after, upto))
     keys = {table.key_of(row) for row in rows}
     tx.many(_statements(table).delete, [table.values_of(row) for row in surplus if table.key_of(row) not in keys])
-    tx.many(_statements(table).park, [table.values_of(row) for row in surplus if table.key_of(row) in keys])
+    if table.parked:  # also from those that cannot go yet, because a row whose key was given again points to them
+        tx.many(_statements(table).park, [table.values_of(row) for row in surplus])
 
 
 def needs_room(table: Table, rows: Sequence[Row], theirs: Sequence[Row]) -> bool:

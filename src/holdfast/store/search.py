@@ -88,6 +88,7 @@ class Candidate(NamedTuple):
     role: str
     created_at: str
     tool_name: str | None
+    plain: int
     size: int
 
 
@@ -104,12 +105,12 @@ class _Kind(NamedTuple):
 _COLUMNS = {
     MESSAGE: _Kind(
         *("message_words", "message", "messages", "r.branch", "r.body", "octet_length(r.body)"),
-        "r.key, t.id, r.id, r.role, r.created_at, NULL",
+        "r.key, t.id, r.id, r.role, r.created_at, NULL, r.plain",
     ),
     CALL: _Kind(
         *("call_words", "call", "tool_calls", "r.thread", "r.arguments, r.output, r.error"),
         "octet_length(r.arguments) + COALESCE(octet_length(r.output), 0) + COALESCE(octet_length(r.error), 0)",
-        "r.key, t.id, r.idempotency_key, 'tool', COALESCE(r.started_at, r.asked_at, r.ended_at, ''), r.name",
+        "r.key, t.id, r.idempotency_key, 'tool', COALESCE(r.started_at, r.asked_at, r.ended_at, ''), r.name, 0",
     ),
 }
 _CREATED = {MESSAGE: "r.created_at", CALL: "COALESCE(r.started_at, r.asked_at, r.ended_at, '')"}
