@@ -30,7 +30,6 @@ Appendable: TypeAlias = Message | dict[str, Any]
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
-_LONGEST_ID = 1_000  # bytes: an index of Postgres takes no more than some 2,700, for a namespace and an id
 _MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
@@ -168,8 +167,6 @@ def checked_id(name: str, what: str = "a thread id") -> str:
         raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
     if "\0" in name or (not name.isascii() and _has_surrogates(name)):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
-    if len(name) > _LONGEST_ID // 4 and len(name.encode()) > _LONGEST_ID:
-        raise InputError(f"{what} can have {_LONGEST_ID:,} bytes at most, got {len(name.encode()):,}: {name!r:.80}")
     return name
 
 
