@@ -48,7 +48,7 @@ _SUMS = ("messages", "tokens", "input", "output", "cache_read", "cache_write", "
 _ADDED = " ON CONFLICT (thread, owner, day, model) DO UPDATE SET " + ", ".join(
     f"{name} = usage.{name} + excluded.{name}" for name in _SUMS
 )
-_COUNT = (
+COUNT = (
     "INSERT INTO usage (thread, owner, day, model, messages, tokens, input, output, cache_read, cache_write, cost,"
     " priced) VALUES (:thread, '', substr(:now, 1, 10), '', :messages, 0, 0, 0, 0, 0, 0, 0)"
     " ON CONFLICT (thread, owner, day, model) DO UPDATE SET messages = usage.messages + excluded.messages"
@@ -65,7 +65,7 @@ def count(tx: Tx, thread: int, messages: Sequence[Spent | None]) -> None:
     """Count messages that are being stored, by what each has spent. This is part of every append."""
     plain = messages.count(None)
     if plain:
-        tx.run(_COUNT, thread=thread, messages=plain, now=tx.now())
+        tx.run(COUNT, thread=thread, messages=plain, now=tx.now())
     if plain == len(messages):
         return
     by_model: dict[str, tuple[int, Spent]] = {}
