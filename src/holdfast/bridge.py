@@ -15,6 +15,7 @@ that is running is in the way.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -80,47 +81,76 @@ class HasStore(Protocol):
     def store(self) -> Store: ...
 
 
-class blocking(Generic[P, T]):  # noqa: N801 - it stands where a function stands
-    """An operation as a method that returns when it is done."""
+class _Operation(Generic[P, T]):
+    """An operation of a surface. What it looks like to help() and editors is worked out when somebody first asks."""
 
     def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
         self._operation = operation
-        _describe(self, operation)
+        self._method: Any = None
+
+    def _bound(self, owner: HasStore | None) -> Any:
+        if self._method is None:
+            if isinstance(self._operation, Later):
+                self._operation = self._operation.found()
+            self._method = _described(self._made(self._operation), self._operation)
+        return self._method if owner is None else functools.partial(self._method, owner)
+
+    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+        raise NotImplementedError
+
+
+class blocking(_Operation[P, T]):  # noqa: N801 - it stands where a function stands
+    """An operation as a method that returns when it is done."""
 
     @overload
     def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
     @overload
     def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, T]: ...
     def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
-        def method(owner: HasStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return to_the_end(self._operation(Blocking(owner.store), *args, **kwargs))
+        return self._bound(owner)  # type: ignore[no-any-return]
 
-        _describe(method, self._operation)
-        return method if owner is None else functools.partial(method, owner)
+    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+        def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
+            return to_the_end(operation(Blocking(owner.store), *args, **kwargs))
+
+        return method
 
 
-class awaited(Generic[P, T]):  # noqa: N801
+class awaited(_Operation[P, T]):  # noqa: N801
     """An operation as a method that is awaited."""
-
-    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
-        self._operation = operation
-        _describe(self, operation)
 
     @overload
     def __get__(self, owner: None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]: ...
     @overload
     def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]:
-        async def method(owner: HasStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await self._operation(owner.store, *args, **kwargs)
+        return self._bound(owner)  # type: ignore[no-any-return]
 
-        _describe(method, self._operation)
-        return method if owner is None else functools.partial(method, owner)
+    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+        async def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
+            return await operation(owner.store, *args, **kwargs)
+
+        return method
 
 
-def _describe(target: Any, operation: Callable[..., Any]) -> None:
+class Later:
+    """A module of operations that most programs never need, or one of its operations: imported when it is used."""
+
+    def __init__(self, module: str, name: str = "") -> None:
+        self._module = module
+        self._name = name
+
+    def __getattr__(self, name: str) -> Later:
+        return Later(self._module, name)
+
+    def found(self) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)
+
+
+def _described(method: Any, operation: Callable[..., Any]) -> Any:
     """Let help() and editors show the operation without its store."""
-    target.__doc__, target.__name__ = operation.__doc__, operation.__name__
+    method.__doc__, method.__name__ = operation.__doc__, operation.__name__
     known = inspect.signature(operation)
     first, *others = known.parameters.values()
-    target.__signature__ = known.replace(parameters=[inspect.Parameter("self", first.kind), *others])
+    method.__signature__ = known.replace(parameters=[inspect.Parameter("self", first.kind), *others])
+    return method

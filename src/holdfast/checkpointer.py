@@ -15,16 +15,13 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from holdfast import (
     accounts,
-    backups,
-    checking,
     clock,
     erasing,
     pruning,
-    searching,
     sessions,
     spending,
     tasks,
@@ -33,7 +30,7 @@ from holdfast import (
     versions,
     watching,
 )
-from holdfast.bridge import awaited
+from holdfast.bridge import Later, awaited
 from holdfast.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -71,6 +68,11 @@ from holdfast.store.leases import Visit
 from holdfast.store.places import exists, is_dsn
 from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import ThreadInfo
+
+if TYPE_CHECKING:
+    from holdfast import backups, checking, searching
+else:
+    backups, checking, searching = map(Later, ("holdfast.backups", "holdfast.checking", "holdfast.searching"))
 
 __all__ = [
     "Checkpoint",
