@@ -70,7 +70,7 @@ def _usage(args: argparse.Namespace) -> int:
         return _recount(args)
     stats = work_on(args, lambda cp: cp.get_usage_stats(args.user, args.days))
     if stats is None:
-        raise InputError(f"there is no user {args.user!r}; check the id")
+        raise InputError(f"there is no user {args.user!r}; list_users() of the storage lists those that there are")
     if args.json:
         print(json.dumps(stats, indent=2, ensure_ascii=False))
         return 0
