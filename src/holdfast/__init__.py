@@ -17,7 +17,7 @@ from holdfast.providers.base import Model, Prices
 from holdfast.results import RunResult, ToolResult
 from holdfast.setup import Limits
 from holdfast.tools import Done, NotDone, ToolContext, Unknown, tool
-from holdfast.windows import Redact, SlidingWindow, Summarize, TokenBudget
+from holdfast.windows import ExcludeMarked, Redact, SlidingWindow, Summarize, TokenBudget
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,7 @@ __all__ = [
     "AssistantMessage",
     "Deny",
     "Done",
+    "ExcludeMarked",
     "HookContext",
     "ImageContent",
     "Limits",

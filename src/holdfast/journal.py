@@ -7,15 +7,15 @@ A journal holds the history that the agent goes on from. The one that keeps it i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from holdfast import recovery
 from holdfast.checkpoints import Mark
 from holdfast.decisions import Pending
 from holdfast.errors import InputError
 from holdfast.inbox import Modes, Receipt, Waiting
-from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from holdfast.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
 from holdfast.rows import encode_extra
 from holdfast.signals import Signal
 from holdfast.store import leases, tool_calls
@@ -32,12 +32,33 @@ __all__ = [
     "WAITING",
     "Entry",
     "Journal",
+    "Marked",
     "MemoryJournal",
     "pending",
 ]
 
 # How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
 IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
+
+
+class Marked(NamedTuple):
+    """Which messages of a thread bear a mark, and the summary that stands for those that are left out."""
+
+    summary: str = ""
+    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages
+    total: int = 0
+
+    def without(self, messages: list[Message]) -> list[Message]:
+        """What is left of a thread's messages without these."""
+        if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
+            return [message for place, message in enumerate(messages) if place not in self.ids]
+        names = set(self.ids.values())  # another hook was here before: then places say nothing
+        return [message for message in messages if isinstance(message, Note) or message.id not in names]
+
+
+def _may_be(message: Message, name: str) -> bool:
+    """Whether a message may be the one that the log knows by this id: to those that have none it gives one."""
+    return isinstance(message, Note) or message.id in (None, name)
 
 
 class Journal(Protocol):
@@ -86,6 +107,9 @@ class Journal(Protocol):
 
     async def mark(self, mark: Mark) -> bool:
         """Make a checkpoint of the thread as it stands; False if that is not known just now."""
+
+    async def marked(self, marks: Sequence[str]) -> Marked:
+        """Which messages of the history bear one of these marks."""
 
     def was_recorded(self, place: int) -> bool:
         """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
@@ -186,6 +210,9 @@ class MemoryJournal:
 
     async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
+
+    async def marked(self, marks: Sequence[str]) -> Marked:  # noqa: ARG002
+        return Marked()
 
     def was_recorded(self, place: int) -> bool:  # noqa: ARG002
         return True

@@ -408,6 +408,7 @@ class Run:
             provider=provider,
             model=model,
             spend=self._spend,
+            marked=self._journal.marked,
         )
 
     def _taken_from_unsettled(self) -> int:

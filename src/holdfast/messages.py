@@ -315,6 +315,8 @@ def to_value(message: Message) -> Any:
 
 def from_value(value: Any) -> Message:
     """A message from plain dicts and lists; whatever is no message becomes a Note."""
+    if isinstance(value, dict) and "timestamp" in value and "metadata" in value:
+        value = _of_memory(value)
     cls = _MESSAGES.get(role) if isinstance(value, dict) and isinstance(role := value.get("role"), str) else None
     if cls is None:
         return Note(value)
@@ -346,6 +348,25 @@ def _in_our_words(value: dict[str, Any]) -> dict[str, Any]:
     for place, call in enumerate(calls or ()):
         blocks = [*blocks, _call_block(call, f"call_{value.get('id') or ''}_{place}")]
     return {**{key: item for key, item in value.items() if key != "tool_calls"}, "content": blocks}
+
+
+def _of_memory(value: dict[str, Any]) -> dict[str, Any]:
+    """A memory's message, which calls tools or holds the result of one in blocks of its own."""
+    content = value.get("content")
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        return value
+    if value.get("role") == "system" and [block.get("type") for block in content] == ["tool_result"]:
+        (result,) = content
+        named = {"tool_call_id": str(result.get("id") or ""), "tool_name": str(result.get("name") or "")}
+        output = result.get("output")
+        return {**value, **named, "role": "tool_result", "content": output if isinstance(output, str | list) else ""}
+    if value.get("role") != "assistant":
+        return value
+    blocks = [
+        _call_block(block, f"call_{value.get('id') or ''}_{place}") if block.get("type") == "tool_use" else block
+        for place, block in enumerate(content)
+    ]
+    return {**value, "content": blocks}
 
 
 def _call_block(call: Any, name: str) -> Any:

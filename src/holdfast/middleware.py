@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from holdfast.decisions import Ask, Deny
 from holdfast.errors import HookFailed, InputError
+from holdfast.journal import Marked
 from holdfast.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, Usage
 from holdfast.providers.base import Model, Provider
 from holdfast.recovery import answerable, with_replies
@@ -40,7 +41,8 @@ class HookContext(Struct, frozen=True):
     """Where a hook is called. What it writes to `extra` is stored with the thread when the run ends.
 
     A hook that asks a model by itself passes what it sends through `as_sent`, which applies every `convert_to_llm`, so
-    that nothing gets past a redactor; and tells `spend` what that took, so that it counts as the run's.
+    that nothing gets past a redactor; and tells `spend` what that took, so that it counts as the run's. `marked` tells
+    which messages of the thread bear one of some marks.
     """
 
     extra: dict[str, Any]
@@ -51,6 +53,7 @@ class HookContext(Struct, frozen=True):
     model: Model | None = None
     as_sent: Callable[[Sequence[Message]], Awaitable[list[Message]]] | None = None
     spend: Callable[[Usage], None] | None = None
+    marked: Callable[[Sequence[str]], Awaitable[Marked]] | None = None
 
 
 class Middleware:

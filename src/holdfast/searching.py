@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -86,6 +86,7 @@ class _Ask(NamedTuple):
     kinds: tuple[str, ...]
     system: str
     marks: tuple[str, str]
+    show: Callable[[_Ask, _Row, float | None], Any]  # what a hit looks like
 
 
 class _Row(NamedTuple):
@@ -129,7 +130,7 @@ async def search(
     asked = _checked_kinds(kinds)
     if role is not None and role not in _TOOL_ROLES:
         asked = tuple(kind for kind in asked if kind != CALL)
-    ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks))
+    ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks), _hit)
     wanted, passed = _checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
@@ -156,17 +157,30 @@ async def find_messages(
     if not isinstance(tool_name, str) or not tool_name:
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
     filters = _checked_filters(user_id, session_id, None, since, until)
-    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS)
+    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS, _as_said)
     wanted, passed = _checked_limit(limit), checked_count("offset", offset)
     await keep_up(store)
     return await _newest(store, ask, wanted, passed) if wanted else []
 
 
-def _as_said(row: _Row) -> Hit:
+async def find_keys(store: Runner, query: str, *, namespace: str, session_id: str, limit: int) -> list[int]:
+    """The rows of the messages of one thread that match a query, the newest first."""
+    filters = Filters(None, session_id, None, None, None, namespace)
+    ask = _Ask(_Saying(words.parse(query)), filters, (MESSAGE,), store.system, MARKS, _key)
+    wanted = _checked_limit(limit)
+    await keep_up(store)
+    return await _newest(store, ask, wanted, 0) if wanted else []
+
+
+def _key(_: _Ask, row: _Row, __: float | None) -> int:
+    return row.candidate.key
+
+
+def _as_said(_: _Ask, row: _Row, __: float | None) -> Hit:
     """A message as a row of its session's history."""
-    _, thread_id, name, role, created_at, _, plain, _ = row.candidate
-    said = Said(0, name, role, row.found.folded.source, plain, created_at)
-    return {"session_id": thread_id, **history_row(said)}
+    found = row.candidate
+    said = Said(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
+    return {"session_id": found.thread_id, **history_row(said)}
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------------
@@ -237,8 +251,8 @@ def _start(ask: _Ask) -> _Cursor:
     return _Cursor(dict.fromkeys(ask.kinds, 2**62))
 
 
-async def _newest(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Hit]:
-    hits: list[Hit] = []
+async def _newest(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Any]:
+    hits: list[Any] = []
     cursor: _Cursor | None = _start(ask)
     while cursor is not None and len(hits) < limit:
         found, offset, cursor = await store.read(_next_hits, ask, cursor, limit - len(hits), offset)
@@ -246,15 +260,15 @@ async def _newest(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Hit
     return hits
 
 
-def _next_hits(tx: Tx, ask: _Ask, cursor: _Cursor, limit: int, offset: int) -> tuple[list[Hit], int, _Cursor | None]:
-    hits: list[Hit] = []
+def _next_hits(tx: Tx, ask: _Ask, cursor: _Cursor, limit: int, offset: int) -> tuple[list[Any], int, _Cursor | None]:
+    hits: list[Any] = []
     below = dict(cursor.below)
     page = _PAGES[min(cursor.pages, 2)]
     for row in _matching(tx, ask, below, page):
         if offset:
             offset -= 1
             continue
-        hits.append(_hit(ask, row))
+        hits.append(ask.show(ask, row, None))
         if len(hits) == limit:
             return hits, offset, None
     return hits, offset, _following(cursor, below)
@@ -333,9 +347,7 @@ def _groups(order: Sequence[tuple[str, Candidate]]) -> Iterator[list[tuple[str, 
         yield group
 
 
-def _hit(ask: _Ask, row: _Row, score: float | None = None) -> Hit:
-    if isinstance(ask.wanted, _Calling):
-        return _as_said(row)
+def _hit(ask: _Ask, row: _Row, score: float | None) -> Hit:
     _, thread_id, name, role, created_at, tool_name, _, _ = row.candidate
     return {
         "kind": "message" if row.kind == MESSAGE else "tool_call",
@@ -398,4 +410,4 @@ def _ranked(scored: Sequence[_Scored]) -> list[tuple[float, _Scored]]:
 def _shown(tx: Tx, ask: _Ask, best: Sequence[tuple[float, _Scored]]) -> list[Hit]:
     scores = {(one.kind, one.candidate.key): score for score, one in best}
     rows = _verified(tx, ask, [(one.kind, one.candidate) for _, one in best])
-    return [_hit(ask, row, scores[row.kind, row.candidate.key]) for row in rows]
+    return [ask.show(ask, row, scores[row.kind, row.candidate.key]) for row in rows]

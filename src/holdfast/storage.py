@@ -12,8 +12,6 @@ inside a running event loop too, which then waits for it: there, the same method
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,11 +23,6 @@ from holdfast.store.database import Store
 from holdfast.store.places import open_at
 
 __all__ = ["AgentStorage"]
-
-
-def _release_aside(store: Store) -> None:
-    """For a storage that nobody closed: the collector may run anywhere, also where the last release must wait for."""
-    threading.Thread(target=sharing.release, args=(store,), name="holdfast-release", daemon=True).start()
 
 
 _OPTIONS = frozenset({"schema", "pool_size", "listen_dsn"})
@@ -53,8 +46,7 @@ class AgentStorage:
         self._name = places.name(os.fspath(place))
         self._store: Store | None = None
         self._store = store = open_at(place, durability=durability, **options)
-        self._release = weakref.finalize(self, _release_aside, store)
-        self._release.atexit = False  # what is open then is closed then anyway
+        self._release = sharing.release_with(self, store)
         try:
             erasing.finish_what_was_left(store)
         except BaseException:

@@ -7,6 +7,7 @@ the next run. A run holds its thread's lease from `begin` to `finish`, and every
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,12 +18,12 @@ from holdfast.checkpointer import Checkpointer
 from holdfast.checkpoints import Mark
 from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
-from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry
+from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry, Marked
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import forks, inbox, keeper, putting, threads, tool_calls, users
+from holdfast.store import forks, inbox, keeper, memories, putting, threads, tool_calls, users
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.quotas import Charge
@@ -251,6 +252,10 @@ class ThreadJournal:
                 raise
             return False  # our own run has begun meanwhile, or ended
         return True
+
+    async def marked(self, marks: Sequence[str]) -> Marked:
+        summary, ids, count = await self._checkpointer.store.read(memories.marked, self._thread_id, marks)
+        return Marked(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
         if self._is_mortal:

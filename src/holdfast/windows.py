@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from holdfast.messages import (
     ToolCall,
     ToolResultMessage,
     UnknownBlock,
+    Usage,
     UserMessage,
     dumps,
     encode,
@@ -148,34 +149,69 @@ class Summarize(Middleware):
         return None
 
     async def _write(self, before: str, old: Sequence[Message], context: HookContext, signal: Signal) -> str | None:
-        """A summary of what came before and of these messages; by and by, if the model cannot take them at once."""
-        try:
-            return await self._ask(before, old, context, signal)
-        except ProviderError as error:
-            if not isinstance(error, ContextTooLong) or len(old) == 1:
-                why = type(error).__name__  # its text may quote what was said
-                _log.warning("%s; there is no new summary, and the conversation is sent as it is", why)
-                return None
-        half = len(old) // 2
-        first = await self._write(before, old[:half], context, signal)
-        return await self._write(first, old[half:], context, signal) if first else None
-
-    async def _ask(self, before: str, old: Sequence[Message], context: HookContext, signal: Signal) -> str | None:
+        """A summary of what came before and of these messages; None if there is none to be had."""
         provider, model = self._provider or context.provider, self._model or context.model
         if provider is None or model is None:
             raise InputError("Summarize needs a provider and a model")
-        shown = valid_history(old if context.as_sent is None else await context.as_sent(old))
-        parts = [f"Summary of what came before:\n{before}"] if before else []
-        parts.append("The conversation:\n" + "\n\n".join(line for message in shown for line in _told(message)))
-        request = Request(model, [UserMessage("\n\n".join(parts))], self.INSTRUCTION)
-        patience = Patience(retries=0, idle=300.0, grace=1.0)  # no retries: the next turn is one
-        call = ModelCall([Route(provider, model)], request, patience, signal, lambda event, signal: None)  # noqa: ARG005
-        reply = await call.answer()
-        if context.spend is not None:
-            context.spend(reply.usage)
-        if call.error is not None:
-            raise call.error
-        return None if reply.failed else reply.text.strip()
+
+        async def ask(before: str, old: Sequence[Message]) -> str:
+            shown = old if context.as_sent is None else await context.as_sent(old)
+            return await summarized(provider, model, transcript(before, shown), signal, spend=context.spend)
+
+        try:
+            return await by_parts(ask, before, old)
+        except ProviderError as error:
+            why = type(error).__name__  # its text may quote what was said
+            _log.warning("%s; there is no new summary, and the conversation is sent as it is", why)
+            return None
+
+
+INSTRUCTION = Summarize.INSTRUCTION
+
+
+async def summarized(
+    provider: Provider,
+    model: Model,
+    text: str,
+    signal: Signal,
+    *,
+    instruction: str = INSTRUCTION,
+    spend: Callable[[Usage], None] | None = None,
+) -> str:
+    """What a model makes of a transcript; empty, if it broke off. Raises what kept it from answering."""
+    request = Request(model, [UserMessage(text)], instruction)
+    patience = Patience(retries=0, idle=300.0, grace=1.0)  # no retries: the next turn is one
+    call = ModelCall([Route(provider, model)], request, patience, signal, lambda event, signal: None)  # noqa: ARG005
+    reply = await call.answer()
+    if spend is not None:
+        spend(reply.usage)
+    if call.error is not None:
+        raise call.error
+    return "" if reply.failed else reply.text.strip()
+
+
+async def by_parts(ask: Callable[[str, Sequence[Message]], Awaitable[str]], before: str, old: Sequence[Message]) -> str:
+    """A summary of what came before and of these messages; by and by, if the model cannot take them at once."""
+    try:
+        return await ask(before, old)
+    except ContextTooLong:
+        if len(old) == 1:
+            raise
+    half = len(old) // 2
+    first = await by_parts(ask, before, old[:half])
+    return await by_parts(ask, first, old[half:]) if first else ""
+
+
+def transcript(before: str, messages: Sequence[Message]) -> str:
+    """A conversation as a text, for a model that shall neither answer it nor call its tools."""
+    parts = [f"Summary of what came before:\n{before}"] if before else []
+    told = "\n\n".join(line for message in valid_history(messages) for line in _told(message))
+    return "\n\n".join([*parts, f"The conversation:\n{told}"])
+
+
+def _in_place(summary: str) -> UserMessage:
+    """What stands for messages that are left out."""
+    return UserMessage(f"Summary of the conversation so far:\n{summary}")
 
 
 class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,8 +232,36 @@ class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def in_place_of(self, messages: Sequence[Message], covered: int) -> list[Message]:
         if not covered:
             return list(messages)
-        told = UserMessage(f"Summary of the conversation so far:\n{self.text}")
-        return [told, *_question(messages, covered), *messages[covered:]]
+        return [_in_place(self.text), *_question(messages, covered), *messages[covered:]]
+
+
+class ExcludeMarked(Middleware):
+    """The model does not see messages of the thread that bear one of these marks.
+
+    In their place stands the thread's summary, if it has one and it is not unwanted. Marks and the summary are set
+    through a memory of the same thread (see `holdfast.memory`), also while the agent runs.
+    """
+
+    _changes_in_place = False
+
+    def __init__(self, *marks: str, prepend_summary: bool = True) -> None:
+        if not marks or not all(isinstance(mark, str) for mark in marks):
+            raise InputError(f"ExcludeMarked needs at least one mark, a string, got {marks!r:.80}")
+        self._marks = tuple(str.__str__(mark) for mark in marks)
+        self._prepends = prepend_summary
+
+    async def transform_context(
+        self,
+        messages: list[Message],
+        *,
+        signal: Signal | None = None,  # noqa: ARG002
+        context: HookContext | None = None,
+    ) -> list[Message]:
+        if context is None or context.marked is None:
+            return messages
+        found = await context.marked(self._marks)
+        seen = found.without(messages)
+        return [_in_place(found.summary), *seen] if self._prepends and found.summary else seen
 
 
 class Redact(Middleware):

@@ -349,7 +349,7 @@ def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchron
         "journal_mode": "wal",
         "foreign_keys": 1,
         "application_id": 0x484F4C44,
-        "user_version": 7,
+        "user_version": 8,
     }
     assert opened.write_now(settings_of) == expected
     assert opened.read_now(settings_of) == expected

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from holdfast.store import marks
 from holdfast.store.database import Tx
 from holdfast.store.threads import ALONG, END
 
@@ -84,10 +85,17 @@ def free_source(tx: Tx, thread: int, point: Point) -> int | None:
 
 def make(tx: Tx, thread: int, point: Point) -> int:
     """A new branch of a thread that leaves another one at a point."""
+    branch = begin(tx, thread, cut(tx, point))
+    marks.inherit(tx, point.branch, branch, upto=point.seq)
+    return branch
+
+
+def begin(tx: Tx, thread: int, segments: Iterable[Segment]) -> int:
+    """A new branch of a thread, without any marks."""
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
     assert row is not None
     branch: int = row[0]
-    lay(tx, branch, cut(tx, point))
+    lay(tx, branch, segments)
     return branch
 
 

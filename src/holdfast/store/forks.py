@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.errors import InputError, NotFound
-from holdfast.store import branches, checkpoints, putting, quotas, threads
+from holdfast.store import branches, checkpoints, marks, putting, quotas, threads
 from holdfast.store.branches import Point
 from holdfast.store.checkpoints import Anchor, New, Row
 from holdfast.store.database import Tx
@@ -18,7 +18,7 @@ from holdfast.store.threads import VISITOR
 
 At = str | int | None
 
-_CALLED = ("title", "model", "metadata")
+_CALLED = ("title", "model", "metadata", "named")
 _OPEN_CALL = (
     "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
     " attempts, asked_at, started_at"
@@ -62,8 +62,9 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     if user is not None:  # also the same one: whoever removes a user has seen all of their threads
         quotas.take(tx, user)
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
-    branches.lay(tx, new.branch, branches.cut(tx, parting.point))
     point = parting.point
+    branches.lay(tx, new.branch, branches.cut(tx, point))
+    marks.inherit(tx, point.branch, new.branch, upto=point.seq)
     called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import InputError
-from holdfast.store import branches, threads
+from holdfast.store import branches, marks, threads
 from holdfast.store.branches import Point
 from holdfast.store.checkpoints import (
     HIGHEST_STEP,
@@ -205,7 +205,8 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored]
     lasting = len(tail) - (thread.message_count - place.messages)
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
-    branch = branches.make(tx, thread.key, start)
+    branch = branches.begin(tx, thread.key, branches.cut(tx, start))
+    marks.inherit(tx, thread.branch, branch, upto=place.seq)  # also if it leaves another branch: these are of today
     threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced

@@ -41,6 +41,7 @@ class Filters(NamedTuple):
     roles: tuple[str, ...] | None = None
     since: str | None = None
     until: str | None = None
+    namespace: str = ""
 
 
 class State(NamedTuple):
@@ -141,7 +142,7 @@ def places(tx: Tx, kind: str, filters: Filters) -> list[int] | None:
     column = "s.source" if kind == MESSAGE else "t.key"
     rows = tx.all(
         f"SELECT DISTINCT {column} FROM threads t JOIN segments s ON s.branch = t.branch"
-        f" WHERE t.namespace = ''{_whose(filters)} LIMIT :limit",
+        f" WHERE t.namespace = :namespace{_whose(filters)} LIMIT :limit",
         limit=MAX_PLACES + 1,
         **_values(filters),
     )
@@ -263,7 +264,7 @@ def _select(system: str, kind: str, filters: Filters, source: _Source) -> str:
         conditions.append(f"{created} <= :until")
     thread = "CROSS JOIN threads t"
     if kind == CALL:
-        conditions.append(f"t.key = r.thread AND t.namespace = ''{_whose(filters)}")
+        conditions.append(f"t.key = r.thread AND t.namespace = :namespace{_whose(filters)}")
     elif _is_sqlite(system):
         conditions.append(f"t.key = ({_shown('t.key', filters)})")
     else:
@@ -279,7 +280,7 @@ def _shown(column: str, filters: Filters) -> str:
     return (
         f"SELECT {column} FROM segments s JOIN branches b ON b.key = s.branch"
         " JOIN threads t ON t.key = b.thread AND t.branch = b.key"
-        " WHERE s.source = r.branch AND s.after_seq < r.seq AND s.upto_seq >= r.seq AND t.namespace = ''"
+        " WHERE s.source = r.branch AND s.after_seq < r.seq AND s.upto_seq >= r.seq AND t.namespace = :namespace"
         f"{_whose(filters)} ORDER BY"
         " CASE WHEN t.key = (SELECT thread FROM branches WHERE key = r.branch) THEN 0 ELSE 1 END, t.key LIMIT 1"
     )

@@ -139,9 +139,10 @@ class Said(NamedTuple):
     body: str
     plain: int
     created_at: str
+    key: int = 0
 
 
-_SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at"
+_SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
 
 
 def save(

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -55,6 +56,18 @@ def release(store: Store) -> None:
             del _stores[key]
         # Inside the lock: whoever opens the same database next must not meet a store that is half closed.
         store.close()
+
+
+def release_with(owner: object, store: Store) -> weakref.finalize[..., object]:
+    """Release a store when its owner is collected, unless what this returns was detached before."""
+    finalizer = weakref.finalize(owner, release_aside, store)
+    finalizer.atexit = False  # what is open then is closed then anyway
+    return finalizer
+
+
+def release_aside(store: Store) -> None:
+    """Release a store where nobody can wait: the collector may run where the last release would wait for."""
+    threading.Thread(target=release, args=(store,), name="holdfast-release", daemon=True).start()
 
 
 def _close_all() -> None:

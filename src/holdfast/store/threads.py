@@ -363,7 +363,7 @@ def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
     leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
     return (
         f"UPDATE threads SET head = {head}, version = version + 1, message_count = message_count + :count,"
-        f" updated_at = :now{change} WHERE namespace = :namespace AND id = :id"
+        f" updated_at = :now, named = 0{change} WHERE namespace = :namespace AND id = :id"
         f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING key, head, version, branch{leased}"
     )
 

@@ -1,0 +1,139 @@
+"""What callers of a memory may pass, read the same way by every memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from holdfast.errors import InputError, NoMessage, WrongType
+from holdfast.msg import Msg, values_of
+from holdfast.rows import checked_text
+
+MAX_MARK = 500  # characters
+MAX_MARKS = 1_000  # in one call
+
+
+class Entry(NamedTuple):
+    """A message and its marks, as a state holds them."""
+
+    message: Msg
+    marks: list[str]
+
+
+def messages(given: Any) -> list[Any]:
+    """One message, or whatever gives several."""
+    if _is_message(given):
+        return [given]
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise _no_message(given)
+    found = list(given)
+    for item in found:
+        if not _is_message(item):
+            raise _no_message(item)
+    return found
+
+
+def _is_message(value: Any) -> bool:
+    try:
+        values_of(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def _no_message(value: object) -> NoMessage:
+    lacking = next((name for name in ("id", "name", "role", "content") if not hasattr(value, name)), "timestamp")
+    return NoMessage(
+        f"a memory holds messages, and {value!r:.80} is none: {type(value).__name__!r} object has no attribute "
+        f"{lacking!r}; use Msg(name, content, role)"
+    )
+
+
+def checked_message_id(name: object) -> str:
+    if not isinstance(name, str):
+        raise WrongType(f"a message's id must be a string, got {type(name)}: {name!r:.80}")
+    return checked_text("a message's id", name)
+
+
+def marks_to_add(marks: Any) -> list[str]:
+    if marks is None:
+        return []
+    given = [marks] if isinstance(marks, str) else marks
+    if not isinstance(given, list) or not all(isinstance(mark, str) for mark in given):
+        raise WrongType(f"The mark should be a string, a list of strings, or None, but got {type(marks)}.")
+    return _checked(given)
+
+
+def wanted(name: str, mark: Any) -> list[str] | None:
+    """The marks of which one is enough; None if it was not said."""
+    if mark is None:
+        return None
+    given = [mark] if isinstance(mark, str) else mark
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise WrongType(f"The {name} should be a string, a list of strings, or None, but got {type(mark)}.")
+    return list(dict.fromkeys(_checked(given)))
+
+
+def marks_to_delete(mark: Any) -> list[str]:
+    given = [mark] if isinstance(mark, str) else mark
+    if not isinstance(given, Iterable) or isinstance(given, bytes | dict):
+        raise WrongType(f"The mark should be a string or a list of strings, but got {type(mark)}.")
+    found = list(given)
+    if not all(isinstance(each, str) for each in found):
+        raise WrongType(
+            f"The mark should be a string or a list of strings, but got {type(mark)} with elements of types "
+            f"{[type(each) for each in found]}."
+        )
+    return list(dict.fromkeys(_checked(found)))
+
+
+def one_mark(name: str, mark: Any) -> str | None:
+    if mark is None:
+        return None
+    if not isinstance(mark, str):
+        raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}.")
+    return _checked([mark])[0]
+
+
+def ids(name: str, given: Any) -> set[str]:
+    """The ids, each once. What is no string is no message's id."""
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise WrongType(f"The {name!r} should be a list of strings, but got {type(given)}.")
+    return {each for each in given if isinstance(each, str)}
+
+
+def summary(given: Any) -> str:
+    """The summary; None is as good as an empty one."""
+    if not isinstance(given, str | None):
+        raise WrongType(f"The summary should be a string, but got {type(given)}.")
+    return str.__str__(given or "")
+
+
+def entries(content: Any) -> list[Entry]:
+    """The messages of a state: each with its marks, or (as older ones have them) without."""
+    if not isinstance(content, list | tuple):
+        raise InputError(f"the 'content' of a state must be a list, got {content!r:.80}")
+    return [_entry(item) for item in content]
+
+
+def _entry(item: Any) -> Entry:
+    if isinstance(item, dict):
+        return Entry(Msg.from_dict(item), [])
+    if not isinstance(item, list | tuple) or len(item) != 2:
+        raise InputError(
+            f"an item of a state's 'content' is a message, or a list of a message and its marks; got {item!r:.80}"
+        )
+    return Entry(Msg.from_dict(item[0]), marks_to_add(item[1]))
+
+
+def _checked(marks: list[str]) -> list[str]:
+    if len(marks) > MAX_MARKS:
+        raise InputError(f"a call can name {MAX_MARKS:,} marks at most, got {len(marks):,}")
+    return [_checked_mark(mark) for mark in marks]
+
+
+def _checked_mark(mark: str) -> str:
+    text = str.__str__(mark)  # of an enum, the value
+    if len(text) > MAX_MARK:
+        raise InputError(f"a mark can have {MAX_MARK} characters at most, got {len(text):,}: {text[:60]!r}...")
+    return checked_text("a mark", text)

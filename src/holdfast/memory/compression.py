@@ -1,0 +1,106 @@
+"""Compressing a memory: old messages are marked, and a summary that a model has written stands for them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from holdfast.errors import HoldfastError, InputError, ProviderError
+from holdfast.memory.base import MemoryBase
+from holdfast.messages import Message, from_value
+from holdfast.msg import values_of
+from holdfast.providers.base import Model, Provider
+from holdfast.signals import Signal
+from holdfast.windows import INSTRUCTION, by_parts, summarized, transcript
+
+Writer: TypeAlias = Callable[[str], str | Awaitable[str]]  # a model as a function: it gets a text and answers one
+
+_ATTEMPTS = 3
+_PROVIDERS = {"anthropic": "AnthropicProvider", "openai": "OpenAIProvider", "local": "LocalProvider"}
+
+
+async def compress(
+    memory: MemoryBase,
+    model: Model | Writer,
+    *,
+    provider: Provider | None = None,
+    keep: int = 10,
+    mark: str = "compressed",
+    instruction: str = INSTRUCTION,
+) -> str | None:
+    """Let a model sum up all but the last `keep` messages that do not bear the mark yet, and mark those.
+
+    Returns the summary, which takes in the one until now; None if there was nothing to compress. Calls of tools and
+    their results stay on one side. The marks and the summary are stored together, and nothing is if the model fails.
+
+    `model` is asked through `provider`, or through the one that `model.provider` names; it may also be a function that
+    gets a text and returns, or awaits, another.
+    """
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        raise InputError(f"keep must be a number of messages from 0 up, got {keep!r:.80}")
+    write = _writer(model, provider, instruction)
+    for _ in range(_ATTEMPTS):
+        before = await memory.compressed_summary()  # read first: whoever compresses after this changes it
+        messages = await memory.get_memory(exclude_mark=mark, prepend_summary=False)
+        old = messages[: _cut(messages, keep)]
+        if not old:
+            return None
+        summary = await by_parts(write, before, [from_value(values_of(message)) for message in old])
+        if not summary:
+            raise ProviderError("the model wrote no summary; the memory is as it was")
+        ids = [message.id for message in old]
+        if await memory.mark_compressed(ids, summary, mark, expected=before) is not None:
+            return summary
+    raise HoldfastError(f"somebody else compressed the memory meanwhile, {_ATTEMPTS} times; try again later")
+
+
+def _writer(
+    model: Model | Writer, provider: Provider | None, instruction: str
+) -> Callable[[str, Sequence[Message]], Awaitable[str]]:
+    if isinstance(model, Model):
+        speaker = provider or _provider_of(model)
+        return lambda before, old: summarized(
+            speaker, model, transcript(before, old), Signal(), instruction=instruction
+        )
+    if not callable(model):
+        raise InputError(f"compress needs a Model, or a function that gets a text and returns one; got {model!r:.80}")
+    function = model
+
+    async def ask(before: str, old: Sequence[Message]) -> str:
+        answer = function(f"{instruction}\n\n{transcript(before, old)}")
+        text = await answer if inspect.isawaitable(answer) else answer
+        if not isinstance(text, str):
+            raise InputError(f"the function that writes the summary must return a text, got {text!r:.80}")
+        return text.strip()
+
+    return ask
+
+
+def _provider_of(model: Model) -> Provider:
+    if model.provider not in _PROVIDERS:
+        raise InputError(
+            f"nobody knows how to ask model {model.id!r} of provider {model.provider!r}; pass provider=..., or name "
+            f"one of {', '.join(_PROVIDERS)}"
+        )
+    module = importlib.import_module(f"holdfast.providers.{model.provider}")
+    made: Provider = getattr(module, _PROVIDERS[model.provider])()
+    return made
+
+
+def _cut(messages: Sequence[Any], keep: int) -> int:
+    """How many messages can go, so that no result of a tool stays without its call."""
+    start = max(0, len(messages) - keep)
+    asked: dict[str, int] = {}  # where each call was made
+    reach = list(range(len(messages)))  # how far back a message must not be parted from
+    for place, message in enumerate(messages):
+        for block in message.content if isinstance(message.content, list) else ():
+            kind = block.get("type") if isinstance(block, dict) else None
+            if kind == "tool_use":
+                asked[str(block.get("id"))] = place
+            elif kind == "tool_result":
+                reach[place] = asked.get(str(block.get("id")), place)
+    while (first := min(reach[start:], default=start)) < start:
+        start = first
+    return start

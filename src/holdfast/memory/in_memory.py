@@ -1,0 +1,132 @@
+"""A memory that is gone when its process ends: a list of messages with their marks, and what all others are held to."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast import words
+from holdfast.indexer import text_of
+from holdfast.memory import arguments
+from holdfast.memory.arguments import Entry
+from holdfast.memory.base import MemoryBase
+from holdfast.msg import Msg, values_of
+from holdfast.rows import checked_count, encode_json
+from holdfast.store.search import MESSAGE
+
+
+class InMemoryMemory(MemoryBase):
+    """Messages in a list of this process."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._summary = ""
+
+    async def add(
+        self,
+        memories: Msg | Iterable[Msg] | None,
+        marks: str | list[str] | None = None,
+        allow_duplicates: bool = False,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        if memories is None:
+            return
+        worn = arguments.marks_to_add(marks)
+        given = [copy.deepcopy(message) for message in arguments.messages(memories)]
+        for message in given:
+            arguments.checked_message_id(message.id)
+            encode_json(f"message {message.id!r}", values_of(message))
+        known = set() if allow_duplicates else {entry.message.id for entry in self._entries}
+        self._entries += [Entry(message, list(worn)) for message in given if message.id not in known]
+
+    async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
+        ids = arguments.ids("msg_ids", msg_ids)
+        return self._keep([entry for entry in self._entries if entry.message.id not in ids])
+
+    async def delete_by_mark(self, mark: str | list[str], **kwargs: Any) -> int:  # noqa: ARG002
+        doomed = set(arguments.marks_to_delete(mark))
+        return self._keep([entry for entry in self._entries if doomed.isdisjoint(entry.marks)])
+
+    def _keep(self, entries: list[Entry]) -> int:
+        count = len(self._entries) - len(entries)
+        self._entries = entries
+        return count
+
+    async def update_messages_mark(
+        self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
+    ) -> int:
+        new, old = arguments.one_mark("new_mark", new_mark), arguments.one_mark("old_mark", old_mark)
+        ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
+        chosen = [marks for message, marks in self._entries if ids is None or message.id in ids]
+        return sum(_changed(marks, new, old) for marks in chosen)
+
+    async def update_compressed_summary(self, summary: str) -> None:
+        self._summary = arguments.summary(summary)
+
+    async def mark_compressed(
+        self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
+    ) -> int | None:
+        told, ids = arguments.summary(summary), arguments.ids("msg_ids", msg_ids)
+        (worn,) = arguments.marks_to_add(mark)
+        if expected not in (None, self._summary):
+            return None
+        self._summary = told
+        return await self.update_messages_mark(worn, msg_ids=ids)
+
+    async def get_memory(
+        self,
+        mark: str | list[str] | None = None,
+        exclude_mark: str | list[str] | None = None,
+        prepend_summary: bool = True,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> list[Msg]:
+        wanted = arguments.wanted("mark", mark)
+        unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
+        found = [
+            copy.deepcopy(message)
+            for message, marks in self._entries
+            if (wanted is None or not set(wanted).isdisjoint(marks)) and set(unwanted).isdisjoint(marks)
+        ]
+        return [Msg("user", self._summary, "user"), *found] if prepend_summary and self._summary else found
+
+    async def search(self, query: str, limit: int = 10) -> list[Msg]:
+        matcher, wanted = words.parse(query), checked_count("limit", limit)
+        bodies = ((message, encode_json("a message", values_of(message))) for message, _ in reversed(self._entries))
+        found = (message for message, body in bodies if matcher.find(text_of(MESSAGE, [body])) is not None)
+        return [copy.deepcopy(message) for message in itertools.islice(found, wanted)]
+
+    async def size(self) -> int:
+        return len(self._entries)
+
+    async def clear(self) -> None:
+        self._entries = []
+
+    async def compressed_summary(self) -> str:
+        return self._summary
+
+    def state_dict(self) -> dict[str, Any]:
+        content = [[message.to_dict(), list(marks)] for message, marks in self._entries]
+        return {"_compressed_summary": self._summary, "content": content}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        if strict and "content" not in state_dict:
+            raise KeyError("The state_dict does not contain 'content' keys required for InMemoryMemory.")
+        loaded = arguments.entries(state_dict.get("content", []))
+        self._summary = arguments.summary(state_dict.get("_compressed_summary", ""))
+        self._entries = loaded
+
+
+def _changed(marks: list[str], new: str | None, old: str | None) -> bool:
+    """Change the marks of one message; whether it counts as changed."""
+    if old is not None:
+        if old not in marks:
+            return False
+        marks.remove(old)
+    if new is None:
+        return old is not None
+    if new in marks:
+        return False
+    marks.append(new)
+    return True

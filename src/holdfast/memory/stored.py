@@ -1,0 +1,457 @@
+"""Memories that last: threads of a SQLite file or of a Postgres database.
+
+- A memory opens its database when it is first used, and lets go of it when it is closed or collected; what was written
+  is stored, whether or not anybody ever closes it. All that work with one database share what is below them.
+- Users and sessions are columns: the thread is (user, session). Without a user, it is the thread that an agent has
+  under the session's name.
+- Each call is one transaction. What is added or removed waits for a run that drives the thread, as any other write.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from holdfast import erasing, searching
+from holdfast.errors import InputError, StoreNotOpen, WrongType
+from holdfast.leasing import checked_wait, patiently
+from holdfast.memory import arguments
+from holdfast.memory.base import MemoryBase
+from holdfast.messages import dumps
+from holdfast.msg import Msg, Told, told, values_of
+from holdfast.rows import checked_id, encode_json, storable
+from holdfast.store import deleting, places, sharing, sqlite
+from holdfast.store import memories as queries
+from holdfast.store.database import Store, Tx, in_thread
+from holdfast.store.leases import Visit
+from holdfast.store.memories import Entry
+from holdfast.store.sqlite_file import check_durability
+from holdfast.store.threads import Stored
+
+T = TypeVar("T")
+
+SESSION = "default"  # of those who name none
+_SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
+
+
+class _Open(NamedTuple):
+    """A database that a memory has opened: in which process, and what releases it when nobody else does."""
+
+    store: Store
+    pid: int
+    finalizer: weakref.finalize[..., object]
+
+
+class _Loaded(NamedTuple):
+    """What the next call writes before all else: the summary of a state, and its messages, if it has any."""
+
+    summary: str
+    entries: list[Entry] | None
+
+
+class StoredMemory(MemoryBase, abc.ABC):
+    """A memory in a database. Which one it is, only those below know."""
+
+    _place: ClassVar[str]  # what a state calls the place of the database
+    _class: ClassVar[type[Any]] = Msg  # of the messages that it gives
+
+    def __init__(self, user_id: str | None, session_id: str | None, *, durability: str, wait: float) -> None:
+        check_durability(durability)
+        self._durability = durability
+        self._wait = checked_wait(wait)
+        self._name_thread(user_id, session_id)
+        self._open: _Open | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
+        self._loaded: _Loaded | None = None
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The database, as people may see it and as another process finds it."""
+
+    @abc.abstractmethod
+    def _open_store(self) -> Store: ...
+
+    @abc.abstractmethod
+    def _go_to(self, place: str) -> None:
+        """Work with the database at another place from now on."""
+
+    @abc.abstractmethod
+    def _exists(self) -> bool:
+        """Whether the database may hold anything yet."""
+
+    @property
+    def user_id(self) -> str | None:
+        return self._user_id
+
+    @property
+    def session_id(self) -> str | None:
+        return self._session_id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, user_id={self._user_id!r}, session_id={self._session_id!r})"
+
+    # --- the messages -------------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        memories: Any,
+        marks: str | list[str] | None = None,
+        allow_duplicates: bool = False,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        if memories is None:
+            return
+        worn = arguments.marks_to_add(marks)
+        rows = [_stored(message) for message in arguments.messages(memories)]
+        if rows:
+            await self._write(queries.add, rows, worn, again=bool(allow_duplicates))
+
+    async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
+        ids = arguments.ids("msg_ids", msg_ids)
+        return await self._write(queries.delete, ids) if ids else 0
+
+    async def delete_by_mark(self, mark: str | list[str], **kwargs: Any) -> int:  # noqa: ARG002
+        doomed = arguments.marks_to_delete(mark)
+        return await self._write(queries.delete_marked, doomed) if doomed else 0
+
+    async def get_memory(
+        self,
+        mark: str | list[str] | None = None,
+        exclude_mark: str | list[str] | None = None,
+        prepend_summary: bool = True,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> list[Any]:
+        wanted = arguments.wanted("mark", mark)
+        unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
+        store = await self._ready()
+        summary, found = await store.read(
+            _read, self._thread, self._message, namespace=self._namespace, marked=wanted, unmarked=unwanted
+        )
+        return [self._class("user", _decoded(summary), "user"), *found] if prepend_summary and summary else found
+
+    async def search(self, query: str, limit: int = 10) -> list[Any]:
+        store = await self._ready()
+        keys = await searching.find_keys(store, query, namespace=self._namespace, session_id=self._thread, limit=limit)
+        return await store.read(_at, keys, self._message)
+
+    async def size(self) -> int:
+        store = await self._ready()
+        return await store.read(queries.size, self._thread, namespace=self._namespace)
+
+    async def clear(self) -> None:
+        if await self._write(queries.clear):
+            await self._collect()
+
+    # --- marks and the summary ----------------------------------------------------------------------------------------
+
+    async def update_messages_mark(
+        self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
+    ) -> int:
+        new, old = arguments.one_mark("new_mark", new_mark), arguments.one_mark("old_mark", old_mark)
+        ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
+        store = await self._ready()
+        return await store.write(queries.update_marks, self._thread, new, old, ids, namespace=self._namespace)
+
+    async def update_compressed_summary(self, summary: str) -> None:
+        text = _encoded(arguments.summary(summary))
+        store = await self._ready()
+        await store.write(queries.summarize, self._thread, text, namespace=self._namespace)
+
+    async def mark_compressed(
+        self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
+    ) -> int | None:
+        text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
+        (worn,) = arguments.marks_to_add(mark)
+        before = None if expected is None else _encoded(arguments.summary(expected))
+        store = await self._ready()
+        return await store.write(
+            queries.compress, self._thread, ids, worn, text, before=before, namespace=self._namespace
+        )
+
+    async def compressed_summary(self) -> str:
+        store = await self._ready()
+        return _decoded(await store.read(queries.summary, self._thread, namespace=self._namespace))
+
+    # --- states -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data are, and the summary: not the data. It may have to ask the database, and waits for that."""
+        return {
+            self._place: self.name,
+            "user_id": self._user_id,
+            "session_id": self._session_id,
+            _SUMMARY: _decoded(self._loaded.summary if self._loaded else self._look()),
+        }
+
+    def _look(self) -> str:
+        """The summary, for whoever cannot await it."""
+        known = self._open
+        if known is not None and known.pid == os.getpid():
+            return known.store.read_now(queries.summary, self._thread, namespace=self._namespace)
+        if not self._exists():
+            return ""
+        store = self._open_store()
+        try:
+            return store.read_now(queries.summary, self._thread, namespace=self._namespace)
+        finally:
+            sharing.release(store)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
+        it, is stored by the next call that is awaited, in the place of what is there."""
+        if not isinstance(state_dict, dict):
+            raise WrongType(f"a state is a dict, as state_dict() gives it; got {state_dict!r:.80}")
+        places_named = state_dict.keys() & {"db_path", "dsn"}
+        if strict and _SUMMARY not in state_dict and not (places_named or "content" in state_dict):
+            raise KeyError(
+                f"Key {_SUMMARY!r} not found in state_dict; a state of {type(self).__name__} has {self._place!r}, "
+                f"'user_id', 'session_id' and {_SUMMARY!r}"
+            )
+        if places_named - {self._place}:
+            raise InputError(f"this is no state of a {type(self).__name__}: it has no {self._place!r}")
+        loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
+        if places_named:
+            self._continue(state_dict, strict)
+        self._loaded = loaded
+
+    def _continue(self, state: dict[str, Any], strict: bool) -> None:
+        """Go over to the thread that a state names."""
+        for key in ("user_id", "session_id") if strict else ():
+            if key not in state:
+                raise KeyError(f"Key {key!r} not found in state_dict")
+        place = state[self._place]
+        if not isinstance(place, str) or not place:
+            raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
+        before = self._user_id, self._session_id
+        self._name_thread(state.get("user_id", before[0]), state.get("session_id", before[1]))
+        if place != self.name:
+            try:
+                self._go_to(place)
+            except BaseException:
+                self._name_thread(*before)
+                raise
+            was_open, self._open = self._open, None
+            if was_open is not None and was_open.finalizer.detach():
+                sharing.release_aside(was_open.store)
+
+    def _name_thread(self, user_id: str | None, session_id: str | None) -> None:
+        namespace = "" if user_id is None else checked_id(user_id, "a user id")
+        if namespace.startswith("\x7f"):
+            raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
+        thread = SESSION if session_id is None else checked_id(session_id, "a session id")
+        self._namespace, self._thread = namespace, thread
+        self._user_id, self._session_id = user_id, session_id
+
+    # --- messages of one's own ----------------------------------------------------------------------------------------
+
+    def _message(self, fields: Told) -> Any:
+        """A message as callers get it: their own."""
+        said = fields
+        message = self._class(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
+        message.id = said.id
+        return message
+
+    # --- the database -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Open the database now, and again after `close`."""
+        self._is_closed = False
+        await self._ready()
+        return self
+
+    async def close(self) -> None:
+        """Let go of the database. What was written is stored."""
+        was_open, self._open = self._open, None
+        self._is_closed = True
+        if was_open is not None and was_open.finalizer.detach() and was_open.pid == os.getpid():
+            await in_thread(lambda: sharing.release(was_open.store))
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def _ready(self) -> Store:
+        """The store, opened; what was loaded is stored."""
+        known = self._open
+        store = known.store if known and known.pid == os.getpid() else await in_thread(self._opened)
+        if self._loaded is not None:
+            await self._store_loaded(store)
+        return store
+
+    def _opened(self) -> Store:
+        with self._opening:
+            if self._open is not None and self._open.pid == os.getpid():
+                return self._open.store
+            if self._is_closed:
+                raise StoreNotOpen(f"this {type(self).__name__} on {self.name!r} was closed; await memory.open() first")
+            if self._open is not None:  # inherited by a child process, which cannot use it
+                self._open.finalizer.detach()
+            store = self._open_store()
+            try:
+                erasing.finish_what_was_left(store)
+            except BaseException:
+                sharing.release(store)
+                raise
+            self._open = _Open(store, os.getpid(), sharing.release_with(self, store))
+            return store
+
+    async def _store_loaded(self, store: Store) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        try:
+            if loaded.entries is None:
+                await store.write(queries.summarize, self._thread, loaded.summary, namespace=self._namespace)
+            else:
+                await self._attempt(store, queries.replace, loaded.entries, loaded.summary)
+        except BaseException:
+            self._loaded = self._loaded or loaded  # for the next call
+            raise
+        if loaded.entries is not None:
+            await self._collect()
+
+    async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return await self._attempt(await self._ready(), query, *args, **kwargs)
+
+    async def _attempt(self, store: Store, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Change the log of the thread, when nobody drives it."""
+
+        def attempt(over: int) -> Awaitable[T]:
+            return store.write(query, self._thread, *args, namespace=self._namespace, by=Visit(over), **kwargs)
+
+        return await patiently(attempt, self._wait)
+
+    async def _collect(self) -> None:
+        """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
+        store = await self._ready()
+        left: list[int] | None = None
+        while left is None or left:
+            left = (await store.write(deleting.collect, self._thread, left, namespace=self._namespace)).left
+
+
+class SQLiteMemory(StoredMemory):
+    """A memory in a SQLite file, which is made if it is not there.
+
+    `wait` is how many seconds a change waits for a run that drives the thread, before it raises `ThreadBusy`.
+    """
+
+    _place = "db_path"
+
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str] = "memory.db",
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        durability: str = "full",
+        wait: float = 0,
+    ) -> None:
+        super().__init__(user_id, session_id, durability=durability, wait=wait)
+        if not isinstance(db_path, str | os.PathLike) or places.is_dsn(db_path):
+            raise InputError(
+                f"SQLiteMemory takes the path of a file, got {db_path!r:.80}; for a DSN there is PostgresMemory"
+            )
+        self._go_to(os.fspath(db_path))
+
+    @property
+    def name(self) -> str:
+        return self._path
+
+    def _go_to(self, place: str) -> None:
+        if not place:
+            raise InputError("SQLiteMemory needs the path of a file, or ':memory:'; got an empty text")
+        self._path = place
+        if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
+            with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
+                self._path = str(Path(place).expanduser().absolute())
+
+    def _exists(self) -> bool:
+        return self._path != ":memory:" and places.exists(self._path)
+
+    def _open_store(self) -> Store:
+        return sqlite.open_store(self._path, durability=self._durability)
+
+
+class PostgresMemory(StoredMemory):
+    """A memory in a Postgres database. The options are those of `PostgresCheckpointer`, and `wait`."""
+
+    _place = "dsn"
+
+    def __init__(
+        self,
+        dsn: str,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        schema: str | None = None,
+        durability: str = "full",
+        pool_size: int = 8,
+        listen_dsn: str | None = None,
+        wait: float = 0,
+    ) -> None:
+        super().__init__(user_id, session_id, durability=durability, wait=wait)
+        self._server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        self._pool_size = pool_size
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    def _go_to(self, place: str) -> None:
+        self._server = places.postgres_server(place)
+
+    def _exists(self) -> bool:
+        return True
+
+    def _open_store(self) -> Store:
+        return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+
+
+def _read(
+    tx: Tx,
+    thread: str,
+    make: Callable[[Told], Any],
+    *,
+    namespace: str,
+    marked: list[str] | None,
+    unmarked: list[str],
+) -> tuple[str, list[Any]]:
+    """Read and decoded on the store's thread: a long memory does not stall an event loop."""
+    summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
+    return summary, [make(told(*kept)) for kept in found]
+
+
+def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
+    return [make(told(*kept)) for kept in queries.at(tx, keys)]
+
+
+def _stored(message: Any) -> Stored:
+    values = values_of(message)
+    name = arguments.checked_message_id(values["id"])
+    return Stored(name, storable(str(values["role"])), encode_json(f"message {name!r}", values), 1)
+
+
+def _loaded(state: dict[str, Any]) -> _Loaded | None:
+    summary = _encoded(arguments.summary(state.get(_SUMMARY, "")))
+    if "content" in state:
+        return _Loaded(
+            summary, [Entry(_stored(each.message), each.marks) for each in arguments.entries(state["content"])]
+        )
+    return _Loaded(summary, None) if _SUMMARY in state else None
+
+
+def _encoded(summary: str) -> str:
+    """A summary as it is stored: JSON, so that it may hold anything; nothing, if there is none."""
+    return dumps(summary) if summary else ""
+
+
+def _decoded(stored: str) -> str:
+    return str(json.loads(stored)) if stored else ""
