@@ -19,7 +19,7 @@ TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.
 # Each layer, from the top, with the modules in it (a folder stands for all that is in it) and the layers it may use
 # besides itself. It says less than "everything below": a provider knows no store, and a store knows no message.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "command line": ({"cli", "__main__"}, {"agent", "loop", "record", "models", "values", "ground"}),
+    "command line": ({"cli", "__main__"}, {"agent", "memory", "loop", "record", "models", "values", "ground"}),
     "adapters": ({"adapters"}, {"memory", "ground"}),
     "agent": ({"__init__", "agent"}, {"loop", "record", "models", "values", "ground"}),
     "memory": ({"memory"}, {"loop", "record", "models", "store", "values", "ground"}),

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.messages import ToolCall
 from tests import postgres
+from tests.test_agentscope import OVERLAY
 from tests.wire import Anthropic, Server, Step
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,7 @@ def run(
     stdin: str = "",
     code: int = 0,
     variables: Mapping[str, str] | None = None,
+    agentscope: bool = False,
 ) -> str:
     environment = {
         **os.environ,
@@ -47,6 +49,8 @@ def run(
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONWARNINGS": "error",
     }
+    if agentscope:  # which lies in a directory of its own, and warns
+        environment |= {"PYTHONPATH": f"{OVERLAY}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "default"}
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, check=False
@@ -61,7 +65,7 @@ def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: P
     if "AnthropicProvider" in code:
         steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
     with Server(steps) as server, databases(code) as variables:
-        run("-c", code, folder=tmp_path, server=server, variables=variables)
+        run("-c", code, folder=tmp_path, server=server, variables=variables, agentscope="agentscope" in code)
 
 
 @contextlib.contextmanager
@@ -107,7 +111,7 @@ def test_each_holdfast_command_of_the_readme_runs(tmp_path: Path) -> None:
     for arguments in chats:
         stdin = "Say hello.\n" if arguments[0] == "chat" else ""
         said = run("-m", "holdfast", *arguments, folder=tmp_path, stdin=stdin).strip()
-        assert bool(said) != (arguments[0] in ("unfinished", "pending"))  # of which there are none here
+        assert bool(said) != (arguments[0] in ("unfinished", "pending", "memory"))  # of which there are none here
 
 
 def test_example_chat_goes_on_in_a_second_process(tmp_path: Path) -> None:
@@ -213,6 +217,19 @@ def test_example_storage_tour_tells_the_same_story_on_both_databases(tmp_path: P
     assert found.splitlines()[1] == "  user: 北京的**天气**怎么样?"
     assert len([line for line in found.splitlines() if line.startswith("  assistant: [{")]) == 2
     assert kept.splitlines()[-1] == "Restored elsewhere: 8 messages; check: ok."
+
+
+def test_example_memory_tour_is_remembered_after_a_restart(tmp_path: Path) -> None:
+    told = run(str(ROOT / "examples" / "memory_tour.py"), folder=tmp_path).splitlines()
+    assert told == [
+        "13 messages, 1 of them a hint",
+        "removed: 1",
+        "summary: Ann asked 4 questions about Beijing.",
+        "after a restart: Ann asked 4 questions about Beijing. ... Answer 6.",
+        "found: ['Question 2 about Beijing?']",
+        "the model saw 6 messages and said: Six.",
+        "the thread keeps 14",
+    ]
 
 
 def test_each_example_has_a_test() -> None:

@@ -4,7 +4,7 @@
   sentence, and whether a repair can mend it.
 - A thread is looked at in one snapshot, so one that is written to meanwhile is not taken for a broken one.
 - A repair only touches what is derived from something else: counters, the latest checkpoint, usage, the leaves of
-  preferences, the index for search. It counts again under the thread's row, and then checks everything once more.
+  preferences, the indexes. It counts again under the thread's row, and then checks everything once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.messages import Note, decode
 from holdfast.rows import spent_by
 from holdfast.store import checkpoints, checks, search, usage
-from holdfast.store.checks import BranchFacts, CheckpointFacts, Shown, ThreadFacts, UserFacts
+from holdfast.store.checks import BranchFacts, CheckpointFacts, MarkFacts, Shown, ThreadFacts, UserFacts
 from holdfast.store.database import Tx
 from holdfast.store.threads import END
 from holdfast.store.usage import Spent
@@ -183,6 +183,9 @@ def _judge_thread(thread: ThreadFacts, latest: Shown) -> Iterator[Problem]:
     if (thread.latest, thread.latest_at) != latest:
         told = f"the latest checkpoint of {where} is row {latest.key} of {latest.at}, and row {thread.latest} of"
         yield Problem("latest", where, f"{told} {thread.latest_at} is kept as that", True, key, thread.id)
+    if thread.is_misnamed:
+        told = f"messages of {where} are looked for in an index by their ids, and not all of them are in it"
+        yield Problem("named", where, told, True, key, thread.id)
 
 
 def _belongs(thread: int | None) -> str:
@@ -220,6 +223,15 @@ def _judge_checkpoints(page: Sequence[CheckpointFacts]) -> Iterator[Problem]:
             where = f"checkpoint {point.id!r}"
             told = f"{where} (row {point.key}) is of {point.message_count} messages, and {count} can be read on branch"
             yield Problem("checkpoint", where, f"{told} {point.branch} up to {point.seq}")
+
+
+def _judge_marks(page: Sequence[MarkFacts]) -> Iterator[Problem]:
+    for mark in page:
+        if not mark.is_read:
+            told = (
+                f"mark {mark.mark!r:.80} (row {mark.key}) is on message {mark.message}, which is not read along branch"
+            )
+            yield Problem("mark", f"branch {mark.branch}", f"{told} {mark.branch}, to which the mark belongs")
 
 
 # --- what threads hold ------------------------------------------------------------------------------------------------
@@ -392,6 +404,7 @@ async def _check_index(store: Runner) -> list[Problem]:
 _PAGED: dict[str, tuple[Callable[..., Any], Any, Callable[..., Iterator[Problem]]]] = {
     "branches": (checks.branches, 0, _judge_branches),
     "checkpoints": (checks.checkpoints_by_branch, (0, 0, 0), _judge_checkpoints),
+    "marks": (checks.marks, 0, _judge_marks),
     "users": (checks.users, 0, _judge_users),
 }
 
@@ -438,6 +451,7 @@ _MENDS: dict[str, Callable[[Tx, int], None]] = {
     "message_count": checks.set_message_count,
     "head": checks.raise_head,
     "latest": checkpoints.show_latest,
+    "named": checks.unname,
     "usage": _mend_usage,
     "tool_usage": _mend_calls,
 }

@@ -3,9 +3,9 @@
     async for line in export_thread(store, "trip"): ...
     await import_lines(store, "trip.jsonl")
 
-- Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, tool
-  calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all lines
-  before it. The threads of a user stand between two lines of the same kind, behind what is kept of the user: the
+- Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, marks,
+  tool calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all
+  lines before it. The threads of a user stand between two lines of the same kind, behind what is kept of the user: the
   account, and what deleted threads have left of usage.
 - What was stored as JSON stands in a line just as it was stored, behind the other fields: no digit of it changes.
 - What a fork shares with others is part of its export, and what it does not read of theirs is not. Nothing in the lines

@@ -32,6 +32,7 @@ class _Thread:
         self._checks: dict[str, Callable[[dict[str, Any]], None]] = {
             "branch": self._branch,
             "message": self._message,
+            "mark": self._mark,
             "call": self._call,
             "checkpoint": self._checkpoint,
         }
@@ -94,6 +95,12 @@ class _Thread:
         self._follow((row["branch"], row["seq"]), "a message")
         if row["branch"] == self._header["branch"] and row["seq"] > self._header["head"]:
             raise InputError(f"message {row['seq']} is behind the head of the thread, {self._header['head']}")
+
+    def _mark(self, row: dict[str, Any]) -> None:
+        self._known(row["branch"], "branch")
+        place = (row["branch"], row["seq"])
+        if place != self._last:  # a message may have several
+            self._follow(place, "a mark")
 
     def _call(self, row: dict[str, Any]) -> None:
         self._known(row["branch"], "branch")

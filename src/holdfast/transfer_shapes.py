@@ -18,14 +18,17 @@ from holdfast.decisions import decode_answer
 from holdfast.errors import HoldfastError, InputError
 from holdfast.messages import MAX_DEPTH, AssistantMessage, UserMessage, checked_dumps, decode, dumps
 from holdfast.rows import storable
+from holdfast.store.exporting import NO_SUMMARY
+from holdfast.store.marks import MAX_MARK
 from holdfast.store.tasks import STATUSES as TASK_STATUSES
 from holdfast.store.usage import LONG_NAME
 
-FORMAT = 2
+FORMAT = 3
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
 COUNTED = {
     "branch": "branches",
     "message": "messages",
+    "mark": "marks",
     "call": "calls",
     "checkpoint": "checkpoints",
     "inbox": "inbox",
@@ -33,11 +36,13 @@ COUNTED = {
     "usage": "usage",
     "tool_usage": "tool_usage",
 }
-# What the first format did not have: kinds, and fields with what stands for them.
-_NEW_KINDS = {"task", "usage", "tool_usage", "account"}
-_NEW_FIELDS: dict[str, dict[str, Any]] = {
-    "thread": {"title": "", "status": "active", "model": None, "metadata": "{}"},
-    "call": {"error": None, "elapsed_ms": None, "message": None, "output": None},
+# What formats did not have that were written before: kinds, and fields with what stands for them. Each comes with the
+# number of the first format that has it. An older holdfast refuses such a file: it would lose what it does not know.
+_NEW_KINDS = {"task": 2, "usage": 2, "tool_usage": 2, "account": 2, "mark": 3}
+_NEW_FIELDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "thread": (2, {"title": "", "status": "active", "model": None, "metadata": "{}"}),
+    "call": (2, {"error": None, "elapsed_ms": None, "message": None, "output": None}),
+    "branch": (3, {"summary": NO_SUMMARY}),
 }
 _HIGHEST = 2**53
 _BUCKETS = 20_000  # more than the longest time comes to
@@ -91,6 +96,10 @@ def _is_short(value: Any) -> bool:
     return _is_text(value) and len(value) <= LONG_NAME
 
 
+def _is_mark(value: Any) -> bool:
+    return _is_text(value) and len(value) <= MAX_MARK
+
+
 def is_int(value: Any, lowest: int = 0, below: int = _HIGHEST) -> bool:
     return type(value) is int and lowest <= value < below
 
@@ -133,6 +142,10 @@ def _is_numbers(value: Any) -> bool:
 
 def _is_object(_: str, value: Any) -> bool:
     return isinstance(value, dict)
+
+
+def _is_said(_: str, value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_anything(_: str, __: Any) -> bool:
@@ -211,7 +224,7 @@ _SHAPES = {
             "segments": list_of(_is_number, is_int, _optional(_is_number)),
             "inherited": list_of(_is_number, _optional(is_int), _optional(_is_number), _is_number),
         },
-        {},
+        {"summary": _is_said},
     ),
     "message": _Shape(
         {
@@ -224,6 +237,7 @@ _SHAPES = {
         },
         {"body": _is_anything},
     ),
+    "mark": _Shape({"branch": _is_number, "seq": _is_number, "mark": _is_mark}, {}),
     "call": _Shape(
         {
             "branch": _is_number,
@@ -323,13 +337,19 @@ _SHAPES = {
 
 def kinds(written: int) -> list[str]:
     """The kinds of rows that a thread has in a format."""
-    return [kind for kind in COUNTED if written > 1 or kind not in _NEW_KINDS]
+    return [kind for kind in COUNTED if written >= _NEW_KINDS.get(kind, 1)]
+
+
+def _new_fields(kind: str, written: int) -> dict[str, Any]:
+    """The fields that a kind of line does not have yet in a format, with what stands for them."""
+    since, fields = _NEW_FIELDS.get(kind, (1, {}))
+    return {} if written >= since else fields
 
 
 @functools.cache
 def _shape(kind: str, written: int) -> _Shape:
     fields, texts = _SHAPES[kind]
-    new = {} if written > 1 else _NEW_FIELDS.get(kind, {})
+    new = _new_fields(kind, written)
     return _Shape(
         {name: check for name, check in fields.items() if name not in new},
         {name: check for name, check in texts.items() if name not in new},
@@ -407,7 +427,7 @@ def _row(kind: str, text: str, written: int) -> dict[str, Any]:
     _unquote(head.pop("quoted", []), texts)
     if head.pop("holdfast" if kind == "thread" else "row", None) != kind:
         raise InputError(f"this begins like a {kind}, and is none")
-    new = {} if written > 1 else _NEW_FIELDS.get(kind, {})
+    new = _new_fields(kind, written)
     if kind == "thread":
         new = {**new, "format": checked_format(head)}
     if head.keys() != shape.fields.keys():

@@ -10,7 +10,20 @@ import argparse
 from collections.abc import Sequence
 
 from holdfast import __version__
-from holdfast.cli import asking, chat, copy, keeping, removing, runs, show, terminal, threads, transfer, versions
+from holdfast.cli import (
+    asking,
+    chat,
+    copy,
+    keeping,
+    memory,
+    removing,
+    runs,
+    show,
+    terminal,
+    threads,
+    transfer,
+    versions,
+)
 from holdfast.errors import HoldfastError
 
 
@@ -41,6 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, show, runs, versions, removing, transfer, copy, keeping, asking):
+    for command in (chat, threads, show, memory, runs, versions, removing, transfer, copy, keeping, asking):
         command.add_to(commands)
     return parser

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from holdfast.errors import InputError, NoMessage, WrongType
 from holdfast.msg import Msg, values_of
 from holdfast.rows import checked_text
+from holdfast.store.marks import MAX_MARK
 
-MAX_MARK = 500  # characters
 MAX_MARKS = 1_000  # in one call
 
 

@@ -255,10 +255,7 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     def _message(self, fields: Told) -> Any:
         """A message as callers get it: their own."""
-        said = fields
-        message = self._class(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
-        message.id = said.id
-        return message
+        return _made(self._class, fields)
 
     # --- the database -------------------------------------------------------------------------------------------------
 
@@ -413,6 +410,35 @@ class PostgresMemory(StoredMemory):
 
     def _open_store(self) -> Store:
         return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+
+
+async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
+    """The memories of a database, or of one user, the one that was written last first: for people."""
+    rows = await store.read(queries.listed, namespace=user_id, limit=limit)
+    return [
+        {
+            "user_id": row.namespace or None,
+            "session_id": row.id,
+            "messages": row.message_count,
+            "marked": row.marked,
+            "updated_at": row.updated_at,
+        }
+        for row in rows
+    ]
+
+
+async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[str, list[tuple[Msg, list[str]]]] | None:
+    """A memory's summary, and its messages with their marks; None if there is no such memory."""
+    found = await store.read(queries.entries, session_id, namespace=user_id or "")
+    if found is None:
+        return None
+    return _decoded(found[0]), [(_made(Msg, told(*kept)), marks) for kept, marks in found[1]]
+
+
+def _made(kind: type[Any], said: Told) -> Any:
+    message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
+    message.id = said.id
+    return message
 
 
 def _read(

@@ -90,6 +90,18 @@ def make(tx: Tx, thread: int, point: Point) -> int:
     return branch
 
 
+def marked(tx: Tx, thread: int, branch: int, point: Point) -> Point:
+    """Whose marks and summary count at a point that a thread shows, and up to where; `branch` is the one that it reads.
+
+    What another thread has marked since they parted is not this one's to see: its own marks count there.
+    """
+    own = tx.one("SELECT 1 FROM branches WHERE key = :branch AND thread = :thread", branch=point.branch, thread=thread)
+    if own is not None:
+        return point
+    seq = parting(segments_of(tx, point.branch, point.seq), segments_of(tx, branch, point.seq))
+    return point._replace(branch=branch, seq=seq)
+
+
 def begin(tx: Tx, thread: int, segments: Iterable[Segment]) -> int:
     """A new branch of a thread, without any marks."""
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
@@ -195,6 +207,7 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
         if not _is_read(tx, branch):
             sources = tx.all("SELECT source FROM segments WHERE branch = :branch", branch=branch)
             tx.run("DELETE FROM segments WHERE branch = :branch", branch=branch)
+            marks.forget(tx, branch)
             waiting = sorted({*waiting, *(source for (source,) in sources)} - {branch})
         needed, room = _needed(tx, branch), limit - removed
         count = _trim(tx, branch, needed, room)

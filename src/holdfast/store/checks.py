@@ -52,6 +52,7 @@ class ThreadFacts(NamedTuple):
     highest: int | None
     is_countable: int  # whether nothing of it was removed, so that its usage can be counted again
     has_checkpoints: int  # whether its line may show any
+    is_misnamed: int  # whether ids are looked for in an index that does not have all of its messages
 
 
 class Shown(NamedTuple):
@@ -90,6 +91,20 @@ class CheckpointFacts(NamedTuple):
         return self.branch, self.seq, self.key
 
 
+class MarkFacts(NamedTuple):
+    """A mark, and whether its message is read along the branch that it belongs to."""
+
+    key: int
+    branch: int
+    message: int
+    mark: str
+    is_read: int
+
+    @property
+    def place(self) -> int:
+        return self.key
+
+
 class UserFacts(NamedTuple):
     """A user, and the leaves that are kept of the preferences."""
 
@@ -115,7 +130,8 @@ def threads(tx: Tx, after: int, limit: int) -> list[tuple[ThreadFacts, Shown]]:
         f" (SELECT COUNT(*) {_READ.format('t')}), (SELECT MAX(m.seq) {_READ.format('t')}),"
         " CASE WHEN EXISTS (SELECT 1 FROM branches b WHERE b.thread = t.key AND b.uncounted = 1) THEN 0 ELSE 1 END,"
         f" CASE WHEN EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = {ON_LINE})"
-        f" OR EXISTS (SELECT 1 FROM inherited i WHERE i.line = {ON_LINE}) THEN 1 ELSE 0 END"
+        f" OR EXISTS (SELECT 1 FROM inherited i WHERE i.line = {ON_LINE}) THEN 1 ELSE 0 END,"
+        f" CASE WHEN t.named = 1 AND EXISTS (SELECT 1 {_READ.format('t')} AND m.plain = 0) THEN 1 ELSE 0 END"
         " FROM threads t WHERE t.key > :after AND t.namespace NOT IN (:trash, :importing) ORDER BY t.key LIMIT :limit",
         after=after,
         trash=TRASH,
@@ -167,6 +183,11 @@ def raise_head(tx: Tx, thread: int) -> None:
     )
 
 
+def unname(tx: Tx, thread: int) -> None:
+    """Let ids be looked for among all messages: that finds them in any case."""
+    tx.run("UPDATE threads SET named = 0 WHERE key = :key", key=thread)
+
+
 # --- branches and checkpoints -----------------------------------------------------------------------------------------
 
 
@@ -207,6 +228,18 @@ def checkpoints_by_branch(tx: Tx, after: tuple[int, int, int], limit: int) -> li
         limit=limit,
     )
     return [CheckpointFacts(*row) for row in rows]
+
+
+def marks(tx: Tx, after: int, limit: int) -> list[MarkFacts]:
+    rows = tx.all(
+        "SELECT k.key, k.branch, k.message, k.mark, CASE WHEN EXISTS (SELECT 1 FROM messages m JOIN segments s"
+        " ON s.source = m.branch AND s.after_seq < m.seq AND s.upto_seq >= m.seq"
+        " WHERE m.key = k.message AND s.branch = k.branch) THEN 1 ELSE 0 END"
+        " FROM marks k WHERE k.key > :after ORDER BY k.key LIMIT :limit",
+        after=after,
+        limit=limit,
+    )
+    return [MarkFacts(*row) for row in rows]
 
 
 def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:

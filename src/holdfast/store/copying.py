@@ -79,7 +79,7 @@ TABLES = (
         (
             *("branch", "head", "version", "message_count", "extra", "created_at", "updated_at"),
             *("lease_epoch", "lease_abort", "run", "unledgered", "line", "latest", "latest_at", "origin", "origin_seq"),
-            *("owner", "ttl", "title", "status", "model", "metadata"),
+            *("owner", "ttl", "title", "status", "model", "metadata", "named"),
         ),
         long=("extra", "metadata"),
         # A lease belongs to a process of the source. In the target it would only keep everybody out; the epoch goes
@@ -87,7 +87,7 @@ TABLES = (
         left=("lease_owner", "lease_until"),
         parked="namespace = CAST(key AS TEXT), id = ''",
     ),
-    Table("branches", ("key",), (), ("thread", "uncounted"), parents=(_THREAD,)),
+    Table("branches", ("key",), (), ("thread", "uncounted", "summary"), long=("summary",), parents=(_THREAD,)),
     Table("segments", ("branch", "after_seq"), (), ("source", "upto_seq"), parents=(_BRANCH, ("source", "branches"))),
     Table(
         "messages",
@@ -98,6 +98,7 @@ TABLES = (
         parents=(_BRANCH,),
         parked="seq = -key",
     ),
+    Table("marks", ("key",), (), ("branch", "message", "mark"), parents=(_BRANCH, ("message", "messages"))),
     Table(
         "tool_calls",
         ("key",),

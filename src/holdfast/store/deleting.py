@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from holdfast.store import branches, checkpoints, leases, usage
+from holdfast.store import branches, checkpoints, leases, marks, usage
 from holdfast.store.checkpoints import Doomed, Row
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
@@ -224,8 +224,10 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
 
 
 def _bequeath(tx: Tx, thread: int) -> None:
-    """Pass the branches that others still need to one of those."""
+    """Pass the branches that others still need to one of those: for their messages. The marks were the thread's own."""
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
+    for (branch,) in left:
+        marks.forget(tx, branch)
     heirs = [
         heir
         for (branch,) in left

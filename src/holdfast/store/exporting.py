@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.store import branches, checkpoints
-from holdfast.store.branches import Segment
+from holdfast.store.branches import Point, Segment
 from holdfast.store.checkpoints import Source
 from holdfast.store.database import Row, Tx
 from holdfast.store.deleting import TRASH
@@ -25,6 +25,7 @@ Fields = dict[str, Any]
 Line = tuple[str, Fields]  # what kind of row it is, and its columns
 
 LAST = 2**62  # as a step or a version: no limit
+NO_SUMMARY = '""'  # as JSON
 THREAD = (
     *("id", "namespace", "owner", "created_at", "updated_at", "branch", "line", "head", "message_count"),
     *("unledgered", "run", "extra", "ttl", "title", "status", "model", "metadata"),
@@ -75,6 +76,7 @@ class _Plan(NamedTuple):
     thread: int
     numbers: dict[int, int]
     segments: dict[int, list[Segment]]
+    marked: dict[int, Point]  # of each that is read, whose marks and summary count there, and up to where
     inherited: dict[int, list[Source]]
     lines: list[int]  # those that have checkpoints in it
     has_hidden: bool
@@ -99,8 +101,9 @@ def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
     thread = dict(zip((*THREAD, "saved_at", "partial"), values, strict=True))
     plan = _planned(tx, key, thread["branch"], thread["line"])
     yield "thread", _numbered(plan, thread, "branch", "line")
-    yield from _branches(plan)
+    yield from _branches(tx, plan)
     yield from _messages(tx, plan)
+    yield from _marks(tx, plan)
     yield from _calls(tx, plan)
     yield from _checkpoints(tx, plan)
     yield from _by_key(tx, "inbox", INBOX, thread=key)
@@ -140,6 +143,7 @@ def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
         versions += [version for _, _, version in rows]
         read.update({key: max(seq, read.get(key, 0)) for key, seq, _ in rows})
     segments = {key: branches.segments_of(tx, key, upto) for key, upto in read.items()}
+    marked = {key: branches.marked(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
     called = tx.all("SELECT DISTINCT branch FROM tool_calls WHERE thread = :thread", thread=thread)
     needed = {branch, line, *read, *lines, *inherited, *sources, *(key for (key,) in called)}
     needed.update(segment.source for several in segments.values() for segment in several)
@@ -147,7 +151,8 @@ def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
     hidden = tx.one(
         "SELECT 1 FROM branches b JOIN hidden h ON h.line = b.key WHERE b.thread = :thread LIMIT 1", thread=thread
     )
-    return _Plan(thread, numbers, segments, inherited, lines, hidden is not None, min(versions, default=1) - 1)
+    before = min(versions, default=1) - 1
+    return _Plan(thread, numbers, segments, marked, inherited, lines, hidden is not None, before)
 
 
 def _inherited(tx: Tx, thread: int) -> dict[int, list[Source]]:
@@ -169,7 +174,7 @@ def _numbered(plan: _Plan, fields: Fields, *names: str) -> Fields:
     return {**fields, **{name: plan.numbers[fields[name]] for name in names}}
 
 
-def _branches(plan: _Plan) -> Iterator[Line]:
+def _branches(tx: Tx, plan: _Plan) -> Iterator[Line]:
     numbers = plan.numbers
     for key, number in numbers.items():
         segments = [
@@ -180,7 +185,16 @@ def _branches(plan: _Plan) -> Iterator[Line]:
             [numbers[line], None if step == LAST else step, plan.version(version), plan.version(as_of)]
             for line, step, version, as_of in plan.inherited.get(key, [])
         ]
-        yield "branch", {"number": number, "segments": segments, "inherited": inherited}
+        told = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
+        yield (
+            "branch",
+            {"number": number, "segments": segments, "inherited": inherited, "summary": told or NO_SUMMARY},
+        )
+
+
+def _summary(tx: Tx, branch: int) -> str:
+    row = tx.one("SELECT summary FROM branches WHERE key = :branch", branch=branch)
+    return row[0] if row else ""
 
 
 def _messages(tx: Tx, plan: _Plan) -> Iterator[Line]:
@@ -189,6 +203,34 @@ def _messages(tx: Tx, plan: _Plan) -> Iterator[Line]:
         where = "branch = :branch AND seq > :after AND seq <= :upto"
         for row in _paged(tx, "messages", MESSAGE, where, ("seq",), (after,), branch=source, upto=upto):
             yield "message", _numbered(plan, row, "branch")
+
+
+def _marks(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    """In the order of the messages, and of each message's marks."""
+    for key in sorted(plan.marked):
+        bearer, upto, _ = plan.marked[key]
+        if tx.one("SELECT 1 FROM marks WHERE branch = :bearer LIMIT 1", bearer=bearer) is None:
+            continue
+        for source, after, end in plan.segments[key]:
+            for seq, mark in _marks_between(tx, bearer, source, after, min(end, upto)):
+                yield "mark", {"branch": plan.numbers[key], "seq": seq, "mark": mark}
+
+
+def _marks_between(tx: Tx, bearer: int, source: int, after: int, upto: int) -> Iterator[tuple[int, str]]:
+    place = (after, LAST)  # the seq of a message, and the key of its mark
+    while rows := tx.all(
+        "SELECT m.seq, k.key, k.mark FROM messages m JOIN marks k ON k.message = m.key AND k.branch = :bearer"
+        " WHERE m.branch = :source AND m.seq >= :seq AND m.seq <= :upto AND (m.seq, k.key) > (:seq, :key)"
+        " ORDER BY m.seq, k.key LIMIT :limit",
+        bearer=bearer,
+        source=source,
+        seq=place[0],
+        key=place[1],
+        upto=upto,
+        limit=PAGE_ROWS,
+    ):
+        yield from ((seq, mark) for seq, _, mark in rows)
+        place = rows[-1][:2]
 
 
 def _joined(read: Iterable[Segment]) -> list[Segment]:

@@ -18,7 +18,7 @@ from holdfast.store.threads import VISITOR
 
 At = str | int | None
 
-_CALLED = ("title", "model", "metadata", "named")
+_CALLED = ("title", "model", "metadata")
 _OPEN_CALL = (
     "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
     " attempts, asked_at, started_at"
@@ -64,14 +64,18 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     point = parting.point
     branches.lay(tx, new.branch, branches.cut(tx, point))
-    marks.inherit(tx, point.branch, new.branch, upto=point.seq)
+    bearing = branches.marked(tx, thread.key, thread.branch, point)
+    marks.inherit(tx, bearing.branch, new.branch, upto=bearing.seq)
     called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
         f" origin_seq = :head, owner = :owner, {called},"
+        # Of another branch than the one that the origin reads, nobody knows who has written it.
+        " named = COALESCE((SELECT o.named FROM threads o WHERE o.key = :origin AND o.branch = :branch), 0),"
         " version = CASE WHEN version < :version THEN :version ELSE version END WHERE key = :key",
         head=point.seq,
         count=point.messages,
+        branch=point.branch,
         extra=parting.extra,
         origin=thread.key,
         owner=user,
@@ -92,7 +96,9 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     key = thread.key
     parting = part(tx, thread, to)
     name = putting.leave(tx, thread, left)
-    branch = branches.make(tx, key, parting.point)
+    branch = branches.begin(tx, key, branches.cut(tx, parting.point))
+    bearing = branches.marked(tx, key, thread.branch, parting.point)
+    marks.inherit(tx, bearing.branch, branch, upto=bearing.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
     putting.close_calls(tx, key)

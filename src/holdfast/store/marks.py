@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from holdfast.store.database import Tx
 
+MAX_MARK = 500  # characters: an index takes no more on every database
+
 
 def put(tx: Tx, branch: int, messages: Sequence[int], marks: Sequence[str]) -> None:
     """Add marks, in their order, to each of these messages."""
@@ -58,6 +60,12 @@ def inherit(tx: Tx, old: int, new: int, *, upto: int) -> None:
         new=new,
         old=old,
     )
+
+
+def forget(tx: Tx, branch: int) -> None:
+    """Remove the marks and the summary of a branch: nobody reads along it, or only for what others have written."""
+    tx.run("DELETE FROM marks WHERE branch = :branch", branch=branch)
+    tx.run("UPDATE branches SET summary = '' WHERE key = :branch AND summary <> ''", branch=branch)
 
 
 def summarize(tx: Tx, branch: int, summary: str) -> None:

@@ -46,6 +46,7 @@ class _Thread(NamedTuple):
     branch: int
     head: int
     named: int
+    pieces: int  # that its branch is read in: if it is one, that is all its own
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -82,6 +83,52 @@ def read(
     without = f" AND m.key NOT IN ({_bearers('out', unmarked, values)})" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
     return told, [Kept(*row) for row in rows]
+
+
+class Listed(NamedTuple):
+    """A memory as a list shows it. The namespace is the user."""
+
+    namespace: str
+    id: str
+    message_count: int
+    marked: int
+    updated_at: str
+
+
+def listed(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
+    """Memories, the one that was written last first: threads of users, and others with marks or a summary."""
+    rows = tx.all(
+        "SELECT t.namespace, t.id, t.message_count,"
+        " (SELECT COUNT(DISTINCT k.message) FROM marks k WHERE k.branch = t.branch), t.updated_at"
+        " FROM threads t JOIN branches b ON b.key = t.branch"
+        " WHERE (:every = 1 OR t.namespace = :namespace) AND t.namespace NOT LIKE :hidden AND (t.namespace <> ''"
+        " OR b.summary <> '' OR EXISTS (SELECT 1 FROM marks k WHERE k.branch = t.branch))"
+        " ORDER BY t.updated_at DESC, t.key DESC LIMIT :limit",
+        every=int(namespace is None),
+        namespace=namespace or "",
+        hidden="\x7f%",  # what is deleted, or being imported
+        limit=limit,
+    )
+    return [Listed(*row) for row in rows]
+
+
+def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[Kept, list[str]]]] | None:
+    """The summary, and all messages with their marks; None if there is no such thread."""
+    row = _find(tx, thread_id, namespace)
+    if row is None:
+        return None
+    branch, told = row
+    worn: dict[int, list[str]] = {}
+    for message, mark in tx.all("SELECT message, mark FROM marks WHERE branch = :branch ORDER BY key", branch=branch):
+        worn.setdefault(message, []).append(mark)
+    rows = tx.all(
+        f"SELECT m.key, m.id, m.body, m.plain, m.created_at FROM {ALONG} WHERE s.branch = :branch"
+        " ORDER BY s.after_seq, m.seq",
+        branch=branch,
+        after=0,
+        upto=END,
+    )
+    return told, [(Kept(*kept), worn.get(key, [])) for key, *kept in rows]
 
 
 def at(tx: Tx, keys: Sequence[int]) -> list[Kept]:
@@ -263,13 +310,14 @@ def compress(
 
 # --- the thread and its messages --------------------------------------------------------------------------------------
 
+_THREAD = "key, branch, head, named, (SELECT COUNT(*) FROM segments WHERE segments.branch = threads.branch) AS pieces"
 _MOVE = (
     "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :size,"
     " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
-    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']} RETURNING key, branch, head, named"
+    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']} RETURNING {_THREAD}"
 )
-_HOLD = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key, branch, head, named"
-_SEE = "SELECT key, branch, head, named FROM threads WHERE namespace = :namespace AND id = :id"
+_HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING {_THREAD}"
+_SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
 def _taken(tx: Tx, thread_id: str, namespace: str, by: By, *, size: int = 0) -> _Thread:
@@ -303,7 +351,7 @@ def _emptied(tx: Tx, thread: _Thread) -> int:
 def _with_ids(tx: Tx, thread: _Thread, ids: Collection[str], *, upto: int = END) -> list[tuple[int, int, str]]:
     """The messages with these ids, in order: key, seq and id."""
     if thread.named and len(ids) <= _MOST:
-        found = _looked_up(tx, thread.branch, sorted(ids))
+        found = _looked_up(tx, thread, sorted(ids))
     else:
         found = tx.all(
             f"SELECT m.key, m.seq, m.id FROM {ALONG} WHERE s.branch = :branch", branch=thread.branch, after=0, upto=END
@@ -311,7 +359,12 @@ def _with_ids(tx: Tx, thread: _Thread, ids: Collection[str], *, upto: int = END)
     return sorted(((key, seq, name) for key, seq, name in found if seq <= upto and name in ids), key=lambda row: row[1])
 
 
-def _looked_up(tx: Tx, branch: int, ids: Sequence[str]) -> list[tuple[int, int, str]]:
+def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, int, str]]:
+    if thread.pieces == 1:  # said without the segments: then no planner can begin anywhere else than with the branch
+        tables, where = "messages m", "m.branch = :branch"
+    else:  # of a sum there is no other index
+        tables = "segments s JOIN messages m ON m.branch = s.source"
+        where = "s.branch = :branch AND m.seq + 0 > s.after_seq AND m.seq + 0 <= s.upto_seq"
     found: list[tuple[int, int, str]] = []
     start = 0
     while start < len(ids):
@@ -320,10 +373,9 @@ def _looked_up(tx: Tx, branch: int, ids: Sequence[str]) -> list[tuple[int, int, 
         names = [name[:NAME] for name in some] + [some[-1][:NAME]] * (many - len(some))
         values = {f"name_{number}": name for number, name in enumerate(names)}
         found += tx.all(
-            "SELECT m.key, m.seq, m.id FROM segments s JOIN messages m ON m.branch = s.source AND m.plain = 1"
-            f" AND substr(m.id, 1, {NAME}) IN ({_list(values)}) AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
-            " WHERE s.branch = :branch",
-            branch=branch,
+            f"SELECT m.key, m.seq, m.id FROM {tables} WHERE {where} AND m.plain = 1"
+            f" AND substr(m.id, 1, {NAME}) IN ({_list(values)})",
+            branch=thread.branch,
             **values,
         )
         start += many

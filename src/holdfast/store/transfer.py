@@ -18,7 +18,7 @@ from holdfast.store import branches, checkpoints, exporting, quotas, usage, user
 from holdfast.store.branches import Segment
 from holdfast.store.database import Tx
 from holdfast.store.deleting import TRASH
-from holdfast.store.exporting import IMPORTING, LAST, Fields, Line
+from holdfast.store.exporting import IMPORTING, LAST, NO_SUMMARY, Fields, Line
 from holdfast.store.threads import END
 from holdfast.store.users import Leaf
 
@@ -263,6 +263,8 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
     for table, (counted, what) in _COUNTED.items():
         if _count(tx, table, key) != end[counted]:
             raise InputError(f"line {end['at']}: thread {header['id']!r} has {what} twice")
+    if _count(tx, "marks k JOIN branches b ON b.key = k.branch", key) != end["marks"]:
+        raise InputError(f"line {end['at']}: thread {header['id']!r} has a mark where there is no message")
     names = (
         *("head", "message_count", "unledgered", "run", "extra", "ttl", "created_at", "updated_at"),
         *("title", "status", "model", "metadata"),
@@ -277,8 +279,19 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
         **{name: header[name] for name in names},
     )
     checkpoints.show_latest(tx, key)
+    _find_by_name(tx, key)
     arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"])
     return arriving._replace(whole=(*arriving.whole, arrival), key=0, branches={}, header={})
+
+
+def _find_by_name(tx: Tx, thread: int) -> None:
+    """Let the messages of a thread be found by their ids through the index, if they are all in it."""
+    tx.run(
+        "UPDATE threads SET named = 1 WHERE key = :thread AND NOT EXISTS (SELECT 1 FROM segments s JOIN messages m"
+        " ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
+        " WHERE s.branch = threads.branch AND m.plain = 0)",
+        thread=thread,
+    )
 
 
 # What is passed over when it comes a second time, and then missed at the end.
@@ -301,6 +314,10 @@ def _insert(table: str, *columns: str) -> str:
 
 
 _INSERT_MESSAGE = _insert("messages", *exporting.MESSAGE)
+_INSERT_MARK = (  # which is passed over if there is no message, and then missed at the end
+    "INSERT INTO marks (branch, message, mark) SELECT s.branch, m.key, :mark FROM segments s JOIN messages m"
+    " ON m.branch = s.source AND m.seq = :seq WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq"
+)
 _INSERT_CALL = _insert("tool_calls", "thread", *exporting.CALL) + " ON CONFLICT (branch, reply, place) DO NOTHING"
 _INSERT_CHECKPOINT = _insert("checkpoints", *exporting.CHECKPOINT)
 _INSERT_INBOX = _insert("inbox", "thread", *exporting.INBOX)
@@ -318,7 +335,11 @@ _INSERT_INHERITED = _insert("inherited", "line", "source", "step", "version", "a
 def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     keys = arriving.branches
     for row in rows:
-        made = tx.one("INSERT INTO branches (thread, uncounted) VALUES (:thread, 1) RETURNING key", thread=arriving.key)
+        made = tx.one(
+            "INSERT INTO branches (thread, uncounted, summary) VALUES (:thread, 1, :summary) RETURNING key",
+            thread=arriving.key,
+            summary="" if row["summary"] == NO_SUMMARY else row["summary"],
+        )
         assert made is not None
         branch = keys[row["number"]] = made[0]  # a page that is written again comes to other keys, for all of them
         segments = row["segments"]
@@ -335,6 +356,10 @@ def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
 
 def _add_messages(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     tx.many(_INSERT_MESSAGE, [_keyed(arriving, row, "branch") for row in rows])
+
+
+def _add_marks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_MARK, [_keyed(arriving, row, "branch") for row in rows])
 
 
 def _add_calls(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
@@ -385,6 +410,7 @@ def _without(row: Fields, name: str) -> Fields:
 _ADD: dict[str, Callable[[Tx, Arriving, Sequence[Fields]], None]] = {
     "branch": _add_branches,
     "message": _add_messages,
+    "mark": _add_marks,
     "call": _add_calls,
     "checkpoint": _add_checkpoints,
     "inbox": _add_inbox,

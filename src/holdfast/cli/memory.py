@@ -1,0 +1,67 @@
+"""`holdfast memory`: which memories there are, and what is marked in one of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from holdfast.cli import terminal
+from holdfast.cli.subcommand import add, count, number, work_on
+from holdfast.errors import InputError
+from holdfast.memory.stored import entries, listed
+from holdfast.msg import Msg
+
+
+def add_to(commands: Any) -> None:
+    more = "Without SESSION, list them. Threads of agents are among them if something is marked there."
+    parser = add(commands, "memory", _memory, "show a memory, each message with its marks", more, json=True)
+    parser.add_argument("session", metavar="SESSION", nargs="?", help="the session's id")
+    parser.add_argument("--user", metavar="ID", help="the user's id (of one session: nobody's, if it is not said)")
+    parser.add_argument("--limit", type=number, default=100, metavar="N", help="list at most N (default: 100)")
+
+
+def _memory(args: argparse.Namespace) -> int:
+    return _list(args) if args.session is None else _show(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = work_on(args, lambda cp: listed(cp.store, args.user, args.limit))
+    if args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0
+    for each in found:
+        whose = f"{each['user_id']}  " if each["user_id"] is not None else ""
+        size = f"{count(each['messages'], 'message')}, {each['marked']:,} marked"
+        print(terminal.line(f"{whose}{each['session_id']}  {each['updated_at'][:19]}  {size}"))
+    if not found:
+        terminal.remark("There are no memories.\n")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    found = work_on(args, lambda cp: entries(cp.store, args.user, args.session))
+    if found is None:
+        of_whom = "" if args.user is None else f" of user {args.user!r}"
+        raise InputError(f"there is no memory {args.session!r}{of_whom}; 'holdfast memory' lists those that there are")
+    summary, content = found
+    if args.json:
+        told = [{**message.to_dict(), "marks": marks} for message, marks in content]
+        print(json.dumps({"summary": summary, "messages": told}, indent=2, ensure_ascii=False))
+        return 0
+    if summary:
+        print(f"-- summary\n{terminal.clean(summary)}\n")
+    for message, marks in content:
+        head = ", ".join([message.role, message.timestamp or "", *(f"#{mark}" for mark in marks)])
+        print(terminal.line(f"-- {head}"))
+        print(terminal.clean(_text(message)), end="\n\n")
+    return 0
+
+
+def _text(message: Msg) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(
+        block["text"] if isinstance(block, dict) and block.get("type") == "text" else json.dumps(block)
+        for block in message.content
+    )
