@@ -12,9 +12,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet --no-input
 # Each stamp is written last, so an interrupted set-up is taken up again. `installed` is a venv with the pinned packages,
-# `ready` is this very directory installed into it.
+# `ready` is this very directory installed into it, `overlaid` is what the tests of the AgentScope adapter put before it.
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+OVERLAY := $(VENV)/agentscope
+OVERLAID := $(VENV)/.overlaid
 
 .NOTPARALLEL:
 .PHONY: help setup chat test torture lint types check bench requirements clean
@@ -23,12 +25,12 @@ help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-14s%s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) ## set up .venv (every other target does it by itself)
+setup: $(READY) $(OVERLAID) ## set up .venv (every other target does it by itself)
 
 chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
 	@$(BIN)/holdfast chat $(ARGS)
 
-test: $(READY) ## run the tests; ARGS="-k name" for some of them
+test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 torture: $(READY) ## kill processes, pull plugs, restart Postgres; KILLS=1000 MINUTES=1 for less, ARGS="--seed 7"
@@ -45,18 +47,20 @@ types: $(READY) ## mypy, strict
 
 check: lint types test ## all three: what CI runs
 
-bench: $(READY) ## print the ratios against the raw drivers
+bench: $(READY) $(OVERLAID) ## print the ratios against the raw drivers
 	@for name in start append load loop growth usage; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 
+# All but agentscope, which cannot be installed beside mcp.
+requirements: EXTRAS := anthropic openai local mcp otel postgres
 requirements: ## pin the newest versions in requirements/dev.txt anew
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
 	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
 	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-	  --all-extras --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	  $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
@@ -90,3 +94,10 @@ endif
 $(READY): $(INSTALLED) pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . </dev/null
 	@printf '%s\n' '$(CURDIR)' >$@
+
+# pip leaves what is in a target directory, so it starts from none.
+$(OVERLAID): $(INSTALLED) requirements/agentscope.txt
+	@echo 'Installing AgentScope into $(OVERLAY), for its tests only.' >&2
+	@rm -rf $(OVERLAID) $(OVERLAY)
+	@$(PIP) install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null
+	@touch $@

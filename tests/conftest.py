@@ -6,6 +6,7 @@ To add a database: write a class with the same members and add it to `_KINDS`.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from holdfast.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteChec
 from holdfast.store import places, sharing, sqlite
 from holdfast.store.database import Store, Tx
 from tests import postgres
+
+# AgentScope needs another mcp than we do: tests/test_agentscope.py runs these in processes that have it.
+collect_ignore = [] if importlib.util.find_spec("agentscope") else ["agentscope"]
 
 
 class Database(Protocol):

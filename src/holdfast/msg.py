@@ -143,17 +143,25 @@ def told(name: str, body: str, plain: int, created_at: str) -> Told:
             own = _decoder.decode(body)
             if own.role in ROLES:
                 return Told(
-                    name, own.name, own.role, own.content, own.metadata, own.timestamp or created_at, own.invocation_id
+                    name,
+                    own.name,
+                    own.role,
+                    own.content,
+                    own.metadata,
+                    _at(own.timestamp, created_at),
+                    own.invocation_id,
                 )
         except (msgspec.DecodeError, UnicodeEncodeError):  # not a memory's, or not on the fast path
             pass
         if (given := _as_given(body)) is not None:
-            at = given.get("timestamp") or created_at
-            return Told(
-                *(name, given.get("name"), given["role"], given["content"], given.get("metadata"), at),
-                given.get("invocation_id"),
-            )
+            at = _at(given.get("timestamp"), created_at)
+            said = (given.get("name"), given["role"], given["content"], given.get("metadata"))
+            return Told(name, *said, at, given.get("invocation_id"))
     return _of_message(name, decode(body), created_at)
+
+
+def _at(timestamp: str | None, created_at: str) -> str:
+    return created_at if timestamp is None else timestamp
 
 
 def _as_given(body: str) -> dict[str, Any] | None:

@@ -162,10 +162,15 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
+def is_storable(text: str) -> bool:
+    """Whether any database takes the text in a column as it is."""
+    return "\0" not in text and (text.isascii() or not _has_surrogates(text))
+
+
 def checked_id(name: str, what: str = "a thread id") -> str:
     if not isinstance(name, str) or not name:
         raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
-    if "\0" in name or (not name.isascii() and _has_surrogates(name)):
+    if not is_storable(name):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
     return name
 
@@ -174,14 +179,14 @@ def readable_id(name: str, what: str) -> str | None:
     """An id that is only looked up; None if it is text that no id can be."""
     if not isinstance(name, str):
         raise InputError(f"{what} must be a string, got {name!r:.80}")
-    return name if name and "\0" not in name and not _has_surrogates(name) else None
+    return name if name and is_storable(name) else None
 
 
 def checked_text(what: str, value: object) -> str:
     """Text that every database takes in a column."""
     if not isinstance(value, str):
         raise InputError(f"{what} must be a string, got {value!r:.80}")
-    if "\0" in value or (not value.isascii() and _has_surrogates(value)):
+    if not is_storable(value):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {value!r:.80}")
     return value
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import InputError, NoMessage, WrongType
 from holdfast.msg import Msg, values_of
-from holdfast.rows import checked_text
+from holdfast.rows import checked_text, is_storable
 from holdfast.store.marks import MAX_MARK
 
 MAX_MARKS = 1_000  # in one call
@@ -71,7 +71,7 @@ def wanted(name: str, mark: Any) -> list[str] | None:
     given = [mark] if isinstance(mark, str) else mark
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise WrongType(f"The {name} should be a string, a list of strings, or None, but got {type(mark)}.")
-    return list(dict.fromkeys(_checked(given)))
+    return _possible(given)
 
 
 def marks_to_delete(mark: Any) -> list[str]:
@@ -84,22 +84,30 @@ def marks_to_delete(mark: Any) -> list[str]:
             f"The mark should be a string or a list of strings, but got {type(mark)} with elements of types "
             f"{[type(each) for each in found]}."
         )
-    return list(dict.fromkeys(_checked(found)))
+    return _possible(found)
 
 
-def one_mark(name: str, mark: Any) -> str | None:
-    if mark is None:
-        return None
-    if not isinstance(mark, str):
+def new_mark(mark: Any) -> str | None:
+    _refuse_other_types("new_mark", mark)
+    return None if mark is None else _checked([mark])[0]
+
+
+def old_mark(mark: Any) -> list[str] | None:
+    """The mark that messages must have; empty, if none can have it; None if it was not said."""
+    _refuse_other_types("old_mark", mark)
+    return None if mark is None else _possible([mark])
+
+
+def _refuse_other_types(name: str, mark: Any) -> None:
+    if not isinstance(mark, str | None):
         raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}.")
-    return _checked([mark])[0]
 
 
 def ids(name: str, given: Any) -> set[str]:
-    """The ids, each once. What is no string is no message's id."""
+    """The ids, each once. What cannot be a message's id is none."""
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
         raise WrongType(f"The {name!r} should be a list of strings, but got {type(given)}.")
-    return {each for each in given if isinstance(each, str)}
+    return {str.__str__(each) for each in given if isinstance(each, str) and is_storable(each)}
 
 
 def summary(given: Any) -> str:
@@ -127,9 +135,21 @@ def _entry(item: Any) -> Entry:
 
 
 def _checked(marks: list[str]) -> list[str]:
+    """Marks as messages can bear them."""
+    _refuse_too_many(marks)
+    return [_checked_mark(mark) for mark in marks]
+
+
+def _possible(marks: list[str]) -> list[str]:
+    """Those of the marks that a message can bear, each once."""
+    _refuse_too_many(marks)
+    given = (str.__str__(mark) for mark in marks)
+    return list(dict.fromkeys(mark for mark in given if len(mark) <= MAX_MARK and is_storable(mark)))
+
+
+def _refuse_too_many(marks: list[str]) -> None:
     if len(marks) > MAX_MARKS:
         raise InputError(f"a call can name {MAX_MARKS:,} marks at most, got {len(marks):,}")
-    return [_checked_mark(mark) for mark in marks]
 
 
 def _checked_mark(mark: str) -> str:

@@ -57,8 +57,11 @@ class InMemoryMemory(MemoryBase):
     async def update_messages_mark(
         self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
     ) -> int:
-        new, old = arguments.one_mark("new_mark", new_mark), arguments.one_mark("old_mark", old_mark)
+        new, olds = arguments.new_mark(new_mark), arguments.old_mark(old_mark)
         ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
+        if olds == [] or ids == set():  # which no message has
+            return 0
+        old = olds[0] if olds else None
         chosen = [marks for message, marks in self._entries if ids is None or message.id in ids]
         return sum(_changed(marks, new, old) for marks in chosen)
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import contextlib
 import json
 import os
@@ -71,6 +72,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         self._opening = threading.Lock()
         self._is_closed = False
         self._loaded: _Loaded | None = None
+        self._loading = asyncio.Lock()  # another one for each state: a lock belongs to its event loop
 
     @property
     @abc.abstractmethod
@@ -148,16 +150,20 @@ class StoredMemory(MemoryBase, abc.ABC):
         return await store.read(queries.size, self._thread, namespace=self._namespace)
 
     async def clear(self) -> None:
-        if await self._write(queries.clear):
-            await self._collect()
+        store = await self._ready()
+        if await self._attempt(store, queries.clear):
+            await self._collect(store)
 
     # --- marks and the summary ----------------------------------------------------------------------------------------
 
     async def update_messages_mark(
         self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
     ) -> int:
-        new, old = arguments.one_mark("new_mark", new_mark), arguments.one_mark("old_mark", old_mark)
+        new, olds = arguments.new_mark(new_mark), arguments.old_mark(old_mark)
         ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
+        if olds == [] or ids == set():  # which no message has
+            return 0
+        old = olds[0] if olds else None
         store = await self._ready()
         return await store.write(queries.update_marks, self._thread, new, old, ids, namespace=self._namespace)
 
@@ -221,7 +227,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
         if places_named:
             self._continue(state_dict, strict)
-        self._loaded = loaded
+        self._loaded, self._loading = loaded, asyncio.Lock()
 
     def _continue(self, state: dict[str, Any], strict: bool) -> None:
         """Go over to the thread that a state names."""
@@ -266,7 +272,9 @@ class StoredMemory(MemoryBase, abc.ABC):
         return self
 
     async def close(self) -> None:
-        """Let go of the database. What was written is stored."""
+        """Let go of the database. What was written, or loaded, is stored."""
+        if self._loaded is not None and not self._is_closed:
+            await self._ready()
         was_open, self._open = self._open, None
         self._is_closed = True
         if was_open is not None and was_open.finalizer.detach() and was_open.pid == os.getpid():
@@ -280,7 +288,8 @@ class StoredMemory(MemoryBase, abc.ABC):
         known = self._open
         store = known.store if known and known.pid == os.getpid() else await in_thread(self._opened)
         if self._loaded is not None:
-            await self._store_loaded(store)
+            async with self._loading:
+                await self._store_loaded(store)
         return store
 
     def _opened(self) -> Store:
@@ -301,19 +310,17 @@ class StoredMemory(MemoryBase, abc.ABC):
             return store
 
     async def _store_loaded(self, store: Store) -> None:
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
+        loaded = self._loaded
+        if loaded is None:  # somebody else was faster
             return
-        try:
-            if loaded.entries is None:
-                await store.write(queries.summarize, self._thread, loaded.summary, namespace=self._namespace)
-            else:
-                await self._attempt(store, queries.replace, loaded.entries, loaded.summary)
-        except BaseException:
-            self._loaded = self._loaded or loaded  # for the next call
-            raise
+        if loaded.entries is None:
+            await store.write(queries.summarize, self._thread, loaded.summary, namespace=self._namespace)
+        else:
+            await self._attempt(store, queries.replace, loaded.entries, loaded.summary)
+        if self._loaded is loaded:
+            self._loaded = None
         if loaded.entries is not None:
-            await self._collect()
+            await self._collect(store)
 
     async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return await self._attempt(await self._ready(), query, *args, **kwargs)
@@ -326,9 +333,8 @@ class StoredMemory(MemoryBase, abc.ABC):
 
         return await patiently(attempt, self._wait)
 
-    async def _collect(self) -> None:
+    async def _collect(self, store: Store) -> None:
         """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
-        store = await self._ready()
         left: list[int] | None = None
         while left is None or left:
             left = (await store.write(deleting.collect, self._thread, left, namespace=self._namespace)).left
@@ -437,7 +443,7 @@ async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[s
 
 def _made(kind: type[Any], said: Told) -> Any:
     message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
-    message.id = said.id
+    message.id, message.timestamp = said.id, said.timestamp
     return message
 
 
