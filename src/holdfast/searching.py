@@ -131,7 +131,7 @@ async def search(
     if role is not None and role not in _TOOL_ROLES:
         asked = tuple(kind for kind in asked if kind != CALL)
     ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks), _hit)
-    wanted, passed = _checked_limit(limit), checked_count("offset", offset)
+    wanted, passed = checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
     await keep_up(store)
@@ -158,7 +158,7 @@ async def find_messages(
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
     filters = _checked_filters(user_id, session_id, None, since, until)
     ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS, _as_said)
-    wanted, passed = _checked_limit(limit), checked_count("offset", offset)
+    wanted, passed = checked_limit(limit), checked_count("offset", offset)
     await keep_up(store)
     return await _newest(store, ask, wanted, passed) if wanted else []
 
@@ -167,7 +167,7 @@ async def find_keys(store: Runner, query: str, *, namespace: str, session_id: st
     """The rows of the messages of one thread that match a query, the newest first."""
     filters = Filters(None, session_id, None, None, None, namespace)
     ask = _Ask(_Saying(words.parse(query)), filters, (MESSAGE,), store.system, MARKS, _key)
-    wanted = _checked_limit(limit)
+    wanted = checked_limit(limit)
     await keep_up(store)
     return await _newest(store, ask, wanted, 0) if wanted else []
 
@@ -216,7 +216,7 @@ def _checked_time(name: str, value: object) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
 
 
-def _checked_limit(limit: object) -> int:
+def checked_limit(limit: object) -> int:
     if checked_count("limit", limit) > MAX_LIMIT:
         raise InputError(f"limit must be {MAX_LIMIT:,} at most, got {limit}; page with offset=...")
     return int(limit)  # type: ignore[call-overload, no-any-return]

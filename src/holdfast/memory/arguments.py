@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from holdfast.errors import InputError, NoMessage, WrongType
-from holdfast.msg import Msg, values_of
+from holdfast.msg import ROLES, Msg, values_of
 from holdfast.rows import checked_text, is_storable
 from holdfast.store.marks import MAX_MARK
 
@@ -49,10 +49,36 @@ def _no_message(value: object) -> NoMessage:
     )
 
 
-def checked_message_id(name: object) -> str:
-    if not isinstance(name, str):
-        raise WrongType(f"a message's id must be a string, got {type(name)}: {name!r:.80}")
-    return checked_text("a message's id", name)
+def checked_values(message: Any) -> dict[str, Any]:
+    """The fields of a message, if they are such that it will come back as it is."""
+    values = values_of(message)
+    for name, kinds in _KINDS.items():
+        if not isinstance(values.get(name), kinds):
+            raise WrongType(f"a message's {name} must be {_SAID[name]}, got {type(values[name])}: {values[name]!r:.80}")
+    if values["role"] not in ROLES:
+        raise InputError(f"a message's role must be one of {', '.join(map(repr, ROLES))}; got {values['role']!r:.80}")
+    checked_text("a message's id", values["id"])
+    return values
+
+
+_KINDS: dict[str, Any] = {
+    "id": str,
+    "name": str | None,
+    "role": str,
+    "content": str | list,
+    "metadata": dict | None,
+    "timestamp": str | None,
+    "invocation_id": str | None,
+}
+_SAID = {
+    "id": "a string",
+    "name": "a string or None",
+    "role": "a string",
+    "content": "a string or a list of blocks",
+    "metadata": "a dict or None",
+    "timestamp": "a string or None",
+    "invocation_id": "a string or None",
+}
 
 
 def marks_to_add(marks: Any) -> list[str]:
@@ -62,6 +88,12 @@ def marks_to_add(marks: Any) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(mark, str) for mark in given):
         raise WrongType(f"The mark should be a string, a list of strings, or None, but got {type(marks)}.")
     return _checked(given)
+
+
+def mark_to_add(mark: Any) -> str:
+    if not isinstance(mark, str):
+        raise WrongType(f"The mark should be a string, but got {type(mark)}.")
+    return _checked([mark])[0]
 
 
 def wanted(name: str, mark: Any) -> list[str] | None:
@@ -115,6 +147,12 @@ def summary(given: Any) -> str:
     if not isinstance(given, str | None):
         raise WrongType(f"The summary should be a string, but got {type(given)}.")
     return str.__str__(given or "")
+
+
+def state(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise WrongType(f"a state is a dict, as state_dict() gives it; got {given!r:.80}")
+    return given
 
 
 def entries(content: Any) -> list[Entry]:

@@ -13,7 +13,8 @@ from holdfast.memory import arguments
 from holdfast.memory.arguments import Entry
 from holdfast.memory.base import MemoryBase
 from holdfast.msg import Msg, values_of
-from holdfast.rows import checked_count, encode_json
+from holdfast.rows import encode_json
+from holdfast.searching import checked_limit
 from holdfast.store.search import MESSAGE
 
 
@@ -36,8 +37,7 @@ class InMemoryMemory(MemoryBase):
         worn = arguments.marks_to_add(marks)
         given = [copy.deepcopy(message) for message in arguments.messages(memories)]
         for message in given:
-            arguments.checked_message_id(message.id)
-            encode_json(f"message {message.id!r}", values_of(message))
+            _check(message)
         known = set() if allow_duplicates else {entry.message.id for entry in self._entries}
         self._entries += [Entry(message, list(worn)) for message in given if message.id not in known]
 
@@ -72,8 +72,8 @@ class InMemoryMemory(MemoryBase):
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
         told, ids = arguments.summary(summary), arguments.ids("msg_ids", msg_ids)
-        (worn,) = arguments.marks_to_add(mark)
-        if expected not in (None, self._summary):
+        worn = arguments.mark_to_add(mark)
+        if expected is not None and arguments.summary(expected) != self._summary:
             return None
         self._summary = told
         return await self.update_messages_mark(worn, msg_ids=ids)
@@ -95,7 +95,7 @@ class InMemoryMemory(MemoryBase):
         return [Msg("user", self._summary, "user"), *found] if prepend_summary and self._summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
-        matcher, wanted = words.parse(query), checked_count("limit", limit)
+        matcher, wanted = words.parse(query), checked_limit(limit)
         bodies = ((message, encode_json("a message", values_of(message))) for message, _ in reversed(self._entries))
         found = (message for message, body in bodies if matcher.find(text_of(MESSAGE, [body])) is not None)
         return [copy.deepcopy(message) for message in itertools.islice(found, wanted)]
@@ -114,11 +114,20 @@ class InMemoryMemory(MemoryBase):
         return {"_compressed_summary": self._summary, "content": content}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if strict and "content" not in state_dict:
+        state = arguments.state(state_dict)
+        if strict and "content" not in state:
             raise KeyError("The state_dict does not contain 'content' keys required for InMemoryMemory.")
-        loaded = arguments.entries(state_dict.get("content", []))
-        self._summary = arguments.summary(state_dict.get("_compressed_summary", ""))
+        loaded = arguments.entries(copy.deepcopy(state["content"])) if "content" in state else self._entries
+        for message, _ in loaded:
+            _check(message)
+        if "content" in state or "_compressed_summary" in state:
+            self._summary = arguments.summary(state.get("_compressed_summary", ""))
         self._entries = loaded
+
+
+def _check(message: Any) -> None:
+    """Refuse what could not be stored either."""
+    encode_json(f"message {message.id!r}", arguments.checked_values(message))
 
 
 def _changed(marks: list[str], new: str | None, old: str | None) -> bool:

@@ -14,23 +14,22 @@ import asyncio
 import contextlib
 import json
 import os
-import threading
-import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from holdfast import erasing, searching
-from holdfast.errors import InputError, StoreNotOpen, WrongType
+from holdfast import searching
+from holdfast.errors import InputError
 from holdfast.leasing import checked_wait, patiently
 from holdfast.memory import arguments
 from holdfast.memory.base import MemoryBase
+from holdfast.memory.handle import Handle
 from holdfast.messages import dumps
-from holdfast.msg import Msg, Told, told, values_of
-from holdfast.rows import checked_id, encode_json, storable
+from holdfast.msg import Msg, Told, told
+from holdfast.rows import checked_id, encode_json
 from holdfast.store import deleting, places, sharing, sqlite
 from holdfast.store import memories as queries
-from holdfast.store.database import Store, Tx, in_thread
+from holdfast.store.database import Store, Tx
 from holdfast.store.leases import Visit
 from holdfast.store.memories import Entry
 from holdfast.store.sqlite_file import check_durability
@@ -40,14 +39,6 @@ T = TypeVar("T")
 
 SESSION = "default"  # of those who name none
 _SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
-
-
-class _Open(NamedTuple):
-    """A database that a memory has opened: in which process, and what releases it when nobody else does."""
-
-    store: Store
-    pid: int
-    finalizer: weakref.finalize[..., object]
 
 
 class _Loaded(NamedTuple):
@@ -68,9 +59,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         self._durability = durability
         self._wait = checked_wait(wait)
         self._name_thread(user_id, session_id)
-        self._open: _Open | None = None
-        self._opening = threading.Lock()
-        self._is_closed = False
+        self._handle = Handle()
         self._loaded: _Loaded | None = None
         self._loading = asyncio.Lock()  # another one for each state: a lock belongs to its event loop
 
@@ -176,7 +165,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
         text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
-        (worn,) = arguments.marks_to_add(mark)
+        worn = arguments.mark_to_add(mark)
         before = None if expected is None else _encoded(arguments.summary(expected))
         store = await self._ready()
         return await store.write(
@@ -200,9 +189,9 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     def _look(self) -> str:
         """The summary, for whoever cannot await it."""
-        known = self._open
-        if known is not None and known.pid == os.getpid():
-            return known.store.read_now(queries.summary, self._thread, namespace=self._namespace)
+        known = self._handle.known()
+        if known is not None:
+            return known.read_now(queries.summary, self._thread, namespace=self._namespace)
         if not self._exists():
             return ""
         store = self._open_store()
@@ -214,9 +203,7 @@ class StoredMemory(MemoryBase, abc.ABC):
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
         it, is stored by the next call that is awaited, in the place of what is there."""
-        if not isinstance(state_dict, dict):
-            raise WrongType(f"a state is a dict, as state_dict() gives it; got {state_dict!r:.80}")
-        places_named = state_dict.keys() & {"db_path", "dsn"}
+        places_named = arguments.state(state_dict).keys() & {"db_path", "dsn"}
         if strict and _SUMMARY not in state_dict and not (places_named or "content" in state_dict):
             raise KeyError(
                 f"Key {_SUMMARY!r} not found in state_dict; a state of {type(self).__name__} has {self._place!r}, "
@@ -227,7 +214,8 @@ class StoredMemory(MemoryBase, abc.ABC):
         loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
         if places_named:
             self._continue(state_dict, strict)
-        self._loaded, self._loading = loaded, asyncio.Lock()
+        if loaded is not None or places_named:
+            self._loaded, self._loading = loaded, asyncio.Lock()
 
     def _continue(self, state: dict[str, Any], strict: bool) -> None:
         """Go over to the thread that a state names."""
@@ -245,9 +233,7 @@ class StoredMemory(MemoryBase, abc.ABC):
             except BaseException:
                 self._name_thread(*before)
                 raise
-            was_open, self._open = self._open, None
-            if was_open is not None and was_open.finalizer.detach():
-                sharing.release_aside(was_open.store)
+            self._handle.leave()
 
     def _name_thread(self, user_id: str | None, session_id: str | None) -> None:
         namespace = "" if user_id is None else checked_id(user_id, "a user id")
@@ -267,47 +253,28 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     async def open(self) -> Self:
         """Open the database now, and again after `close`."""
-        self._is_closed = False
+        self._handle.reopen()
         await self._ready()
         return self
 
     async def close(self) -> None:
         """Let go of the database. What was written, or loaded, is stored."""
-        if self._loaded is not None and not self._is_closed:
-            await self._ready()
-        was_open, self._open = self._open, None
-        self._is_closed = True
-        if was_open is not None and was_open.finalizer.detach() and was_open.pid == os.getpid():
-            await in_thread(lambda: sharing.release(was_open.store))
+        try:
+            if self._loaded is not None and not self._handle.is_closed:
+                await self._ready()
+        finally:
+            await self._handle.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
 
     async def _ready(self) -> Store:
         """The store, opened; what was loaded is stored."""
-        known = self._open
-        store = known.store if known and known.pid == os.getpid() else await in_thread(self._opened)
+        store = await self._handle.store(self._open_store, self.name)
         if self._loaded is not None:
             async with self._loading:
                 await self._store_loaded(store)
         return store
-
-    def _opened(self) -> Store:
-        with self._opening:
-            if self._open is not None and self._open.pid == os.getpid():
-                return self._open.store
-            if self._is_closed:
-                raise StoreNotOpen(f"this {type(self).__name__} on {self.name!r} was closed; await memory.open() first")
-            if self._open is not None:  # inherited by a child process, which cannot use it
-                self._open.finalizer.detach()
-            store = self._open_store()
-            try:
-                erasing.finish_what_was_left(store)
-            except BaseException:
-                sharing.release(store)
-                raise
-            self._open = _Open(store, os.getpid(), sharing.release_with(self, store))
-            return store
 
     async def _store_loaded(self, store: Store) -> None:
         loaded = self._loaded
@@ -466,9 +433,8 @@ def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
 
 
 def _stored(message: Any) -> Stored:
-    values = values_of(message)
-    name = arguments.checked_message_id(values["id"])
-    return Stored(name, storable(str(values["role"])), encode_json(f"message {name!r}", values), 1)
+    values = arguments.checked_values(message)
+    return Stored(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
 
 
 def _loaded(state: dict[str, Any]) -> _Loaded | None:

@@ -219,6 +219,26 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
     return Collected(removed, [])
 
 
+def forsake(tx: Tx, branch: int, heir: int) -> None:
+    """Forget how a branch is read that its thread has just left for another one, unless a checkpoint reads it.
+
+    Where the other one leads past the same branches, these are found through it when something of them can go.
+    """
+    lost = tx.one(
+        "SELECT 1 FROM segments s WHERE s.branch = :branch AND s.source <> :branch AND NOT EXISTS"
+        " (SELECT 1 FROM segments h WHERE h.branch = :heir AND h.source = s.source) LIMIT 1",
+        branch=branch,
+        heir=heir,
+    )
+    if lost is not None:
+        collect(tx, [branch])
+        return
+    _take(tx, branch)
+    if not _is_read(tx, branch):
+        tx.run("DELETE FROM segments WHERE branch = :branch", branch=branch)
+        marks.forget(tx, branch)
+
+
 def unread(tx: Tx, thread: int) -> list[int]:
     """The branches of a thread that nothing is read along: left behind, or sources of others."""
     rows = tx.all(

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.store import branches, checkpoints, leases, marks, usage
+from holdfast.store.branches import Point
 from holdfast.store.checkpoints import Doomed, Row
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
@@ -224,7 +225,7 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
 
 
 def _bequeath(tx: Tx, thread: int) -> None:
-    """Pass the branches that others still need to one of those: for their messages. The marks were the thread's own."""
+    """Pass the branches that others still need to one of those. The marks were the thread's own, and go."""
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
     for (branch,) in left:
         marks.forget(tx, branch)
@@ -241,6 +242,20 @@ def _bequeath(tx: Tx, thread: int) -> None:
         )
     ]
     if heirs:
-        tx.run(
-            "UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=min(heirs), thread=thread
-        )
+        heir = min(heirs)
+        for (branch,) in left:
+            _mark_as(tx, heir, branch)
+        tx.run("UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=heir, thread=thread)
+
+
+def _mark_as(tx: Tx, heir: int, branch: int) -> None:
+    """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
+    row = tx.one(
+        "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
+        " WHERE t.key = :heir",
+        branch=branch,
+        heir=heir,
+    )
+    if row is not None and row[1] is not None:
+        bearing = branches.marked(tx, heir, row[0], Point(branch, row[1], 0))
+        marks.inherit(tx, bearing.branch, branch, upto=bearing.seq)

@@ -78,6 +78,8 @@ def remove(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
         upto=upto,
         key=thread.key,
     )
+    if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
+        branches.forsake(tx, thread.branch, branch)
     return branch
 
 
