@@ -8,6 +8,7 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from holdfast import Agent, ExcludeMarked, Model
 from holdfast.checkpointer import SQLiteCheckpointer
@@ -15,7 +16,7 @@ from holdfast.memory import Msg, SQLiteMemory, compress
 from holdfast.providers.scripted import ScriptedProvider
 
 
-async def first_process(path: str) -> dict:
+async def first_process(path: str) -> dict[str, Any]:
     memory = SQLiteMemory(path, session_id="trip")
     for number in range(1, 7):
         await memory.add(Msg("ann", f"Question {number} about Beijing?", "user"))
@@ -31,7 +32,7 @@ async def first_process(path: str) -> dict:
     return memory.state_dict()  # where the data are, and not the data
 
 
-async def second_process(path: str, state: dict) -> None:
+async def second_process(path: str, state: dict[str, Any]) -> None:
     memory = SQLiteMemory()
     memory.load_state_dict(state)
     seen = await memory.get_memory(exclude_mark="compressed")

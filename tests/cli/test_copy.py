@@ -49,6 +49,7 @@ def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: 
         ("branches", "3"),
         ("segments", "3"),
         ("messages", "30"),
+        ("marks", "0"),
         ("tool_calls", "0"),
         ("inbox", "0"),
         ("partials", "0"),

@@ -22,7 +22,7 @@ from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.errors import HoldfastError, InputError, StoreCorrupt, StoreFull, StoreUnusable
 from holdfast.storage import AgentStorage
 from holdfast.store import copying as queries
-from holdfast.store import places, sharing, sqlite, sqlite_file, threads
+from holdfast.store import memories, places, sharing, sqlite, sqlite_file, threads
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Row, Store, Tx
 from holdfast.store.leases import Claim
@@ -57,6 +57,9 @@ def fill(store: Store) -> None:
     user = to_the_end(accounts.create_user(Blocking(store), "Ann", preferences={"ui": {"theme": "dark"}}))
     to_the_end(tool_log.log_tool_call(Blocking(store), "thread 1", "look", {"a": 1}, "there", 12.5))
     assert user["name"] == "Ann"
+    messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
+    store.write_now(memories.add, "main", messages, ["hint", "a"], namespace="ann")
+    store.write_now(memories.summarize, "main", '"a summary"', namespace="ann")
 
 
 def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def test_a_backup_holds_every_row_and_is_one_plain_file(store: Store, tmp_path: 
     assert made["path"] == str(target)
     assert made["bytes"] == target.stat().st_size
     assert (made["verified"], made["incremental"]) == (True, False)
-    assert made["rows"]["messages"] == 54
+    assert made["rows"]["messages"] == 57
     assert rows_at(target) == rows_in(store)
 
 
@@ -395,6 +398,11 @@ CHANGES: dict[str, tuple[str, ...]] = {
         "DELETE FROM threads WHERE key = 3",
     ),
     "a user that is gone": ("DELETE FROM users",),
+    "a mark that was changed": ("UPDATE marks SET mark = 'new' WHERE key = 2",),
+    "a mark that was moved": ("UPDATE marks SET message = 1, branch = 1 WHERE key = 1",),
+    "marks that were deleted": ("DELETE FROM marks",),
+    "a marked message that is gone": ("DELETE FROM messages WHERE key IN (SELECT message FROM marks)",),
+    "a summary": ("UPDATE branches SET summary = '\"new\"' WHERE summary <> ''",),
 }
 
 
@@ -702,7 +710,7 @@ def test_a_database_that_is_not_empty_is_left_alone(store: Store, tmp_path: Path
     fill(store)
     before = rows_in(store)
     with pytest.raises(
-        InputError, match=r"is not empty \(it holds 6 threads, 1 users\).*a new file, or another schema"
+        InputError, match=r"is not empty \(it holds 7 threads, 1 users\).*a new file, or another schema"
     ):
         restore(store, tmp_path / "backup.db")
     assert rows_in(store) == before

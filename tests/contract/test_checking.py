@@ -14,9 +14,11 @@ from holdfast import AssistantMessage, Usage, UserMessage, accounts, checking, s
 from holdfast.bridge import Blocking, to_the_end
 from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from holdfast.storage import AgentStorage
-from holdfast.store import deleting, sqlite_file
+from holdfast.store import deleting, memories, sqlite_file
 from holdfast.store.database import Store
+from holdfast.store.threads import Stored
 from tests.conftest import Database
+from tests.contract.marking import mark, summarize
 from tests.contract.opened import with_cp
 from tests.contract.test_backup import Writers, opened, rows_in, say
 
@@ -57,6 +59,9 @@ async def fill(cp: Checkpointer) -> None:
     await cp.put(Checkpoint(metadata=about, messages=[question, answer]))  # on another branch, and the same line
     await cp.rewind("c", "c1")
     await cp.append("c", [reply])
+    await mark(cp, "d", [1, 2], "hint", "hint")
+    await summarize(cp, "d", "in short")
+    await cp.store.write(memories.add, "e", [Stored("1", "user", '{"content":"hi"}', 1)], ["m"], namespace="ann")
 
 
 @pytest.fixture
@@ -82,10 +87,11 @@ def test_a_database_that_is_right_has_no_problems(filled: Store) -> None:
     assert found["problems"] == []
     assert found["ok"] is True
     assert found["checked"] == {
-        "threads": 4,
+        "threads": 5,
         "uncounted": 0,
         "branches": len(before["branches"]),
         "checkpoints": len(before["checkpoints"]),
+        "marks": 5,
         "users": 1,
         "messages": len(before["messages"]),
     }
@@ -174,6 +180,15 @@ BREAKS = {
     ),
     "a message that is no JSON": Break(
         (f"UPDATE messages SET body = '{{\"rol' WHERE branch = {A} AND seq = 1",), "message", "is no JSON: '{\"rol'"
+    ),
+    "an index of ids that lacks a message": Break(
+        ("UPDATE threads SET named = 1 WHERE id = 'a'",), "named", "messages of thread 'a' are looked", (), True
+    ),
+    "a mark on another thread's message": Break(
+        ("UPDATE marks SET message = 1 WHERE mark = 'm'",), "mark", "mark 'm' (row 5) is on message 1, which is not"
+    ),
+    "a mark of another branch": Break(
+        (f"UPDATE marks SET branch = {A} WHERE mark = 'm'",), "mark", "which is not read along branch 1, to which"
     ),
     "tokens": Break(
         ("UPDATE usage SET tokens = tokens + 5 WHERE thread = 1 AND model = 'opus'",),
@@ -275,6 +290,11 @@ REFERENCES = {
         "checkpoint 999, and checkpoints has no",
     ),
     "a user": ("DELETE FROM users", "preferences", "and users has no row 1"),
+    "a marked message": (
+        "DELETE FROM messages WHERE key = (SELECT message FROM marks WHERE mark = 'm')",
+        "marks",
+        "and messages has no row",
+    ),
 }
 
 
@@ -351,7 +371,7 @@ def test_what_was_priced_stays_priced(filled: Store) -> None:
 def test_what_cannot_be_counted_again_is_left_and_told(filled: Store) -> None:
     sql(filled, "UPDATE usage SET tokens = 1", "UPDATE tool_usage SET calls = 7", "UPDATE branches SET uncounted = 1")
     before = rows_in(filled)
-    assert recount(filled)["checked"]["uncounted"] == 4
+    assert recount(filled)["checked"]["uncounted"] == 5
     assert repair(filled)["repaired"] == []
     assert rows_in(filled) == before
 

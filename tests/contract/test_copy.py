@@ -24,7 +24,7 @@ from holdfast.copying import Copied, Progress, copy
 from holdfast.errors import InputError, StoreError, StoreUnusable
 from holdfast.messages import from_value
 from holdfast.store import copying as queries
-from holdfast.store import places, sharing, threads
+from holdfast.store import memories, places, sharing, threads
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Row, Store, Tx
 from holdfast.store.threads import Stored
@@ -32,6 +32,7 @@ from tests import postgres
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import agent_on, claim, lease_of, unfinished, waiting
+from tests.contract.marking import mark, marked, memory_on, summarize
 
 
 @contextlib.contextmanager
@@ -157,6 +158,20 @@ async def fill(cp: Checkpointer) -> None:
     await cp.create_user("Alice 北京", "a@b", 10**6, user_id="alice", preferences=preferences)
     await fill_versions(cp)
     await fill_session(cp)
+    await fill_memories(cp)
+
+
+async def fill_memories(cp: Checkpointer) -> None:
+    """Marks and summaries: on a fork that has some of its own, and in a memory."""
+    await mark(cp, "plain", [1, 3], "b", "a", "北京", "b")
+    await summarize(cp, "plain", "\0 \ud800 𝄞")
+    await mark(cp, "versions", [1, 5], "shared")
+    await cp.fork("versions", "c3", new_id="marked fork")
+    await mark(cp, "marked fork", [2], "own")
+    messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(5)]
+    await cp.store.write(memories.add, "main", messages, ["hint", "hint"], namespace="alice")
+    await cp.store.write(memories.delete, "main", {"m2"}, namespace="alice")
+    await cp.store.write(memories.summarize, "main", '"what was left out"', namespace="alice")
 
 
 async def fill_session(cp: Checkpointer) -> None:
@@ -220,7 +235,7 @@ def test_threads_read_the_same_in_the_copy(filled: str, target: str) -> None:
         async with checkpointer_for(filled) as original:
             listed = await cp.threads()
             assert listed == await original.threads()
-            assert len(listed) == 9
+            assert len(listed) == 10
             for info in listed:
                 ours, theirs = await cp.load(info.id), await original.load(info.id)
                 assert repr(ours) == repr(theirs)  # nan is not equal to itself
@@ -233,6 +248,26 @@ def test_threads_read_the_same_in_the_copy(filled: str, target: str) -> None:
             assert await cp.list_threads() == await original.list_threads()
             assert [each.checkpoint_id for each in await cp.list_checkpoints("fork")] == ["c3", "c2"]
             assert await cp.pending() == await original.pending()
+
+    use(target, compare)
+
+
+def test_a_memory_reads_the_same_in_the_copy_and_goes_on_there(filled: str, target: str) -> None:
+    copy(filled, target)
+
+    async def compare(cp: Checkpointer) -> None:
+        async with checkpointer_for(filled) as original:
+            for name, namespace in (("plain", ""), ("versions", ""), ("marked fork", ""), ("main", "alice")):
+                seen = await marked(cp, name, namespace)
+                assert seen == await marked(original, name, namespace)
+                assert seen[1]
+        async with memory_on(target, "main", "alice") as memory:
+            found = await memory.get_memory(mark="hint")
+            assert [message.content for message in found] == ["what was left out", "0", "1", "3", "4"]
+            assert await memory.update_messages_mark("new", "hint", ["m3"]) == 1
+            assert await memory.delete_by_mark("new") == 1
+            assert await memory.delete(["m4"]) == 1
+            assert await memory.size() == 2
 
     use(target, compare)
 
@@ -563,6 +598,8 @@ DAMAGES = {
         "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (1, '', '', '', '', '')",
     ),
     "another segment": ("segments", "UPDATE segments SET upto_seq = 3"),
+    "an extra mark": ("marks", "INSERT INTO marks (branch, message, mark) VALUES (1, 1, 'm')"),
+    "a summary": ("branches", "UPDATE branches SET summary = '\"s\"'"),
 }
 
 

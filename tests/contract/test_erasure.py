@@ -25,12 +25,15 @@ from holdfast.checkpointer import (
     keep_last,
 )
 from holdfast.errors import InputError
-from holdfast.store import deleting
+from holdfast.messages import dumps
+from holdfast.store import deleting, memories
 from holdfast.store.copying import TABLES
 from holdfast.store.database import Store, Tx
+from holdfast.store.threads import Stored
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import CALL_SLOW, Slow, agent_on, die, expire
+from tests.contract.marking import mark, marked, summarize
 from tests.contract.opened import texts, with_cp, with_users
 
 
@@ -65,10 +68,14 @@ async def fill(cp: Checkpointer, word: str, thread_id: str = "t") -> None:
     for number in range(40):
         await cp.append(thread_id, {"role": "user", "content": f"{number} {word} {'y' * number * 100}"})
         await cp.save_extra(thread_id, {"n": number, "word": word * number})
+    await mark(cp, thread_id, [1, 2], word, f"mark {word}")
+    await summarize(cp, thread_id, f"what was said: {word}")
     await cp.put(Checkpoint(CheckpointMetadata(thread_id, f"put-{word}", step=9, parent_checkpoint_id=word), [word]))
     await cp.rewind(thread_id, to=1)
     await cp.steer(thread_id, f"steer {word}")
     await cp.delete_before(thread_id, 1)
+    await mark(cp, thread_id, [1], f"later {word}")
+    await summarize(cp, thread_id, f"said later: {word}")
     await fill_session(cp, word, thread_id)
 
 
@@ -97,6 +104,7 @@ async def fill_user(cp: Checkpointer, word: str) -> str:
     await cp.create_session(user, word, session_id=f"deleted-{word}")
     await fill_session(cp, word, f"deleted-{word}")
     await cp.delete_thread(f"deleted-{word}")
+    await fill_memory(cp, word, user)
     slow = Slow()
     agent = agent_on(cp, [CALL_SLOW], f"run-{word}", tools=[slow.tool], user_id=user)
     run = asyncio.create_task(agent.prompt(word))
@@ -104,6 +112,17 @@ async def fill_user(cp: Checkpointer, word: str) -> str:
     await cp.store.write(set_aside, user)
     await die(cp, agent, run)
     return user
+
+
+async def fill_memory(cp: Checkpointer, word: str, user: str) -> None:
+    """A memory of a user, all of it with the word, some of it deleted and marked anew."""
+    messages = [Stored(f"{n}-{word}", "user", dumps({"content": word}), 1) for n in range(9)]
+    await cp.store.write(memories.add, f"memory-{word}", messages, [word, f"mark {word}"], namespace=user)
+    await cp.store.write(memories.delete, f"memory-{word}", {f"3-{word}"}, namespace=user)
+    for old, new in ((word, f"new {word}"), (f"mark {word}", None)):
+        await cp.store.write(memories.update_marks, f"memory-{word}", new, old, None, namespace=user)
+    for text in (f"old {word}", word):
+        await cp.store.write(memories.summarize, f"memory-{word}", dumps(text), namespace=user)
 
 
 def set_aside(tx: Tx, user: str) -> None:
@@ -127,6 +146,7 @@ def test_no_row_of_any_table_holds_anything_of_an_erased_thread(database: Databa
         await cp.append("other", [UserMessage(f"kept {number}") for number in range(50)])
         await fill(cp, word, f"thread-{word}")
         held = {"threads", "messages", "checkpoints", "tool_calls", "inbox", "tasks", "usage", "tool_usage"}
+        held |= {"marks", "branches"}
         assert held <= rows_with(cp.store, word).keys()
         erased = await cp.erase_thread(f"thread-{word}")
         assert erased.threads == 1
@@ -286,6 +306,32 @@ def test_forks_that_are_kept_have_the_past_that_they_share_and_nothing_more(data
     with_cp(database, use)
 
 
+def test_forks_that_are_kept_have_marks_and_a_summary_of_their_own(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        word = needle()
+        await cp.put(Checkpoint(CheckpointMetadata("t", "c", step=1), [UserMessage("1"), UserMessage("2")]))
+        await mark(cp, "t", [1, 2], "shared")
+        await summarize(cp, "t", "shared")
+        await cp.append("t", UserMessage("3"))
+        await cp.fork("t", new_id="fork")
+        await mark(cp, "fork", [2], "of the fork")
+        await mark(cp, "t", [1, 3], word)
+        await summarize(cp, "t", word)
+        await cp.rewind("t", 2)
+        await mark(cp, "t", [2], word)
+        await cp.erase_thread("t", forks="keep")
+        assert rows_with(cp.store, word) == {}
+        assert await marked(cp, "fork") == ('"shared"', {1: ["shared"], 2: ["shared", "of the fork"]})
+        assert await texts(cp, "fork") == ["1", "2", "3"]
+        await cp.rewind("fork", "c")
+        assert await texts(cp, "fork") == ["1", "2"]
+        assert await marked(cp, "fork") == ('"shared"', {1: ["shared"], 2: ["shared", "of the fork"]})
+        await cp.erase_thread("fork")
+        assert rows_with(cp.store, "shared") == {}
+
+    with_cp(database, use)
+
+
 def test_forks_that_are_erased_too_are_gone_with_theirs(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         word = needle()
@@ -317,10 +363,11 @@ def test_no_row_of_any_table_holds_anything_of_an_erased_user(database: Database
         await agent_on(cp, ["kept"], "c", user_id="somebody").prompt("hi")
         user = await fill_user(cp, word)
         held = {"users", "preferences", "threads", "tasks", "tool_calls", "usage", "tool_usage", "reservations"}
+        held |= {"marks", "branches"}
         assert held <= rows_with(cp.store, word).keys()
         await expire(cp)
         erased = await cp.erase_user(user)
-        assert (erased.threads, erased.is_gone) == (2, True)
+        assert (erased.threads, erased.is_gone) == (3, True)
         assert rows_with(cp.store, word) == {}
         assert await cp.get_user(user) is None
         assert [each["id"] for each in await cp.list_users()] == ["somebody"]

@@ -34,6 +34,7 @@ from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import PAST, agent_on, claim, unfinished, with_two
+from tests.contract.marking import mark, marked, summarize
 from tests.contract.opened import loaded, texts, with_cp, with_users
 
 EXTRA = {
@@ -113,6 +114,7 @@ async def view(cp: Checkpointer, thread_id: str) -> list[Any]:
         await cp.list_tool_calls(thread_id),
         await cp.list_tasks(thread_id),
         await cp.get_session_usage(thread_id),
+        await marked(cp, thread_id),
     ]
 
 
@@ -154,7 +156,23 @@ async def fill(cp: Checkpointer) -> list[str]:
     await cp.fork("f", new_id="g")
     await cp.fork("gone" if await cp.info("gone") else "o", 2, new_id="early")
     await fill_session(cp)
+    await fill_marks(cp)
     return ["plain", ODD, "empty", "asking", "done", "t", "fork of t", "o", "f", "g", "early", "session"]
+
+
+async def fill_marks(cp: Checkpointer) -> None:
+    """Marks and summaries: of a plain thread, of one with gaps, and of one that was forked and rewound after that."""
+    await mark(cp, "plain", [4, 1], "b", "a", "b", "北京 \u2028 '\"")
+    await summarize(cp, "plain", "in short: \0 \ud800 𝄞 \u2028\n")
+    await mark(cp, "session", [1, 4, 6], "old", "compressed")
+    await summarize(cp, "session", "a session")
+    await mark(cp, "o", [1, 3, 9], "of o")
+    await mark(cp, "f", [1, 4], "of f", "twice", "twice")
+    await summarize(cp, "f", "of f")
+    await cp.rewind("f", "e7")
+    await mark(cp, "f", [2], "later")
+    await summarize(cp, "o", "of o alone")
+    await mark(cp, "g", [1], "of g")
 
 
 async def fill_session(cp: Checkpointer, name: str = "session", user: str = "alice") -> None:
@@ -380,7 +398,7 @@ def test_json_is_kept_to_the_byte(database: Database, other: Database) -> None:
 async def do_something(cp: Checkpointer, chance: random.Random, names: list[str], number: int) -> None:
     name = chance.choice(names)
     there = [each.checkpoint_id for each in await cp.list_checkpoints(name)]
-    match chance.randrange(9):
+    match chance.randrange(11):
         case 0:
             await cp.append(name, UserMessage(f"{number}"))
         case 1 | 2:
@@ -401,6 +419,11 @@ async def do_something(cp: Checkpointer, chance: random.Random, names: list[str]
         case 8:
             calls = AssistantMessage([ToolCall("x", "act"), ToolCall("y", "act")], stop_reason="tool_use")
             await cp.store.write(threads.append, name, [stored(calls)], reserve=2)
+        case 9:
+            seqs = sorted((await marked(cp, name, all_of_them=True))[1])
+            await mark(cp, name, seqs[:: chance.randrange(1, 4)], f"m{chance.randrange(3)}", f"{number}")
+        case 10:
+            await summarize(cp, name, f"summary {number}")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -435,9 +458,13 @@ def test_a_fork_takes_nothing_along_that_it_does_not_read(database: Database) ->
         await cp.put(checkpoint("o", "needle", 5, said(1)))
         await cp.put(checkpoint("o", "shared", 6, [*said(1), UserMessage("needle in a checkpoint")]))
         await cp.fork("f", new_id="needle")
+        await mark(cp, "f", [1], "seen")
+        for name in ("o", "needle"):
+            await mark(cp, name, [1], "needle in a mark")
+            await summarize(cp, name, "needle in a summary")
         lines = await exported(cp, "f")
         assert not any("needle" in line for line in lines)
-        counts = {"branches": 3, "messages": 3, "calls": 0, "checkpoints": 2, "inbox": 0}
+        counts = {"branches": 3, "messages": 3, "marks": 3, "calls": 0, "checkpoints": 2, "inbox": 0}
         assert json.loads(lines[-1])["end"] == {**counts, "tasks": 0, "usage": 0, "tool_usage": 0}
 
     with_cp(database, use)
@@ -515,6 +542,8 @@ async def fill_user(cp: Checkpointer) -> None:
     await cp.fork("f2", new_id="f3")
     await cp.fork("f3", new_id="bob's", user_id="bob")
     await cp.store.write(threads.append, "f", [Stored("m", "user", '"hi"')], namespace="alice")
+    await mark(cp, "f", [1], "of alice", "of alice", namespace="alice")
+    await summarize(cp, "f", "alice's own", namespace="alice")
     await fill_session(cp, "deleted")
     await cp.delete_thread("deleted")
     await cp.update_user(
@@ -528,6 +557,7 @@ def test_all_threads_of_a_user_come_back_with_their_forks(database: Database, ot
         lines = await exported_user(cp, "alice")
         assert await bring(there, lines) == ["fork of t", "f", "g", "session", "f2", "f3", "f"]
         assert await exported_user(there, "alice") == lines
+        assert await marked(there, "f", "alice") == ('"alice\'s own"', {1: ["of alice", "of alice"]})
         tree = await there.tree("f")
         assert tree is not None
         assert [fork.thread_id for fork in tree.forks] == ["g", "f2"]
@@ -552,7 +582,7 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
             ([*lines, lines[1]], "nothing can come behind the end"),
             ([*lines, *lines], "nothing can come behind the end"),
             ([lines[0].replace("alice", "carol"), *lines[1:]], "something in the lines of this user was changed"),
-            ([lines[0].replace('"format":2', '"format":3'), *lines[1:]], "line 1: this was exported by a newer"),
+            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: this was exported by a newer"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":[[9')], "cannot be a fork of"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":["x",[')], "the forks cannot be"),
             ([*lines[begin : ends[0]], *lines], "line \\d+: this is no beginning of a thread"),
@@ -692,7 +722,7 @@ def test_nothing_that_is_said_of_a_user_is_taken_for_granted(database: Database)
         headers: list[dict[str, Any]] = [{"user": user} for user in ("", None, 7, "\0", "\ud800")]
         for header in (*headers, {"more": 1}):
             cases += [([dumps({**rows[0], **header}), *lines[1:]], "^line 1: a user cannot be")]
-        cases.append(([lines[0].replace('"format":2', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
+        cases.append(([lines[0].replace('"format":3', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
         await refuse(cp, [(sealed_user(damaged), complaint) for damaged, complaint in cases])
         assert await bring(cp, lines) == []
 
@@ -769,27 +799,61 @@ def test_what_was_counted_elsewhere_is_not_counted_again(database: Database, oth
     with_both(database, other, use)
 
 
-NEW = {
-    "thread": ("title", "status", "model", "metadata"),
-    "call": ("output", "error", "elapsed_ms", "message"),
-    "end": ("tasks", "usage", "tool_usage"),
+NEW: dict[int, dict[str, tuple[str, ...]]] = {
+    2: {
+        "thread": ("title", "status", "model", "metadata"),
+        "call": ("output", "error", "elapsed_ms", "message"),
+        "end": ("tasks", "usage", "tool_usage"),
+    },
+    3: {"branch": ("summary", "quoted"), "end": ("marks",)},
 }
 
 
-def as_before(lines: list[str]) -> list[str]:
-    """An export of a thread as it was before there were sessions: what the first format has."""
+def as_before(lines: list[str], written: int = 1) -> list[str]:
+    """An export of a thread in an earlier format: the first was before there were sessions, the second before marks."""
+    lacking = [new for since, new in NEW.items() if since > written]
+    gone = ("mark",) if written > 1 else ("mark", *SESSIONS)
     old: list[str] = []
     for line in lines[:-1]:
         row = json.loads(line)
         kind = row.get("holdfast", row.get("row"))
-        if kind in NEW:
-            row = {name: value for name, value in row.items() if name not in NEW[kind]}
-            line = dumps({**row, "format": 1} if kind == "thread" else row)
-        if kind not in SESSIONS:
+        names = [name for new in lacking for name in new.get(kind, ())]
+        if names or kind == "thread":
+            row = {name: value for name, value in row.items() if name not in names}
+            line = dumps({**row, "format": written} if kind == "thread" else row)
+        if kind not in gone:
             old.append(line)
     digest = hashlib.sha256("".join(f"{line}\n" for line in old).encode()).hexdigest()
-    counts = {name: count for name, count in json.loads(lines[-1])["end"].items() if name not in NEW["end"]}
+    names = [name for new in lacking for name in new["end"]]
+    counts = {name: count for name, count in json.loads(lines[-1])["end"].items() if name not in names}
     return [*old, dumps({"end": counts, "sha256": digest})]
+
+
+def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        for name in await fill(cp):
+            lines = await exported(cp, name)
+            old = as_before(lines, 2)
+            assert await bring(there, old) == [name]
+            assert (await view(there, name))[:-1] == (await view(cp, name))[:-1]
+            assert await marked(there, name) == ("", {})
+            assert as_before(await exported(there, name), 2) == old
+        new = await exported(cp, "plain")
+        at = next(number for number, line in enumerate(new) if '"row":"mark"' in line)
+        old = as_before(new, 2)
+        await refuse(
+            there,
+            [
+                ([*old[:at], new[at], *old[at:]], f"^line {at + 1}: a mark cannot come here"),
+                (
+                    [new[0].replace('"format":3', '"format":2'), *new[1:]],
+                    "^line 2: a branch has other fields.*'summary'",
+                ),
+                ([old[0].replace('"format":2', '"format":3'), *old[1:]], "^line 2: there is no 'summary'"),
+            ],
+        )
+
+    with_both(database, other, use)
 
 
 def test_an_export_of_the_version_before_is_imported(database: Database, other: Database) -> None:
@@ -800,6 +864,7 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             lines = sealed(lines)
             assert await bring(there, as_before(lines)) == [name]
             assert (await view(there, name))[:4] == (await view(cp, name))[:4]
+            assert await marked(there, name) == ("", {})
             again = await exported(there, name)
             assert as_before(again) == as_before(lines)
             session = await there.get_session(name)
@@ -812,8 +877,8 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             there,
             [
                 ([*old[:-1], task, old[-1]], f"^line {len(old)}: a task cannot come here"),
-                ([new[0].replace('"format":2', '"format":1'), *new[1:]], "^line 1: "),
-                ([old[0].replace('"format":1', '"format":2'), *old[1:]], "^line 1: "),
+                ([new[0].replace('"format":3', '"format":1'), *new[1:]], "^line 1: "),
+                ([old[0].replace('"format":1', '"format":3'), *old[1:]], "^line 1: "),
             ],
         )
 
@@ -1060,8 +1125,8 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
             ([*lines, "x"], f"line {size + 1}: this is not JSON"),
             ([*lines, lines[0]], f"line {size + 2} is missing"),
             (lines + lines, "there is already a thread 'f'"),
-            ([lines[0].replace('"format":2', '"format":3'), *lines[1:]], "line 1: .*newer holdfast, in format 3"),
-            ([lines[0].replace('"format":2', '"format":"2"'), *lines[1:]], "line 1: the format of an export cannot be"),
+            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: .*newer holdfast, in format 4"),
+            ([lines[0].replace('"format":3', '"format":"3"'), *lines[1:]], "line 1: the format of an export cannot be"),
             (['{"role":"user","content":"hello"}'], "line 1: this is JSON, but no line of an export"),
             (["[1]"], "line 1: this is JSON, but no line of an export"),
             (['{"holdfast":"diary","format":1}'], "line 1: this is no beginning of a thread"),
@@ -1111,6 +1176,12 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
             [["1", 0, 5]],
         ],
         "inherited": [None, [[1, 1, 1]], [[1, 1, 1, 1]], [[9, 1, 1, 1]], [[0, None, None, 1]], [[1, None, 1, 1]]],
+        "summary": [None, 7, {}, ["x"], True],
+    },
+    "mark": {
+        "branch": [0, 99, None, "1", True],
+        "seq": [0, -1, 2**53, "1", None, 7_777],
+        "mark": [None, 7, "a\0b", "\ud800", "x" * 501, ["x"]],
     },
     "message": {
         "branch": [0, 99, None, "1"],
@@ -1199,6 +1270,7 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
 }
 
 SESSIONS = ("task", "usage", "tool_usage")
+GONE = ("id", "segments", "name", "day", "mark")
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -1224,7 +1296,7 @@ def test_no_value_is_taken_for_granted(database: Database, kind: str, small_page
                 sealed(
                     [
                         *lines[:at],
-                        dumps({name: row[name] for name in list(row) if name not in ("id", "segments", "name", "day")}),
+                        dumps({name: row[name] for name in list(row) if name not in GONE}),
                         *lines[at + 1 :],
                     ]
                 ),
@@ -1274,6 +1346,11 @@ def test_a_thread_that_is_not_as_its_header_says_is_refused(database: Database) 
             for kind, at in firsts.items()
         ]
         logged = [line.replace('"status":"done"', '"status":"started"') for line in session]
+        plain = await exported(cp, "plain")
+        await cp.delete_thread("plain")
+        at = next(number for number, line in enumerate(plain) if '"row":"mark"' in line)
+        behind = [*plain[:at], plain[at].replace('"seq":1,', '"seq":9,'), *plain[at:]]
+        far = [line.replace('"row":"mark","branch":1,"seq":4', '"row":"mark","branch":1,"seq":5') for line in plain]
         rows = [json.loads(line) for line in lines]
         unasked = [dumps({**row, "question": None}) if row.get("status") == "waiting" else dumps(row) for row in rows]
         cases: list[tuple[list[Any], str]] = [
@@ -1282,6 +1359,8 @@ def test_a_thread_that_is_not_as_its_header_says_is_refused(database: Database) 
             (sealed(twice), r"^line \d+: thread 'asking' has a tool call twice"),
             *[(sealed(each), rf"^line \d+: thread 'session' has {what} twice") for each, what in doubled],
             (sealed(logged), r"^line \d+: a call that no reply has asked for cannot be started"),
+            (sealed(far), r"^line \d+: thread 'plain' has a mark where there is no message"),
+            (sealed(behind), rf"^line {at + 2}: a mark at \(1, 1\) comes behind \(1, 9\)"),
             (sealed(fewer), r"^line \d+: thread 'asking' should have 2 messages, and has 1"),
         ]
         await refuse(cp, cases)
