@@ -8,7 +8,7 @@ agent = ReActAgent(..., memory=SQLiteMemory("memory.db", user_id="ann", session_
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.errors import MissingExtra
 from holdfast.memory import stored
@@ -22,21 +22,37 @@ except ImportError as error:
 __all__ = ["PostgresMemory", "SQLiteMemory"]
 
 
-class SQLiteMemory(stored.SQLiteMemory, MemoryBase):  # type: ignore[misc]
+class _OfAgentScope(stored.StoredMemory, MemoryBase):  # type: ignore[misc]
+    """What both have in common: the messages are AgentScope's."""
+
+    _class: ClassVar[type[Any]] = Msg
+
+    if TYPE_CHECKING:
+
+        async def add(self, memories: Any, *args: Any, **kwargs: Any) -> None: ...
+
+        async def get_memory(self, *args: Any, **kwargs: Any) -> list[Any]: ...
+
+        async def search(self, query: str, limit: int = 10) -> list[Any]: ...
+
+
+class SQLiteMemory(_OfAgentScope, stored.SQLiteMemory):
     """A memory in a SQLite file, for agents of AgentScope."""
 
-    _class: ClassVar[type[Any]] = Msg
-
-    def __init__(self, db_path: str | os.PathLike[str] = "memory.db", *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str] = "memory.db",
+        user_id: str | None = None,
+        session_id: str | None = None,
+        **options: Any,
+    ) -> None:
         MemoryBase.__init__(self)
-        stored.SQLiteMemory.__init__(self, db_path, *args, **options)
+        stored.SQLiteMemory.__init__(self, db_path, user_id, session_id, **options)
 
 
-class PostgresMemory(stored.PostgresMemory, MemoryBase):  # type: ignore[misc]
+class PostgresMemory(_OfAgentScope, stored.PostgresMemory):
     """A memory in a Postgres database, for agents of AgentScope."""
 
-    _class: ClassVar[type[Any]] = Msg
-
-    def __init__(self, dsn: str, *args: Any, **options: Any) -> None:
+    def __init__(self, dsn: str, user_id: str | None = None, session_id: str | None = None, **options: Any) -> None:
         MemoryBase.__init__(self)
-        stored.PostgresMemory.__init__(self, dsn, *args, **options)
+        stored.PostgresMemory.__init__(self, dsn, user_id, session_id, **options)

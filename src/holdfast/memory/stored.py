@@ -94,7 +94,7 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     async def add(
         self,
-        memories: Any,
+        memories: Msg | Iterable[Msg] | None,
         marks: str | list[str] | None = None,
         allow_duplicates: bool = False,
         **kwargs: Any,  # noqa: ARG002
@@ -120,7 +120,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         exclude_mark: str | list[str] | None = None,
         prepend_summary: bool = True,
         **kwargs: Any,  # noqa: ARG002
-    ) -> list[Any]:
+    ) -> list[Msg]:
         wanted = arguments.wanted("mark", mark)
         unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
         store = await self._ready()
@@ -129,7 +129,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         )
         return [self._class("user", _decoded(summary), "user"), *found] if prepend_summary and summary else found
 
-    async def search(self, query: str, limit: int = 10) -> list[Any]:
+    async def search(self, query: str, limit: int = 10) -> list[Msg]:
         store = await self._ready()
         keys = await searching.find_keys(store, query, namespace=self._namespace, session_id=self._thread, limit=limit)
         return await store.read(_at, keys, self._message)
