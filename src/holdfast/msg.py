@@ -80,7 +80,7 @@ class Msg:
         """The text of the message without its other blocks; None if there is none."""
         if isinstance(self.content, str):
             return self.content
-        texts = [block["text"] for block in self.get_content_blocks("text")]
+        texts = [block["text"] for block in self.get_content_blocks("text") if isinstance(block.get("text"), str)]
         return separator.join(texts) if texts else None
 
     def get_content_blocks(self, block_type: str | Sequence[str] | None = None) -> list[Any]:

@@ -61,7 +61,10 @@ def _show(args: argparse.Namespace) -> int:
 def _text(message: Msg) -> str:
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(
-        block["text"] if isinstance(block, dict) and block.get("type") == "text" else json.dumps(block)
-        for block in message.content
-    )
+    return "\n".join(map(_shown, message.content))
+
+
+def _shown(block: Any) -> str:
+    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
+        return str(block["text"])
+    return json.dumps(block, ensure_ascii=False)

@@ -44,13 +44,16 @@ async def compress(
     for _ in range(_ATTEMPTS):
         before = await memory.compressed_summary()  # read first: whoever compresses after this changes it
         messages = await memory.get_memory(exclude_mark=mark, prepend_summary=False)
-        old = messages[: _cut(messages, keep)]
+        start = _cut(messages, keep)
+        old = messages[:start]
         if not old:
             return None
         summary = await by_parts(write, before, [from_value(values_of(message)) for message in old])
         if not summary:
             raise ProviderError("the model wrote no summary; the memory is as it was")
-        ids = [message.id for message in old]
+        ids = {message.id for message in old} - {
+            message.id for message in messages[start:]
+        }  # one id may be there twice
         if await memory.mark_compressed(ids, summary, mark, expected=before) is not None:
             return summary
     raise HoldfastError(f"somebody else compressed the memory meanwhile, {_ATTEMPTS} times; try again later")
@@ -90,8 +93,7 @@ def _provider_of(model: Model) -> Provider:
 
 
 def _cut(messages: Sequence[Any], keep: int) -> int:
-    """How many messages can go, so that no result of a tool stays without its call."""
-    start = max(0, len(messages) - keep)
+    """How many messages can go, so that no call of a tool is parted from its result, also if that is still to come."""
     asked: dict[str, int] = {}  # where each call was made
     reach = list(range(len(messages)))  # how far back a message must not be parted from
     for place, message in enumerate(messages):
@@ -100,7 +102,11 @@ def _cut(messages: Sequence[Any], keep: int) -> int:
             if kind == "tool_use":
                 asked[str(block.get("id"))] = place
             elif kind == "tool_result":
-                reach[place] = asked.get(str(block.get("id")), place)
+                reach[place] = min(reach[place], asked.pop(str(block.get("id")), place))
+    start = max(0, len(messages) - keep)
+    last = max(asked.values(), default=-1)
+    if last >= 0 and all(reach[place] < place for place in range(last + 1, len(messages))):
+        start = min(start, last)  # its results have not all come
     while (first := min(reach[start:], default=start)) < start:
         start = first
     return start

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from holdfast import searching
-from holdfast.errors import InputError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.leasing import checked_wait, patiently
 from holdfast.memory import arguments
 from holdfast.memory.base import MemoryBase
@@ -41,6 +41,15 @@ SESSION = "default"  # of those who name none
 _SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
 
 
+class _Here(NamedTuple):
+    """The thread that a memory is, as it was named and as the store knows it."""
+
+    user_id: str | None
+    session_id: str | None
+    namespace: str
+    thread: str
+
+
 class _Loaded(NamedTuple):
     """What the next call writes before all else: the summary of a state, and its messages, if it has any."""
 
@@ -58,7 +67,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         check_durability(durability)
         self._durability = durability
         self._wait = checked_wait(wait)
-        self._name_thread(user_id, session_id)
+        self._here = _named(user_id, session_id)
         self._handle = Handle()
         self._loaded: _Loaded | None = None
         self._loading = asyncio.Lock()  # another one for each state: a lock belongs to its event loop
@@ -81,14 +90,14 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     @property
     def user_id(self) -> str | None:
-        return self._user_id
+        return self._here.user_id
 
     @property
     def session_id(self) -> str | None:
-        return self._session_id
+        return self._here.session_id
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, user_id={self._user_id!r}, session_id={self._session_id!r})"
+        return f"{type(self).__name__}({self.name!r}, user_id={self.user_id!r}, session_id={self.session_id!r})"
 
     # --- the messages -------------------------------------------------------------------------------------------------
 
@@ -123,25 +132,25 @@ class StoredMemory(MemoryBase, abc.ABC):
     ) -> list[Msg]:
         wanted = arguments.wanted("mark", mark)
         unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
-        store = await self._ready()
+        store, here = await self._ready()
         summary, found = await store.read(
-            _read, self._thread, self._message, namespace=self._namespace, marked=wanted, unmarked=unwanted
+            _read, here.thread, self._message, namespace=here.namespace, marked=wanted, unmarked=unwanted
         )
         return [self._class("user", _decoded(summary), "user"), *found] if prepend_summary and summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
-        store = await self._ready()
-        keys = await searching.find_keys(store, query, namespace=self._namespace, session_id=self._thread, limit=limit)
+        store, here = await self._ready()
+        keys = await searching.find_keys(store, query, namespace=here.namespace, session_id=here.thread, limit=limit)
         return await store.read(_at, keys, self._message)
 
     async def size(self) -> int:
-        store = await self._ready()
-        return await store.read(queries.size, self._thread, namespace=self._namespace)
+        store, here = await self._ready()
+        return await store.read(queries.size, here.thread, namespace=here.namespace)
 
     async def clear(self) -> None:
-        store = await self._ready()
-        if await self._attempt(store, queries.clear):
-            await self._collect(store)
+        store, here = await self._ready()
+        if await self._attempt(store, here, queries.clear):
+            await _collect(store, here)
 
     # --- marks and the summary ----------------------------------------------------------------------------------------
 
@@ -153,13 +162,13 @@ class StoredMemory(MemoryBase, abc.ABC):
         if olds == [] or ids == set():  # which no message has
             return 0
         old = olds[0] if olds else None
-        store = await self._ready()
-        return await store.write(queries.update_marks, self._thread, new, old, ids, namespace=self._namespace)
+        store, here = await self._ready()
+        return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
 
     async def update_compressed_summary(self, summary: str) -> None:
         text = _encoded(arguments.summary(summary))
-        store = await self._ready()
-        await store.write(queries.summarize, self._thread, text, namespace=self._namespace)
+        store, here = await self._ready()
+        await store.write(queries.summarize, here.thread, text, namespace=here.namespace)
 
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
@@ -167,14 +176,14 @@ class StoredMemory(MemoryBase, abc.ABC):
         text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
         worn = arguments.mark_to_add(mark)
         before = None if expected is None else _encoded(arguments.summary(expected))
-        store = await self._ready()
+        store, here = await self._ready()
         return await store.write(
-            queries.compress, self._thread, ids, worn, text, before=before, namespace=self._namespace
+            queries.compress, here.thread, ids, worn, text, before=before, namespace=here.namespace
         )
 
     async def compressed_summary(self) -> str:
-        store = await self._ready()
-        return _decoded(await store.read(queries.summary, self._thread, namespace=self._namespace))
+        store, here = await self._ready()
+        return _decoded(await store.read(queries.summary, here.thread, namespace=here.namespace))
 
     # --- states -------------------------------------------------------------------------------------------------------
 
@@ -182,21 +191,21 @@ class StoredMemory(MemoryBase, abc.ABC):
         """Where the data are, and the summary: not the data. It may have to ask the database, and waits for that."""
         return {
             self._place: self.name,
-            "user_id": self._user_id,
-            "session_id": self._session_id,
+            "user_id": self.user_id,
+            "session_id": self.session_id,
             _SUMMARY: _decoded(self._loaded.summary if self._loaded else self._look()),
         }
 
     def _look(self) -> str:
         """The summary, for whoever cannot await it."""
-        known = self._handle.known()
+        known, here = self._handle.known(), self._here
         if known is not None:
-            return known.read_now(queries.summary, self._thread, namespace=self._namespace)
+            return known.read_now(queries.summary, here.thread, namespace=here.namespace)
         if not self._exists():
             return ""
         store = self._open_store()
         try:
-            return store.read_now(queries.summary, self._thread, namespace=self._namespace)
+            return store.read_now(queries.summary, here.thread, namespace=here.namespace)
         finally:
             sharing.release(store)
 
@@ -225,23 +234,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         place = state[self._place]
         if not isinstance(place, str) or not place:
             raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
-        before = self._user_id, self._session_id
-        self._name_thread(state.get("user_id", before[0]), state.get("session_id", before[1]))
+        here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id))
         if place != self.name:
-            try:
-                self._go_to(place)
-            except BaseException:
-                self._name_thread(*before)
-                raise
+            self._go_to(place)
             self._handle.leave()
-
-    def _name_thread(self, user_id: str | None, session_id: str | None) -> None:
-        namespace = "" if user_id is None else checked_id(user_id, "a user id")
-        if namespace.startswith("\x7f"):
-            raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
-        thread = SESSION if session_id is None else checked_id(session_id, "a session id")
-        self._namespace, self._thread = namespace, thread
-        self._user_id, self._session_id = user_id, session_id
+        self._here = here
 
     # --- messages of one's own ----------------------------------------------------------------------------------------
 
@@ -260,51 +257,61 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def close(self) -> None:
         """Let go of the database. What was written, or loaded, is stored."""
         try:
-            if self._loaded is not None and not self._handle.is_closed:
-                await self._ready()
+            if self._loaded is not None:
+                await self.open()
         finally:
             await self._handle.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def _ready(self) -> Store:
-        """The store, opened; what was loaded is stored."""
+    async def _ready(self) -> tuple[Store, _Here]:
+        """The store, opened, and the thread there; what was loaded is stored."""
+        here = self._here
         store = await self._handle.store(self._open_store, self.name)
         if self._loaded is not None:
             async with self._loading:
                 await self._store_loaded(store)
-        return store
+        if self._here is not here:
+            raise HoldfastError(f"{self!r} went over to this thread in the middle of a call; await each call first")
+        return store, here
 
     async def _store_loaded(self, store: Store) -> None:
-        loaded = self._loaded
+        loaded, here = self._loaded, self._here
         if loaded is None:  # somebody else was faster
             return
-        if loaded.entries is None:
-            await store.write(queries.summarize, self._thread, loaded.summary, namespace=self._namespace)
-        else:
-            await self._attempt(store, queries.replace, loaded.entries, loaded.summary)
-        if self._loaded is loaded:
-            self._loaded = None
+        written: asyncio.Future[Any] | None = None
+
+        def attempt(over: int) -> Awaitable[Any]:
+            nonlocal written
+            place = {"namespace": here.namespace}
+            if loaded.entries is None:
+                written = store.write(queries.summarize, here.thread, loaded.summary, **place)
+            else:
+                written = store.write(
+                    queries.replace, here.thread, loaded.entries, loaded.summary, by=Visit(over), **place
+                )
+            return written
+
+        try:
+            await patiently(attempt, self._wait)
+        finally:  # a cancelled call has written all the same
+            if written is not None and written.done() and written.exception() is None and self._loaded is loaded:
+                self._loaded = None
         if loaded.entries is not None:
-            await self._collect(store)
+            await _collect(store, here)
 
     async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return await self._attempt(await self._ready(), query, *args, **kwargs)
+        store, here = await self._ready()
+        return await self._attempt(store, here, query, *args, **kwargs)
 
-    async def _attempt(self, store: Store, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def _attempt(self, store: Store, here: _Here, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Change the log of the thread, when nobody drives it."""
 
         def attempt(over: int) -> Awaitable[T]:
-            return store.write(query, self._thread, *args, namespace=self._namespace, by=Visit(over), **kwargs)
+            return store.write(query, here.thread, *args, namespace=here.namespace, by=Visit(over), **kwargs)
 
         return await patiently(attempt, self._wait)
-
-    async def _collect(self, store: Store) -> None:
-        """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
-        left: list[int] | None = None
-        while left is None or left:
-            left = (await store.write(deleting.collect, self._thread, left, namespace=self._namespace)).left
 
 
 class SQLiteMemory(StoredMemory):
@@ -383,6 +390,21 @@ class PostgresMemory(StoredMemory):
 
     def _open_store(self) -> Store:
         return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+
+
+def _named(user_id: str | None, session_id: str | None) -> _Here:
+    namespace = "" if user_id is None else checked_id(user_id, "a user id")
+    if namespace.startswith("\x7f"):
+        raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
+    thread = SESSION if session_id is None else checked_id(session_id, "a session id")
+    return _Here(user_id, session_id, namespace, thread)
+
+
+async def _collect(store: Store, here: _Here) -> None:
+    """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
+    left: list[int] | None = None
+    while left is None or left:
+        left = (await store.write(deleting.collect, here.thread, left, namespace=here.namespace)).left
 
 
 async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:

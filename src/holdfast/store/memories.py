@@ -360,11 +360,20 @@ def _with_ids(tx: Tx, thread: _Thread, ids: Collection[str], *, upto: int = END)
 
 
 def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, int, str]]:
-    if thread.pieces == 1:  # said without the segments: then no planner can begin anywhere else than with the branch
-        tables, where = "messages m", "m.branch = :branch"
-    else:  # of a sum there is no other index
-        tables = "segments s JOIN messages m ON m.branch = s.source"
-        where = "s.branch = :branch AND m.seq + 0 > s.after_seq AND m.seq + 0 <= s.upto_seq"
+    """The messages with these ids by the index, branch by branch: a fork may be read in very many pieces of few."""
+    if thread.pieces == 1:
+        return _named(tx, thread.branch, ids)
+    sources = tx.all("SELECT DISTINCT source FROM segments WHERE branch = :branch", branch=thread.branch)
+    return [
+        (key, seq, name)
+        for (source,) in sources
+        for key, seq, name in _named(tx, source, ids)
+        if _source_at(tx, thread.branch, seq) == source
+    ]
+
+
+def _named(tx: Tx, branch: int, ids: Sequence[str]) -> list[tuple[int, int, str]]:
+    """The own messages of a branch with these ids, or with long ones that begin the same."""
     found: list[tuple[int, int, str]] = []
     start = 0
     while start < len(ids):
@@ -373,13 +382,24 @@ def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, i
         names = [name[:NAME] for name in some] + [some[-1][:NAME]] * (many - len(some))
         values = {f"name_{number}": name for number, name in enumerate(names)}
         found += tx.all(
-            f"SELECT m.key, m.seq, m.id FROM {tables} WHERE {where} AND m.plain = 1"
-            f" AND substr(m.id, 1, {NAME}) IN ({_list(values)})",
-            branch=thread.branch,
+            "SELECT key, seq, id FROM messages WHERE branch = :branch AND plain = 1"
+            f" AND substr(id, 1, {NAME}) IN ({_list(values)})",
+            branch=branch,
             **values,
         )
         start += many
     return found
+
+
+def _source_at(tx: Tx, branch: int, seq: int) -> int | None:
+    """The branch whose own message is read at a place."""
+    row = tx.one(
+        "SELECT source, upto_seq FROM segments WHERE branch = :branch AND after_seq < :seq"
+        " ORDER BY after_seq DESC LIMIT 1",
+        branch=branch,
+        seq=seq,
+    )
+    return row[0] if row is not None and row[1] >= seq else None
 
 
 def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[Spot]:
