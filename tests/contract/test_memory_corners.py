@@ -1,0 +1,129 @@
+"""Memories in the hands of somebody who does two things at once, or stops in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast import AssistantMessage, UserMessage
+from holdfast.errors import HoldfastError
+from holdfast.memory import InMemoryMemory, Msg, compress
+from tests.conftest import Database
+from tests.contract.opened import with_cp
+from tests.contract.remembering import ids, msg, msgs, stored, texts
+
+
+def test_a_call_that_a_load_overtakes_writes_nothing_into_the_other_thread(database: Database) -> None:
+    async def main() -> None:
+        one, other = stored(database, "ann", "s"), stored(database, "bob", "s")
+        state = other.state_dict()
+        call = asyncio.create_task(one.add(msg("for ann")))
+        await asyncio.sleep(0)  # the call waits for the database to be opened
+        one.load_state_dict(state)
+        with pytest.raises(HoldfastError, match="in the middle of a call"):
+            await call
+        assert await other.size() == 0
+        await one.add(msg("for bob"))
+        assert texts(await other.get_memory()) == ["for bob"]
+        await asyncio.gather(one.close(), other.close())
+
+    asyncio.run(main())
+
+
+def test_what_a_cancelled_call_has_loaded_is_not_loaded_again(database: Database) -> None:
+    async def main() -> None:
+        source = InMemoryMemory()
+        await source.add(msgs("1", "2"))
+        async with stored(database) as memory, stored(database) as other:
+            memory.load_state_dict(source.state_dict())
+            call = asyncio.create_task(memory.size())
+            while await other.size() == 0:
+                await asyncio.sleep(0)
+                call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await other.add(msgs("3"))
+            assert ids(await memory.get_memory()) == ["1", "2", "3"]
+
+    asyncio.run(main())
+
+
+def test_what_is_loaded_after_closing_is_stored_when_it_is_closed_again(database: Database) -> None:
+    async def main() -> None:
+        source, memory = InMemoryMemory(), stored(database)
+        await source.add(msgs("1"), marks="a")
+        await memory.close()
+        memory.load_state_dict(source.state_dict())
+        await memory.close()
+        async with stored(database) as other:
+            assert ids(await other.get_memory(mark="a")) == ["1"]
+
+    asyncio.run(main())
+
+
+def test_a_compression_marks_nothing_that_it_has_not_summed_up(database: Database) -> None:
+    async def main() -> None:
+        async with stored(database) as memory:
+            await memory.add(msgs("1", "2"))
+            await memory.add(msg("another text", "1"), allow_duplicates=True)
+            assert await compress(memory, lambda _: "summed up", keep=1) == "summed up"
+            assert texts(await memory.get_memory(exclude_mark="compressed"))[-1] == "another text"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+@pytest.mark.parametrize("results", [0, 1])
+def test_a_call_whose_results_have_not_all_come_is_not_compressed(database: Database, keep: int, results: int) -> None:
+    calls = [{"type": "tool_use", "id": str(number), "name": "look", "input": {}} for number in (1, 2)]
+    answers = [
+        Msg("system", [{"type": "tool_result", "id": str(number), "name": "look", "output": "seen"}], "system")
+        for number in (1, 2)
+    ]
+
+    async def main() -> None:
+        async with stored(database) as memory:
+            await memory.add([msg("hello"), Msg("a", calls, "assistant"), *answers[:results]])
+            await compress(memory, lambda _: "summed up", keep=keep)
+            await memory.add(answers[results:])
+            left: list[Any] = [
+                block["id"]
+                for message in await memory.get_memory(exclude_mark="compressed", prepend_summary=False)
+                for block in message.get_content_blocks(["tool_use", "tool_result"])
+            ]
+            assert sorted(left) == ["1", "1", "2", "2"]
+
+    asyncio.run(main())
+
+
+def test_a_fork_in_many_pieces_finds_its_messages_by_their_ids_and_no_others(database: Database) -> None:
+    async def main() -> None:
+        names = [f"{number:03}" for number in range(200)]
+        async with stored(database, session_id="t") as memory, database.checkpointer() as cp:
+            await memory.add(msgs(*names))
+            await cp.fork("t", new_id="f")
+            async with stored(database, session_id="f") as fork:
+                assert await fork.delete(names[::2]) == 100
+                assert await fork.delete(names[:4]) == 2  # those that are left of them
+                await fork.add(msgs(*names[:4], "new", names[199]))
+                assert ids(await fork.get_memory())[-5:] == ["000", "001", "002", "003", "new"]
+                assert await fork.size() == len(set(names[5::2]) | {"new", *names[:4]})
+                assert await fork.update_messages_mark("m", msg_ids=names) == 102
+            assert await memory.size() == 200
+
+    asyncio.run(main())
+
+
+def test_a_memory_of_an_agents_thread_knows_the_ids_that_are_there(database: Database) -> None:
+    async def use(cp: Any) -> None:
+        await cp.append("t", [UserMessage("one", id="1"), AssistantMessage("two", id="2")])
+        async with stored(database, session_id="t") as memory:
+            await memory.add(msgs("2", "3"))
+            assert ids(await memory.get_memory()) == ["1", "2", "3"]
+            assert await memory.delete(["1", "3"]) == 2
+            await cp.append("t", UserMessage("four", id="4"))  # and now nothing says who has written what
+            await memory.add(msgs("4", "3"))
+            assert ids(await memory.get_memory()) == ["2", "4", "3"]
+
+    with_cp(database, use)
