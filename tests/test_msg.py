@@ -90,7 +90,7 @@ def test_a_message_comes_back_from_its_dict_also_through_json(made: Msg) -> None
 def test_the_dict_has_the_fields_that_agentscope_reads() -> None:
     made = Msg("ann", "hi", "user", {"k": 1}, "then")
     fields = {"name": "ann", "role": "user", "content": "hi", "metadata": {"k": 1}, "timestamp": "then"}
-    assert made.to_dict() == {"id": made.id, **fields}
+    assert made.to_dict() == {"id": made.id, **fields, "invocation_id": None}
     made.invocation_id = "run-1"
     assert made.to_dict() == {"id": made.id, **fields, "invocation_id": "run-1"}
 

@@ -117,7 +117,7 @@ class ThreadBusy(HoldfastError):
         super().__init__(
             f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
             "longer; steer() or follow_up() reach that run, or wait until it ends: Agent(..., wait=seconds) and "
-            "append(..., wait=seconds) do so"
+            "append(..., wait=seconds) do so, and memories with wait=seconds"
         )
         self.thread_id = thread_id
         self.owner = owner

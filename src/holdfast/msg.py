@@ -58,7 +58,7 @@ class Msg:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, which are the caller's own."""
-        return copy.deepcopy(values_of(self))
+        return copy.deepcopy({**values_of(self), "invocation_id": self.invocation_id})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -40,16 +40,17 @@ def told(database: Database) -> Database:
 
 def test_the_list_has_memories_of_users_and_threads_with_marks_or_a_summary(told: Database, holdfast: Command) -> None:
     lines = holdfast("memory").stdout.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["summed up", "ann"]
+    assert [line.split("  ")[0] for line in lines] == ["summed up", "trip of ann"]
     assert lines[1].endswith("2 messages, 1 marked")
     assert json.loads(holdfast("memory", "--user", "ann", "--json").stdout)[0]["session_id"] == "trip"
     assert len(holdfast("memory", "--limit", 1).stdout.splitlines()) == 1
-    assert holdfast("memory", "--user", "bob").stderr == "There are no memories.\n"
+    assert "--limit N shows more" in holdfast("memory", "--limit", 1).stderr
+    assert holdfast("memory", "--user", "bob").stderr.startswith("User 'bob' has no memories")
 
 
 def test_a_memory_is_shown_with_its_marks_and_its_summary(told: Database, holdfast: Command) -> None:
     shown = holdfast("memory", "trip", "--user", "ann").stdout
-    assert shown.startswith("-- user, noon, #a, #b, #a\nWhere to?")
+    assert shown.startswith("-- ann (user), noon, #a, #b, #a\nWhere to?")
     assert "\x1b" not in shown
     assert '北京\n{"type": "other"}\n' in shown
     assert holdfast("memory", "summed up").stdout.startswith("-- summary\nThey met.\n\n-- user, ")
@@ -58,5 +59,8 @@ def test_a_memory_is_shown_with_its_marks_and_its_summary(told: Database, holdfa
 
 
 def test_an_unknown_memory_is_an_error_that_says_where_to_look(told: Database, holdfast: Command) -> None:
-    assert "no memory 'trip'; 'holdfast memory' lists" in holdfast("memory", "trip", code=1).stderr
+    assert (
+        "no memory 'trip' without a user (--user ID names one); 'holdfast memory' lists"
+        in holdfast("memory", "trip", code=1).stderr
+    )
     assert "no memory 'x' of user 'ann'" in holdfast("memory", "x", "--user", "ann", code=1).stderr

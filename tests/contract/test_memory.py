@@ -546,6 +546,17 @@ def test_to_compress_takes_one_mark_and_texts(memory: Driven, wrong: dict[str, A
 # --- deleting ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wrong", [5, None, msg("1"), b"1"])
+def test_what_is_no_id_among_ids_is_refused_by_name(memory: Driven, wrong: Any) -> None:
+    memory.add(msgs("1"), marks="a")
+    for call in (memory.delete, lambda ids: memory.update_messages_mark("b", "a", ids)):
+        with pytest.raises(WrongType, match="among them"):
+            call(["1", wrong])
+    with pytest.raises(WrongType, match="among them"):
+        memory.mark_compressed(["1", wrong], "summary")
+    assert ids(memory.get_memory(mark="a")) == ["1"]
+
+
 @pytest.mark.parametrize(
     ("doomed", "count", "left"),
     [
@@ -555,7 +566,6 @@ def test_to_compress_takes_one_mark_and_texts(memory: Driven, wrong: dict[str, A
         (["no"], 0, ["1", "2", "3"]),
         (("3", "1"), 2, ["2"]),
         ({"2"}, 1, ["1", "3"]),
-        ([5, None, "1"], 1, ["2", "3"]),
         (["1\0", "\ud800", "2"], 1, ["1", "3"]),
     ],
 )

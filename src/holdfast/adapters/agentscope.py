@@ -44,15 +44,38 @@ class SQLiteMemory(_OfAgentScope, stored.SQLiteMemory):
         db_path: str | os.PathLike[str] = "memory.db",
         user_id: str | None = None,
         session_id: str | None = None,
-        **options: Any,
+        *,
+        durability: str = "full",
+        wait: float = 0,
     ) -> None:
         MemoryBase.__init__(self)
-        stored.SQLiteMemory.__init__(self, db_path, user_id, session_id, **options)
+        stored.SQLiteMemory.__init__(self, db_path, user_id, session_id, durability=durability, wait=wait)
 
 
 class PostgresMemory(_OfAgentScope, stored.PostgresMemory):
     """A memory in a Postgres database, for agents of AgentScope."""
 
-    def __init__(self, dsn: str, user_id: str | None = None, session_id: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        schema: str | None = None,
+        durability: str = "full",
+        pool_size: int = 8,
+        listen_dsn: str | None = None,
+        wait: float = 0,
+    ) -> None:
         MemoryBase.__init__(self)
-        stored.PostgresMemory.__init__(self, dsn, user_id, session_id, **options)
+        stored.PostgresMemory.__init__(
+            self,
+            dsn,
+            user_id,
+            session_id,
+            schema=schema,
+            durability=durability,
+            pool_size=pool_size,
+            listen_dsn=listen_dsn,
+            wait=wait,
+        )

@@ -31,19 +31,22 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     for each in found:
-        whose = f"{each['user_id']}  " if each["user_id"] is not None else ""
+        whose = f"{each['session_id']} of {each['user_id']}" if each["user_id"] is not None else each["session_id"]
         size = f"{count(each['messages'], 'message')}, {each['marked']:,} marked"
-        print(terminal.line(f"{whose}{each['session_id']}  {each['updated_at'][:19]}  {size}"))
+        print(terminal.line(f"{whose}  {each['updated_at'][:19]}  {size}"))
     if not found:
-        terminal.remark("There are no memories.\n")
+        whose = "There are no memories" if args.user is None else f"User {args.user!r} has no memories"
+        terminal.remark(f"{whose}; 'holdfast threads' lists the threads.\n")
+    elif len(found) == args.limit:
+        terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
     found = work_on(args, lambda cp: entries(cp.store, args.user, args.session))
     if found is None:
-        of_whom = "" if args.user is None else f" of user {args.user!r}"
-        raise InputError(f"there is no memory {args.session!r}{of_whom}; 'holdfast memory' lists those that there are")
+        of_whom = "without a user (--user ID names one)" if args.user is None else f"of user {args.user!r}"
+        raise InputError(f"there is no memory {args.session!r} {of_whom}; 'holdfast memory' lists those that there are")
     summary, content = found
     if args.json:
         told = [{**message.to_dict(), "marks": marks} for message, marks in content]
@@ -52,7 +55,8 @@ def _show(args: argparse.Namespace) -> int:
     if summary:
         print(f"-- summary\n{terminal.clean(summary)}\n")
     for message, marks in content:
-        head = ", ".join([message.role, message.timestamp or "", *(f"#{mark}" for mark in marks)])
+        who = message.role if message.name in (None, message.role) else f"{message.name} ({message.role})"
+        head = ", ".join([who, message.timestamp or "", *(f"#{mark}" for mark in marks)])
         print(terminal.line(f"-- {head}"))
         print(terminal.clean(_text(message)), end="\n\n")
     return 0

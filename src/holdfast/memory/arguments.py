@@ -139,14 +139,18 @@ def ids(name: str, given: Any) -> set[str]:
     """The ids, each once. What cannot be a message's id is none."""
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
         raise WrongType(f"The {name!r} should be a list of strings, but got {type(given)}.")
-    return {str.__str__(each) for each in given if isinstance(each, str) and is_storable(each)}
+    found = list(given)
+    for each in found:
+        if not isinstance(each, str):
+            hint = "; pass message.id" if _is_message(each) else ""
+            raise WrongType(f"The {name!r} should be a list of strings, but there is {each!r:.80} among them{hint}.")
+    return {str.__str__(each) for each in found if is_storable(each)}
 
 
 def summary(given: Any) -> str:
-    """The summary; None is as good as an empty one."""
-    if not isinstance(given, str | None):
-        raise WrongType(f"The summary should be a string, but got {type(given)}.")
-    return str.__str__(given or "")
+    if not isinstance(given, str):
+        raise WrongType(f"The summary should be a string, but got {type(given)}; an empty one removes it.")
+    return str.__str__(given)
 
 
 def state(given: Any) -> dict[str, Any]:

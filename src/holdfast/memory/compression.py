@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from holdfast.errors import HoldfastError, InputError, ProviderError
+from holdfast.memory.arguments import mark_to_add
 from holdfast.memory.base import MemoryBase
 from holdfast.messages import Message, from_value
 from holdfast.msg import values_of
@@ -40,6 +41,9 @@ async def compress(
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise InputError(f"keep must be a number of messages from 0 up, got {keep!r:.80}")
+    if not hasattr(memory, "mark_compressed"):
+        raise InputError(f"compress needs a memory of holdfast.memory or holdfast.adapters, got {memory!r:.80}")
+    mark_to_add(mark)
     write = _writer(model, provider, instruction)
     for _ in range(_ATTEMPTS):
         before = await memory.compressed_summary()  # read first: whoever compresses after this changes it
@@ -84,7 +88,7 @@ def _writer(
 def _provider_of(model: Model) -> Provider:
     if model.provider not in _PROVIDERS:
         raise InputError(
-            f"nobody knows how to ask model {model.id!r} of provider {model.provider!r}; pass provider=..., or name "
+            f"there is no provider {model.provider!r} for model {model.id!r}; pass provider=..., or name "
             f"one of {', '.join(_PROVIDERS)}"
         )
     module = importlib.import_module(f"holdfast.providers.{model.provider}")

@@ -66,7 +66,7 @@ class InMemoryMemory(MemoryBase):
         return sum(_changed(marks, new, old) for marks in chosen)
 
     async def update_compressed_summary(self, summary: str) -> None:
-        self._summary = arguments.summary(summary)
+        self._summary = arguments.summary("" if summary is None else summary)
 
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
@@ -121,7 +121,7 @@ class InMemoryMemory(MemoryBase):
         for message, _ in loaded:
             _check(message)
         if "content" in state or "_compressed_summary" in state:
-            self._summary = arguments.summary(state.get("_compressed_summary", ""))
+            self._summary = arguments.summary(state.get("_compressed_summary") or "")
         self._entries = loaded
 
 

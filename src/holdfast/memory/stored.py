@@ -12,14 +12,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import copy
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from holdfast import searching
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import HoldfastError, InputError, NotFound
 from holdfast.leasing import checked_wait, patiently
 from holdfast.memory import arguments
 from holdfast.memory.base import MemoryBase
@@ -36,6 +38,7 @@ from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Stored
 
 T = TypeVar("T")
+_log = logging.getLogger("holdfast.memory")
 
 SESSION = "default"  # of those who name none
 _SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
@@ -85,8 +88,8 @@ class StoredMemory(MemoryBase, abc.ABC):
         """Work with the database at another place from now on."""
 
     @abc.abstractmethod
-    def _exists(self) -> bool:
-        """Whether the database may hold anything yet."""
+    def _may_be_at(self, place: str) -> bool:
+        """Whether there may be a database at a place. Makes nothing."""
 
     @property
     def user_id(self) -> str | None:
@@ -98,6 +101,15 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, user_id={self.user_id!r}, session_id={self.session_id!r})"
+
+    def __copy__(self) -> Self:
+        """Another memory of the same thread."""
+        made = type(self).__new__(type(self))
+        made.__dict__ |= self.__dict__ | {"_handle": Handle(), "_loading": asyncio.Lock()}
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)
 
     # --- the messages -------------------------------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
 
     async def update_compressed_summary(self, summary: str) -> None:
-        text = _encoded(arguments.summary(summary))
+        text = _encoded(arguments.summary("" if summary is None else summary))
         store, here = await self._ready()
         await store.write(queries.summarize, here.thread, text, namespace=here.namespace)
 
@@ -201,7 +213,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         known, here = self._handle.known(), self._here
         if known is not None:
             return known.read_now(queries.summary, here.thread, namespace=here.namespace)
-        if not self._exists():
+        if not self._may_be_at(self.name):
             return ""
         store = self._open_store()
         try:
@@ -236,9 +248,21 @@ class StoredMemory(MemoryBase, abc.ABC):
             raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
         here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id))
         if place != self.name:
+            self._expect_at(place, is_sure=strict and bool(state.get(_SUMMARY)))
             self._go_to(place)
             self._handle.leave()
         self._here = here
+
+    def _expect_at(self, place: str, *, is_sure: bool) -> None:
+        """A file that was not taken along must not look like a memory that forgot everything."""
+        if self._may_be_at(place):
+            return
+        if is_sure:
+            raise NotFound(
+                f"there is no database {place!r}, where this state was taken; bring the file there, or change "
+                f"{self._place!r} in the state"
+            )
+        _log.warning("there is no database %r, where a state was taken: its memory begins empty", place)
 
     # --- messages of one's own ----------------------------------------------------------------------------------------
 
@@ -350,8 +374,8 @@ class SQLiteMemory(StoredMemory):
             with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
                 self._path = str(Path(place).expanduser().absolute())
 
-    def _exists(self) -> bool:
-        return self._path != ":memory:" and places.exists(self._path)
+    def _may_be_at(self, place: str) -> bool:
+        return place != ":memory:" and places.exists(place)
 
     def _open_store(self) -> Store:
         return sqlite.open_store(self._path, durability=self._durability)
@@ -385,7 +409,7 @@ class PostgresMemory(StoredMemory):
     def _go_to(self, place: str) -> None:
         self._server = places.postgres_server(place)
 
-    def _exists(self) -> bool:
+    def _may_be_at(self, place: str) -> bool:  # noqa: ARG002 - it is not asked for before it is needed
         return True
 
     def _open_store(self) -> Store:
@@ -460,7 +484,7 @@ def _stored(message: Any) -> Stored:
 
 
 def _loaded(state: dict[str, Any]) -> _Loaded | None:
-    summary = _encoded(arguments.summary(state.get(_SUMMARY, "")))
+    summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
     if "content" in state:
         return _Loaded(
             summary, [Entry(_stored(each.message), each.marks) for each in arguments.entries(state["content"])]

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -47,6 +49,11 @@ def segments_of(tx: Tx, branch: int, upto: int = END) -> list[Segment]:
         upto=upto,
     )
     return [Segment(source, after, min(end, upto)) for source, after, end in rows]
+
+
+def sources_of(tx: Tx, branch: int) -> set[int]:
+    """The branches that a branch is read along: few, however many pieces of them there are."""
+    return {source for (source,) in tx.all("SELECT DISTINCT source FROM segments WHERE branch = :b", b=branch)}
 
 
 def count(tx: Tx, branch: int, upto: int) -> int:
@@ -224,13 +231,7 @@ def forsake(tx: Tx, branch: int, heir: int) -> None:
 
     Where the other one leads past the same branches, these are found through it when something of them can go.
     """
-    lost = tx.one(
-        "SELECT 1 FROM segments s WHERE s.branch = :branch AND s.source <> :branch AND NOT EXISTS"
-        " (SELECT 1 FROM segments h WHERE h.branch = :heir AND h.source = s.source) LIMIT 1",
-        branch=branch,
-        heir=heir,
-    )
-    if lost is not None:
+    if sources_of(tx, branch) - sources_of(tx, heir) - {branch}:
         collect(tx, [branch])
         return
     _take(tx, branch)
@@ -283,26 +284,40 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
 
     What lies between two parts is the result of a call that was open when somebody left: they have their own.
     """
-    keys: list[int] = []
+    gaps: list[tuple[int, int]] = []
     end = -1
     for after, upto in [*needed, (END, END)]:
         if after > end:
-            rows = tx.all(
-                "SELECT key FROM messages WHERE branch = :branch AND seq > :end AND seq <= :after"
-                " ORDER BY seq LIMIT :limit",
-                branch=branch,
-                end=end,
-                after=after,
-                limit=limit - len(keys),
-            )
-            keys += [key for (key,) in rows]
+            gaps.append((end, after))
         end = max(end, upto)
+    keys = _keys_in(tx, branch, gaps, limit)
     tx.many("DELETE FROM messages WHERE key = :key", [{"key": key} for key in keys])
     if keys:
         tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
     last = max((upto for _, upto in needed), default=0)
     tx.run("DELETE FROM tool_calls WHERE branch = :branch AND reply > :last", branch=branch, last=last)
     return len(keys)
+
+
+def _keys_in(tx: Tx, branch: int, gaps: list[tuple[int, int]], limit: int) -> list[int]:
+    """A branch's own messages in some parts of it: after one seq and up to another, each."""
+    if len(gaps) > _MANY:  # as where a fork has lost message after message: reading along is faster than leaping
+        rows = tx.all("SELECT key, seq FROM messages WHERE branch = :branch ORDER BY seq", branch=branch)
+        ends, starts = [upto for _, upto in gaps], [*(after for after, _ in gaps), END]
+        inside = (key for key, seq in rows if seq > starts[bisect_left(ends, seq)])
+        return list(itertools.islice(inside, limit))
+    keys: list[int] = []
+    for after, upto in gaps:
+        rows = tx.all(
+            "SELECT key FROM messages WHERE branch = :branch AND seq > :after AND seq <= :upto"
+            " ORDER BY seq LIMIT :limit",
+            branch=branch,
+            after=after,
+            upto=upto,
+            limit=limit - len(keys),
+        )
+        keys += [key for (key,) in rows]
+    return keys
 
 
 def _remove(tx: Tx, branch: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.store import editing, leases, marks, threads
+from holdfast.store import branches, editing, leases, marks, threads
 from holdfast.store.checkpoints import anchor_of
 from holdfast.store.database import Tx
 from holdfast.store.editing import Spot
@@ -96,13 +96,14 @@ class Listed(NamedTuple):
 
 
 def listed(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
-    """Memories, the one that was written last first: threads of users, and others with marks or a summary."""
+    """Memories, the one that was written last first: threads of users, those that a memory alone has
+    written, and others with marks or a summary."""
     rows = tx.all(
         "SELECT t.namespace, t.id, t.message_count,"
         " (SELECT COUNT(DISTINCT k.message) FROM marks k WHERE k.branch = t.branch), t.updated_at"
         " FROM threads t JOIN branches b ON b.key = t.branch"
         " WHERE (:every = 1 OR t.namespace = :namespace) AND t.namespace NOT LIKE :hidden AND (t.namespace <> ''"
-        " OR b.summary <> '' OR EXISTS (SELECT 1 FROM marks k WHERE k.branch = t.branch))"
+        " OR t.named = 1 OR b.summary <> '' OR EXISTS (SELECT 1 FROM marks k WHERE k.branch = t.branch))"
         " ORDER BY t.updated_at DESC, t.key DESC LIMIT :limit",
         every=int(namespace is None),
         namespace=namespace or "",
@@ -363,10 +364,9 @@ def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, i
     """The messages with these ids by the index, branch by branch: a fork may be read in very many pieces of few."""
     if thread.pieces == 1:
         return _named(tx, thread.branch, ids)
-    sources = tx.all("SELECT DISTINCT source FROM segments WHERE branch = :branch", branch=thread.branch)
     return [
         (key, seq, name)
-        for (source,) in sources
+        for source in branches.sources_of(tx, thread.branch)
         for key, seq, name in _named(tx, source, ids)
         if _source_at(tx, thread.branch, seq) == source
     ]
