@@ -49,11 +49,21 @@ class Marked(NamedTuple):
     total: int = 0
 
     def without(self, messages: list[Message]) -> list[Message]:
-        """What is left of a thread's messages without these."""
+        """What is left of a thread's messages without these, and without the results of calls that are among them."""
         if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
-            return [message for place, message in enumerate(messages) if place not in self.ids]
-        names = set(self.ids.values())  # another hook was here before: then places say nothing
-        return [message for message in messages if isinstance(message, Note) or message.id not in names]
+            hidden = [place in self.ids for place in range(len(messages))]
+        else:  # another hook was here before, or nobody needs the places
+            names = set(self.ids.values())
+            hidden = [not isinstance(message, Note) and message.id in names for message in messages]
+        left: list[Message] = []
+        orphans: set[str] = set()  # calls whose reply is not shown: nor are their results
+        for message, is_hidden in zip(messages, hidden, strict=True):
+            if isinstance(message, AssistantMessage):
+                orphans = {call.id for call in message.tool_calls} if is_hidden else set()
+            is_orphan = isinstance(message, ToolResultMessage) and message.tool_call_id in orphans
+            if not is_hidden and not is_orphan:
+                left.append(message)
+        return left
 
 
 def _may_be(message: Message, name: str) -> bool:

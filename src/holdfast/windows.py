@@ -10,12 +10,13 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from holdfast.calling import ModelCall, Patience, Route
 from holdfast.errors import ContextTooLong, InputError, ProviderError
+from holdfast.journal import Marked
 from holdfast.messages import (
     AssistantMessage,
     Block,
@@ -35,12 +36,21 @@ from holdfast.messages import (
 from holdfast.middleware import HookContext, Middleware
 from holdfast.providers.base import Model, Provider, Request
 from holdfast.recovery import valid_history
+from holdfast.rows import is_storable
 from holdfast.signals import Signal
 
 _log = logging.getLogger("holdfast.middleware")
 
+_MARKS = 1_000  # of which one is enough
 _IMAGE_TOKENS = 1_500
 _MESSAGE_TOKENS = 4  # what the frame around a message costs
+
+
+INSTRUCTION = (
+    "Summarize the conversation that you are given, for an assistant who will carry it on without seeing it: what "
+    "was asked, what was done, found and decided, names, numbers and open points. If there is a summary of what "
+    "came before, merge it into yours. Write plain text, no preamble."
+)
 
 
 class SlidingWindow(Middleware):
@@ -90,11 +100,7 @@ class Summarize(Middleware):
 
     _changes_in_place = False
 
-    INSTRUCTION = (
-        "Summarize the conversation that you are given, for an assistant who will carry it on without seeing it: what "
-        "was asked, what was done, found and decided, names, numbers and open points. If there is a summary of what "
-        "came before, merge it into yours. Write plain text, no preamble."
-    )
+    INSTRUCTION: ClassVar[str] = INSTRUCTION
 
     def __init__(
         self,
@@ -164,9 +170,6 @@ class Summarize(Middleware):
             why = type(error).__name__  # its text may quote what was said
             _log.warning("%s; there is no new summary, and the conversation is sent as it is", why)
             return None
-
-
-INSTRUCTION = Summarize.INSTRUCTION
 
 
 async def summarized(
@@ -245,9 +248,10 @@ class ExcludeMarked(Middleware):
     _changes_in_place = False
 
     def __init__(self, *marks: str, prepend_summary: bool = True) -> None:
-        if not marks or not all(isinstance(mark, str) for mark in marks):
-            raise InputError(f"ExcludeMarked needs at least one mark, a string, got {marks!r:.80}")
-        self._marks = tuple(str.__str__(mark) for mark in marks)
+        if not 1 <= len(marks) <= _MARKS or not all(isinstance(mark, str) for mark in marks):
+            raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, which are strings; got {marks!r:.80}")
+        # What no message can bear is not asked for.
+        self._marks = tuple(text for mark in marks if is_storable(text := str.__str__(mark)))
         self._prepends = prepend_summary
 
     async def transform_context(
@@ -259,9 +263,13 @@ class ExcludeMarked(Middleware):
     ) -> list[Message]:
         if context is None or context.marked is None:
             return messages
-        found = await context.marked(self._marks)
+        found = await context.marked(self._marks) if self._marks else Marked()
         seen = found.without(messages)
-        return [_in_place(found.summary), *seen] if self._prepends and found.summary else seen
+        if self._prepends and found.summary:
+            return [_in_place(found.summary), *seen]
+        if all(isinstance(message, Note) for message in seen):  # somebody has marked everything: a question is left
+            return next(([message] for message in reversed(messages) if isinstance(message, UserMessage)), seen)
+        return seen
 
 
 class Redact(Middleware):

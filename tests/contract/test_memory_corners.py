@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import AssistantMessage, UserMessage
-from holdfast.errors import HoldfastError
-from holdfast.memory import InMemoryMemory, Msg, compress
+from holdfast import (
+    Agent,
+    AssistantMessage,
+    ExcludeMarked,
+    Model,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+)
+from holdfast.errors import HoldfastError, NotFound, ThreadBusy
+from holdfast.memory import InMemoryMemory, Msg, SQLiteMemory, compress
+from holdfast.providers.scripted import ScriptedProvider
 from tests.conftest import Database
+from tests.contract.driving import Slow, agent_on
 from tests.contract.opened import with_cp
 from tests.contract.remembering import ids, msg, msgs, stored, texts
+from tests.test_recovery import flaws
 
 
 def test_a_call_that_a_load_overtakes_writes_nothing_into_the_other_thread(database: Database) -> None:
@@ -125,5 +141,132 @@ def test_a_memory_of_an_agents_thread_knows_the_ids_that_are_there(database: Dat
             await cp.append("t", UserMessage("four", id="4"))  # and now nothing says who has written what
             await memory.add(msgs("4", "3"))
             assert ids(await memory.get_memory()) == ["2", "4", "3"]
+
+    with_cp(database, use)
+
+
+def test_a_load_that_overtakes_the_opening_leads_to_the_other_database(tmp_path: Path) -> None:
+    async def main() -> None:
+        for turn in range(20):
+            first, second = tmp_path / f"{turn}-1.db", tmp_path / f"{turn}-2.db"
+            other, memory = SQLiteMemory(second, "bob"), SQLiteMemory(first, "ann")
+            await other.add(msgs("of the second"))
+            call = asyncio.create_task(memory.size())
+            await asyncio.sleep(0)
+            memory.load_state_dict(other.state_dict())
+            await asyncio.gather(call, return_exceptions=True)
+            await memory.add(msgs("for the second"))
+            assert ids(await other.get_memory()) == ["of the second", "for the second"]
+            await asyncio.gather(memory.close(), other.close())
+
+    asyncio.run(main())
+
+
+def test_a_loaded_state_is_stored_once_whichever_event_loop_comes_first(database: Database) -> None:
+    source = InMemoryMemory()
+    asyncio.run(source.add(msgs(*map(str, range(50)))))
+    memory = stored(database)
+    memory.load_state_dict(source.state_dict())
+    together = threading.Barrier(3)
+
+    def ask(number: int) -> int:
+        async def main() -> int:
+            together.wait()
+            await memory.add(msg("mine", f"of {number}"))
+            size: int = await memory.size()
+            return size
+
+        return asyncio.run(main())
+
+    with ThreadPoolExecutor(3) as pool:
+        sizes = list(pool.map(ask, range(3)))
+    assert max(sizes) == 53
+    asyncio.run(memory.close())
+
+
+def test_a_copy_of_a_memory_is_another_one_of_the_same_thread(database: Database) -> None:
+    async def main() -> None:
+        source = InMemoryMemory()
+        await source.add(msgs("1"))
+        async with stored(database) as memory:
+            memory.load_state_dict(source.state_dict())
+            async with copy.deepcopy(memory) as other:
+                await memory.add(msgs("2"))
+                assert ids(await other.get_memory()) == ["1", "2"]
+            assert await memory.size() == 2
+
+    asyncio.run(main())
+
+
+def test_a_state_that_cannot_be_stored_keeps_its_memory_open(database: Database) -> None:
+    async def use(cp: Any) -> None:
+        source, memory, slow = InMemoryMemory(), stored(database, session_id="t"), Slow()
+        await source.add(msgs("1"))
+        agent = agent_on(cp, [[ToolCall("c", "slow", {})], "done"], tools=[slow.tool])
+        run = asyncio.create_task(agent.prompt("hi"))
+        await slow.begun.wait()
+        memory.load_state_dict(source.state_dict())
+        with pytest.raises(ThreadBusy):
+            await memory.close()
+        slow.let_go.set()
+        await run
+        await memory.close()
+        async with stored(database, session_id="t") as other:
+            assert ids(await other.get_memory()) == ["1"]
+
+    with_cp(database, use)
+
+
+def test_a_file_that_was_not_taken_along_is_no_memory_that_forgot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, state = SQLiteMemory(tmp_path / "a.db"), {"db_path": str(tmp_path / "gone" / "b.db")}
+    told: dict[str, Any] = {**state, "user_id": None, "session_id": None, "_compressed_summary": "They met."}
+    with pytest.raises(NotFound, match="there is no database"):
+        memory.load_state_dict(told)
+    assert memory.name.endswith("a.db")
+    memory.load_state_dict({**told, "_compressed_summary": ""})
+    assert "begins empty" in caplog.text
+    assert not (tmp_path / "gone").exists()
+
+
+# --- what a model sees ------------------------------------------------------------------------------------------------
+
+
+def test_results_of_a_marked_reply_are_not_shown_either_and_do_not_bring_it_back(database: Database) -> None:
+    async def use(cp: Any) -> None:
+        asked = AssistantMessage([TextContent("secret"), ToolCall("c", "look", {})], "tool_use", id="reply")
+        result = ToolResultMessage("c", "look", "seen", id="result")
+        await cp.append("t", [asked, result, UserMessage("hi", id="question")])
+        async with stored(database, session_id="t") as memory:
+            assert await memory.update_messages_mark("hidden", msg_ids=["reply"]) == 1
+        provider = ScriptedProvider(["hello"])
+        agent = Agent(
+            provider=provider, model=Model("m"), checkpointer=cp, thread_id="t", middleware=[ExcludeMarked("hidden")]
+        )
+        await agent.prompt("go on")
+        assert "secret" not in str(provider.requests[0].messages)
+        assert flaws(list(provider.requests[0].messages)) == []
+
+    with_cp(database, use)
+
+
+def test_where_everything_is_marked_the_last_question_is_sent(database: Database) -> None:
+    class MarkAll:
+        async def transform_context(self, messages: list[Any], *, signal: Any = None) -> list[Any]:
+            async with stored(database, session_id="t") as memory:
+                await memory.update_messages_mark("hidden")
+            return messages
+
+    async def use(cp: Any) -> None:
+        provider = ScriptedProvider(["one", "two"])
+        hooks = [MarkAll(), ExcludeMarked("hidden", "\0", "\ud800")]
+        agent = Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id="t", middleware=hooks)
+        for text in ("first", "second"):
+            assert (await agent.prompt(text)).error is None
+        assert [[message.text for message in request.messages] for request in provider.requests] == [
+            ["first"],
+            ["second"],
+        ]
 
     with_cp(database, use)

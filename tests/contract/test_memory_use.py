@@ -531,7 +531,7 @@ def test_who_goes_over_to_another_file_lets_go_of_the_first(tmp_path: Path) -> N
         memory, other = SQLiteMemory(tmp_path / "a.db"), SQLiteMemory(tmp_path / "b.db")
         await memory.add(msgs("1"))
         await other.add(msgs("2"))
-        store = memory._handle.known()
+        store = memory._here.handle.known()
         memory.load_state_dict(other.state_dict())
         released()
         assert store is not None

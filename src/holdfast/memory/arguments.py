@@ -13,7 +13,7 @@ from holdfast.store.marks import MAX_MARK
 MAX_MARKS = 1_000  # in one call
 
 
-class Entry(NamedTuple):
+class Item(NamedTuple):
     """A message and its marks, as a state holds them."""
 
     message: Msg
@@ -159,21 +159,21 @@ def state(given: Any) -> dict[str, Any]:
     return given
 
 
-def entries(content: Any) -> list[Entry]:
+def items(content: Any) -> list[Item]:
     """The messages of a state: each with its marks, or (as older ones have them) without."""
     if not isinstance(content, list | tuple):
         raise InputError(f"the 'content' of a state must be a list, got {content!r:.80}")
-    return [_entry(item) for item in content]
+    return [_item(item) for item in content]
 
 
-def _entry(item: Any) -> Entry:
+def _item(item: Any) -> Item:
     if isinstance(item, dict):
-        return Entry(Msg.from_dict(item), [])
+        return Item(Msg.from_dict(item), [])
     if not isinstance(item, list | tuple) or len(item) != 2:
         raise InputError(
             f"an item of a state's 'content' is a message, or a list of a message and its marks; got {item!r:.80}"
         )
-    return Entry(Msg.from_dict(item[0]), marks_to_add(item[1]))
+    return Item(Msg.from_dict(item[0]), marks_to_add(item[1]))
 
 
 def _checked(marks: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,10 +74,12 @@ def _writer(
         )
     if not callable(model):
         raise InputError(f"compress needs a Model, or a function that gets a text and returns one; got {model!r:.80}")
-    function = model
+    function: Any = model
+    waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     async def ask(before: str, old: Sequence[Message]) -> str:
-        answer = function(f"{instruction}\n\n{transcript(before, old)}")
+        told = f"{instruction}\n\n{transcript(before, old)}"
+        answer = function(told) if waits else await asyncio.to_thread(function, told)  # it may block
         text = await answer if inspect.isawaitable(answer) else answer
         if not isinstance(text, str):
             raise InputError(f"the function that writes the summary must return a text, got {text!r:.80}")

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import words
 from holdfast.indexer import text_of
 from holdfast.memory import arguments
-from holdfast.memory.arguments import Entry
+from holdfast.memory.arguments import Item
 from holdfast.memory.base import MemoryBase
 from holdfast.msg import Msg, values_of
 from holdfast.rows import encode_json
@@ -22,7 +22,7 @@ class InMemoryMemory(MemoryBase):
     """Messages in a list of this process."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._items: list[Item] = []
         self._summary = ""
 
     async def add(
@@ -38,20 +38,20 @@ class InMemoryMemory(MemoryBase):
         given = [copy.deepcopy(message) for message in arguments.messages(memories)]
         for message in given:
             _check(message)
-        known = set() if allow_duplicates else {entry.message.id for entry in self._entries}
-        self._entries += [Entry(message, list(worn)) for message in given if message.id not in known]
+        known = set() if allow_duplicates else {item.message.id for item in self._items}
+        self._items += [Item(message, list(worn)) for message in given if message.id not in known]
 
     async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
         ids = arguments.ids("msg_ids", msg_ids)
-        return self._keep([entry for entry in self._entries if entry.message.id not in ids])
+        return self._keep([item for item in self._items if item.message.id not in ids])
 
     async def delete_by_mark(self, mark: str | list[str], **kwargs: Any) -> int:  # noqa: ARG002
         doomed = set(arguments.marks_to_delete(mark))
-        return self._keep([entry for entry in self._entries if doomed.isdisjoint(entry.marks)])
+        return self._keep([item for item in self._items if doomed.isdisjoint(item.marks)])
 
-    def _keep(self, entries: list[Entry]) -> int:
-        count = len(self._entries) - len(entries)
-        self._entries = entries
+    def _keep(self, entries: list[Item]) -> int:
+        count = len(self._items) - len(entries)
+        self._items = entries
         return count
 
     async def update_messages_mark(
@@ -62,7 +62,7 @@ class InMemoryMemory(MemoryBase):
         if olds == [] or ids == set():  # which no message has
             return 0
         old = olds[0] if olds else None
-        chosen = [marks for message, marks in self._entries if ids is None or message.id in ids]
+        chosen = [marks for message, marks in self._items if ids is None or message.id in ids]
         return sum(_changed(marks, new, old) for marks in chosen)
 
     async def update_compressed_summary(self, summary: str) -> None:
@@ -89,40 +89,40 @@ class InMemoryMemory(MemoryBase):
         unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
         found = [
             copy.deepcopy(message)
-            for message, marks in self._entries
+            for message, marks in self._items
             if (wanted is None or not set(wanted).isdisjoint(marks)) and set(unwanted).isdisjoint(marks)
         ]
         return [Msg("user", self._summary, "user"), *found] if prepend_summary and self._summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
         matcher, wanted = words.parse(query), checked_limit(limit)
-        bodies = ((message, encode_json("a message", values_of(message))) for message, _ in reversed(self._entries))
+        bodies = ((message, encode_json("a message", values_of(message))) for message, _ in reversed(self._items))
         found = (message for message, body in bodies if matcher.find(text_of(MESSAGE, [body])) is not None)
         return [copy.deepcopy(message) for message in itertools.islice(found, wanted)]
 
     async def size(self) -> int:
-        return len(self._entries)
+        return len(self._items)
 
     async def clear(self) -> None:
-        self._entries = []
+        self._items = []
 
     async def compressed_summary(self) -> str:
         return self._summary
 
     def state_dict(self) -> dict[str, Any]:
-        content = [[message.to_dict(), list(marks)] for message, marks in self._entries]
+        content = [[message.to_dict(), list(marks)] for message, marks in self._items]
         return {"_compressed_summary": self._summary, "content": content}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         state = arguments.state(state_dict)
         if strict and "content" not in state:
             raise KeyError("The state_dict does not contain 'content' keys required for InMemoryMemory.")
-        loaded = arguments.entries(copy.deepcopy(state["content"])) if "content" in state else self._entries
+        loaded = arguments.items(copy.deepcopy(state["content"])) if "content" in state else self._items
         for message, _ in loaded:
             _check(message)
         if "content" in state or "_compressed_summary" in state:
             self._summary = arguments.summary(state.get("_compressed_summary") or "")
-        self._entries = loaded
+        self._items = loaded
 
 
 def _check(message: Any) -> None:

@@ -10,32 +10,36 @@
 from __future__ import annotations
 
 import abc
-import asyncio
 import contextlib
 import copy
+import functools
 import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from holdfast import searching
-from holdfast.errors import HoldfastError, InputError, NotFound
+from holdfast.errors import InputError, NotFound
 from holdfast.leasing import checked_wait, patiently
 from holdfast.memory import arguments
 from holdfast.memory.base import MemoryBase
 from holdfast.memory.handle import Handle
+from holdfast.memory.loading import Loaded, collect
 from holdfast.messages import dumps
 from holdfast.msg import Msg, Told, told
 from holdfast.rows import checked_id, encode_json
-from holdfast.store import deleting, places, sharing, sqlite
 from holdfast.store import memories as queries
+from holdfast.store import places, sqlite
 from holdfast.store.database import Store, Tx
 from holdfast.store.leases import Visit
 from holdfast.store.memories import Entry
 from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import Stored
+
+if TYPE_CHECKING:
+    from holdfast.store.postgres_server import Server
 
 T = TypeVar("T")
 _log = logging.getLogger("holdfast.memory")
@@ -45,19 +49,13 @@ _SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
 
 
 class _Here(NamedTuple):
-    """The thread that a memory is, as it was named and as the store knows it."""
+    """The thread that a memory is, as it was named and as the store knows it, and where that store is."""
 
     user_id: str | None
     session_id: str | None
     namespace: str
     thread: str
-
-
-class _Loaded(NamedTuple):
-    """What the next call writes before all else: the summary of a state, and its messages, if it has any."""
-
-    summary: str
-    entries: list[Entry] | None
+    handle: Handle
 
 
 class StoredMemory(MemoryBase, abc.ABC):
@@ -66,30 +64,23 @@ class StoredMemory(MemoryBase, abc.ABC):
     _place: ClassVar[str]  # what a state calls the place of the database
     _class: ClassVar[type[Any]] = Msg  # of the messages that it gives
 
-    def __init__(self, user_id: str | None, session_id: str | None, *, durability: str, wait: float) -> None:
-        check_durability(durability)
-        self._durability = durability
+    def __init__(self, handle: Handle, user_id: str | None, session_id: str | None, *, wait: float) -> None:
         self._wait = checked_wait(wait)
-        self._here = _named(user_id, session_id)
-        self._handle = Handle()
-        self._loaded: _Loaded | None = None
-        self._loading = asyncio.Lock()  # another one for each state: a lock belongs to its event loop
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """The database, as people may see it and as another process finds it."""
+        self._here = _named(user_id, session_id, handle)  # replaced as a whole: a call stays with the one that it met
+        self._loaded: Loaded | None = None
 
     @abc.abstractmethod
-    def _open_store(self) -> Store: ...
-
-    @abc.abstractmethod
-    def _go_to(self, place: str) -> None:
-        """Work with the database at another place from now on."""
+    def _handle_at(self, place: str) -> Handle:
+        """The database at a place."""
 
     @abc.abstractmethod
     def _may_be_at(self, place: str) -> bool:
         """Whether there may be a database at a place. Makes nothing."""
+
+    @property
+    def name(self) -> str:
+        """The database, as people may see it and as another process finds it."""
+        return self._here.handle.name
 
     @property
     def user_id(self) -> str | None:
@@ -105,7 +96,7 @@ class StoredMemory(MemoryBase, abc.ABC):
     def __copy__(self) -> Self:
         """Another memory of the same thread."""
         made = type(self).__new__(type(self))
-        made.__dict__ |= self.__dict__ | {"_handle": Handle(), "_loading": asyncio.Lock()}
+        made.__dict__ |= self.__dict__ | {"_here": self._here._replace(handle=self._here.handle.anew())}
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -148,7 +139,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         summary, found = await store.read(
             _read, here.thread, self._message, namespace=here.namespace, marked=wanted, unmarked=unwanted
         )
-        return [self._class("user", _decoded(summary), "user"), *found] if prepend_summary and summary else found
+        return [self._class("user", summary, "user"), *found] if prepend_summary and summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
         store, here = await self._ready()
@@ -162,7 +153,7 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def clear(self) -> None:
         store, here = await self._ready()
         if await self._attempt(store, here, queries.clear):
-            await _collect(store, here)
+            await collect(store, here.thread, here.namespace)
 
     # --- marks and the summary ----------------------------------------------------------------------------------------
 
@@ -205,21 +196,17 @@ class StoredMemory(MemoryBase, abc.ABC):
             self._place: self.name,
             "user_id": self.user_id,
             "session_id": self.session_id,
-            _SUMMARY: _decoded(self._loaded.summary if self._loaded else self._look()),
+            _SUMMARY: _decoded(self._look()),
         }
 
     def _look(self) -> str:
         """The summary, for whoever cannot await it."""
-        known, here = self._handle.known(), self._here
-        if known is not None:
-            return known.read_now(queries.summary, here.thread, namespace=here.namespace)
-        if not self._may_be_at(self.name):
+        if self._loaded is not None and not self._loaded.is_stored:
+            return self._loaded.summary
+        here = self._here
+        if here.handle.known() is None and not self._may_be_at(self.name):
             return ""
-        store = self._open_store()
-        try:
-            return store.read_now(queries.summary, here.thread, namespace=here.namespace)
-        finally:
-            sharing.release(store)
+        return here.handle.look(queries.summary, here.thread, namespace=here.namespace)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
@@ -230,13 +217,17 @@ class StoredMemory(MemoryBase, abc.ABC):
                 f"Key {_SUMMARY!r} not found in state_dict; a state of {type(self).__name__} has {self._place!r}, "
                 f"'user_id', 'session_id' and {_SUMMARY!r}"
             )
+        if places_named and "content" in state_dict:
+            raise InputError(
+                f"a state says where the data are ({', '.join(places_named)}) or has them ('content'), not both"
+            )
         if places_named - {self._place}:
             raise InputError(f"this is no state of a {type(self).__name__}: it has no {self._place!r}")
         loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
         if places_named:
             self._continue(state_dict, strict)
         if loaded is not None or places_named:
-            self._loaded, self._loading = loaded, asyncio.Lock()
+            self._loaded = loaded
 
     def _continue(self, state: dict[str, Any], strict: bool) -> None:
         """Go over to the thread that a state names."""
@@ -246,11 +237,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         place = state[self._place]
         if not isinstance(place, str) or not place:
             raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
-        here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id))
+        here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id), self._here.handle)
         if place != self.name:
             self._expect_at(place, is_sure=strict and bool(state.get(_SUMMARY)))
-            self._go_to(place)
-            self._handle.leave()
+            here = here._replace(handle=self._handle_at(place))
+            self._here.handle.leave()
         self._here = here
 
     def _expect_at(self, place: str, *, is_sure: bool) -> None:
@@ -274,17 +265,15 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     async def open(self) -> Self:
         """Open the database now, and again after `close`."""
-        self._handle.reopen()
+        self._here.handle.reopen()
         await self._ready()
         return self
 
     async def close(self) -> None:
         """Let go of the database. What was written, or loaded, is stored."""
-        try:
-            if self._loaded is not None:
-                await self.open()
-        finally:
-            await self._handle.close()
+        if self._loaded is not None and not self._loaded.is_stored:
+            await self.open()
+        await self._here.handle.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -292,38 +281,12 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def _ready(self) -> tuple[Store, _Here]:
         """The store, opened, and the thread there; what was loaded is stored."""
         here = self._here
-        store = await self._handle.store(self._open_store, self.name)
-        if self._loaded is not None:
-            async with self._loading:
-                await self._store_loaded(store)
+        store = await here.handle.store()
         if self._here is not here:
-            raise HoldfastError(f"{self!r} went over to this thread in the middle of a call; await each call first")
+            raise InputError(f"{self!r} went over to this thread in the middle of a call; await each call first")
+        if self._loaded is not None and not self._loaded.is_stored:
+            await self._loaded.settle(store, here.thread, namespace=here.namespace, wait=self._wait)
         return store, here
-
-    async def _store_loaded(self, store: Store) -> None:
-        loaded, here = self._loaded, self._here
-        if loaded is None:  # somebody else was faster
-            return
-        written: asyncio.Future[Any] | None = None
-
-        def attempt(over: int) -> Awaitable[Any]:
-            nonlocal written
-            place = {"namespace": here.namespace}
-            if loaded.entries is None:
-                written = store.write(queries.summarize, here.thread, loaded.summary, **place)
-            else:
-                written = store.write(
-                    queries.replace, here.thread, loaded.entries, loaded.summary, by=Visit(over), **place
-                )
-            return written
-
-        try:
-            await patiently(attempt, self._wait)
-        finally:  # a cancelled call has written all the same
-            if written is not None and written.done() and written.exception() is None and self._loaded is loaded:
-                self._loaded = None
-        if loaded.entries is not None:
-            await _collect(store, here)
 
     async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         store, here = await self._ready()
@@ -355,30 +318,24 @@ class SQLiteMemory(StoredMemory):
         durability: str = "full",
         wait: float = 0,
     ) -> None:
-        super().__init__(user_id, session_id, durability=durability, wait=wait)
         if not isinstance(db_path, str | os.PathLike) or places.is_dsn(db_path):
             raise InputError(
                 f"SQLiteMemory takes the path of a file, got {db_path!r:.80}; for a DSN there is PostgresMemory"
             )
-        self._go_to(os.fspath(db_path))
+        check_durability(durability)
+        self._durability = durability
+        super().__init__(self._handle_at(os.fspath(db_path)), user_id, session_id, wait=wait)
 
-    @property
-    def name(self) -> str:
-        return self._path
-
-    def _go_to(self, place: str) -> None:
+    def _handle_at(self, place: str) -> Handle:
         if not place:
             raise InputError("SQLiteMemory needs the path of a file, or ':memory:'; got an empty text")
-        self._path = place
         if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
             with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
-                self._path = str(Path(place).expanduser().absolute())
+                place = str(Path(place).expanduser().absolute())
+        return Handle(place, functools.partial(sqlite.open_store, place, durability=self._durability))
 
     def _may_be_at(self, place: str) -> bool:
         return place != ":memory:" and places.exists(place)
-
-    def _open_store(self) -> Store:
-        return sqlite.open_store(self._path, durability=self._durability)
 
 
 class PostgresMemory(StoredMemory):
@@ -398,37 +355,27 @@ class PostgresMemory(StoredMemory):
         listen_dsn: str | None = None,
         wait: float = 0,
     ) -> None:
-        super().__init__(user_id, session_id, durability=durability, wait=wait)
-        self._server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
-        self._pool_size = pool_size
+        check_durability(durability)
+        self._options: dict[str, Any] = {"durability": durability, "pool_size": pool_size}
+        server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        super().__init__(self._handle_of(server), user_id, session_id, wait=wait)
 
-    @property
-    def name(self) -> str:
-        return self._server.name
+    def _handle_at(self, place: str) -> Handle:
+        return self._handle_of(places.postgres_server(place))
 
-    def _go_to(self, place: str) -> None:
-        self._server = places.postgres_server(place)
+    def _handle_of(self, server: Server) -> Handle:
+        return Handle(server.name, functools.partial(places.open_postgres, server, **self._options))
 
     def _may_be_at(self, place: str) -> bool:  # noqa: ARG002 - it is not asked for before it is needed
         return True
 
-    def _open_store(self) -> Store:
-        return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
 
-
-def _named(user_id: str | None, session_id: str | None) -> _Here:
+def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here:
     namespace = "" if user_id is None else checked_id(user_id, "a user id")
     if namespace.startswith("\x7f"):
         raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
     thread = SESSION if session_id is None else checked_id(session_id, "a session id")
-    return _Here(user_id, session_id, namespace, thread)
-
-
-async def _collect(store: Store, here: _Here) -> None:
-    """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
-    left: list[int] | None = None
-    while left is None or left:
-        left = (await store.write(deleting.collect, here.thread, left, namespace=here.namespace)).left
+    return _Here(user_id, session_id, namespace, thread, handle)
 
 
 async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
@@ -471,7 +418,7 @@ def _read(
 ) -> tuple[str, list[Any]]:
     """Read and decoded on the store's thread: a long memory does not stall an event loop."""
     summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
-    return summary, [make(told(*kept)) for kept in found]
+    return _decoded(summary), [make(told(*kept)) for kept in found]
 
 
 def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
@@ -483,13 +430,11 @@ def _stored(message: Any) -> Stored:
     return Stored(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
 
 
-def _loaded(state: dict[str, Any]) -> _Loaded | None:
+def _loaded(state: dict[str, Any]) -> Loaded | None:
     summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
     if "content" in state:
-        return _Loaded(
-            summary, [Entry(_stored(each.message), each.marks) for each in arguments.entries(state["content"])]
-        )
-    return _Loaded(summary, None) if _SUMMARY in state else None
+        return Loaded(summary, [Entry(_stored(each.message), each.marks) for each in arguments.items(state["content"])])
+    return Loaded(summary, None) if _SUMMARY in state else None
 
 
 def _encoded(summary: str) -> str:

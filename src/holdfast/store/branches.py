@@ -97,7 +97,7 @@ def make(tx: Tx, thread: int, point: Point) -> int:
     return branch
 
 
-def marked(tx: Tx, thread: int, branch: int, point: Point) -> Point:
+def bearing(tx: Tx, thread: int, branch: int, point: Point) -> Point:
     """Whose marks and summary count at a point that a thread shows, and up to where; `branch` is the one that it reads.
 
     What another thread has marked since they parted is not this one's to see: its own marks count there.

@@ -257,5 +257,5 @@ def _mark_as(tx: Tx, heir: int, branch: int) -> None:
         heir=heir,
     )
     if row is not None and row[1] is not None:
-        bearing = branches.marked(tx, heir, row[0], Point(branch, row[1], 0))
-        marks.inherit(tx, bearing.branch, branch, upto=bearing.seq)
+        worn = branches.bearing(tx, heir, row[0], Point(branch, row[1], 0))
+        marks.inherit(tx, worn.branch, branch, upto=worn.seq)

@@ -64,8 +64,8 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     point = parting.point
     branches.lay(tx, new.branch, branches.cut(tx, point))
-    bearing = branches.marked(tx, thread.key, thread.branch, point)
-    marks.inherit(tx, bearing.branch, new.branch, upto=bearing.seq)
+    worn = branches.bearing(tx, thread.key, thread.branch, point)
+    marks.inherit(tx, worn.branch, new.branch, upto=worn.seq)
     called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
@@ -97,8 +97,8 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     parting = part(tx, thread, to)
     name = putting.leave(tx, thread, left)
     branch = branches.begin(tx, key, branches.cut(tx, parting.point))
-    bearing = branches.marked(tx, key, thread.branch, parting.point)
-    marks.inherit(tx, bearing.branch, branch, upto=bearing.seq)
+    worn = branches.bearing(tx, key, thread.branch, parting.point)
+    marks.inherit(tx, worn.branch, branch, upto=worn.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
     putting.close_calls(tx, key)

@@ -80,7 +80,8 @@ def read(
         values |= {"after": 0, "upto": END}
     else:
         source, order = f"messages m WHERE m.key IN ({_bearers('in', marked, values)})", "m.seq"
-    without = f" AND m.key NOT IN ({_bearers('out', unmarked, values)})" if unmarked else ""
+    # Not NOT IN: Postgres would go through all marks for each message, once they are many.
+    without = f" AND NOT EXISTS ({_bearers('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
     return told, [Kept(*row) for row in rows]
 
@@ -143,17 +144,18 @@ def at(tx: Tx, keys: Sequence[int]) -> list[Kept]:
 
 
 def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = "") -> tuple[str, dict[int, str], int]:
-    """The summary; the ids of the messages that bear one of these marks, by their places; and how many there are."""
+    """The summary; the ids of the messages that bear one of these marks, by their places; and how many messages there
+    are. That is 0 if nobody needs the places, and then they are any numbers."""
     row = _find(tx, thread_id, namespace)
     if row is None:
         return "", {}, 0
     branch, told = row
     values: dict[str, Any] = {"branch": branch}
     bearers = _bearers("in", wanted, values)
-    rows = tx.all(f"SELECT m.seq, m.id FROM messages m WHERE m.key IN ({bearers})", **values)
-    found = {row[0]: row[1] for row in rows}
-    if not found:
-        return told, {}, 0
+    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({bearers})", **values)
+    found = {seq: name for seq, name, _ in rows}
+    if not any(plain for _, _, plain in rows):  # an agent's own messages say who they are
+        return told, found, 0
     seqs = tx.all(
         f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq", branch=branch, after=0, upto=END
     )
@@ -287,10 +289,7 @@ def update_marks(
 
 def summarize(tx: Tx, thread_id: str, told: str, *, namespace: str) -> None:
     """Set the summary. The thread is made if it is new."""
-    threads.key_of(tx, thread_id, namespace)
-    thread = _held(tx, thread_id, namespace)
-    assert thread is not None
-    marks.summarize(tx, thread.branch, told)
+    marks.summarize(tx, _held_or_made(tx, thread_id, namespace).branch, told)
 
 
 def compress(
@@ -300,9 +299,7 @@ def compress(
 
     None, and nothing is changed, if the summary is no longer the one that this one was written from.
     """
-    threads.key_of(tx, thread_id, namespace)
-    thread = _held(tx, thread_id, namespace)
-    assert thread is not None
+    thread = _held_or_made(tx, thread_id, namespace)
     if before not in (None, summary(tx, thread_id, namespace=namespace)):
         return None
     marks.summarize(tx, thread.branch, told)
@@ -334,6 +331,12 @@ def _held(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
     """The thread, its row taken by somebody who leaves its log as it is."""
     row = tx.one(_HOLD, namespace=namespace, id=thread_id)
     return _Thread(*row) if row else None
+
+
+def _held_or_made(tx: Tx, thread_id: str, namespace: str) -> _Thread:
+    while (thread := _held(tx, thread_id, namespace)) is None:
+        threads.make(tx, namespace, thread_id, tx.now())
+    return thread
 
 
 def _seen(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
