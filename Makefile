@@ -48,7 +48,7 @@ types: $(READY) ## mypy, strict
 check: lint types test ## all three: what CI runs
 
 bench: $(READY) $(OVERLAID) ## print the ratios against the raw drivers
-	@for name in start append load loop growth usage; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+	@for name in start append load loop growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 
