@@ -89,6 +89,17 @@ def test_a_compression_marks_nothing_that_it_has_not_summed_up(database: Databas
     asyncio.run(main())
 
 
+def test_a_provider_that_knows_its_model_can_write_the_summary(database: Database) -> None:
+    async def main() -> None:
+        async with stored(database) as memory:
+            await memory.add(msgs("1", "2"))
+            with ScriptedProvider(["summed up"]) as provider:
+                assert await compress(memory, provider, keep=1) == "summed up"
+            assert texts(await memory.get_memory(exclude_mark="compressed")) == ["summed up", "text of 2"]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("keep", [0, 1, 2])
 @pytest.mark.parametrize("results", [0, 1])
 def test_a_call_whose_results_have_not_all_come_is_not_compressed(database: Database, keep: int, results: int) -> None:

@@ -25,7 +25,7 @@ _PROVIDERS = {"anthropic": "AnthropicProvider", "openai": "OpenAIProvider", "loc
 
 async def compress(
     memory: MemoryBase,
-    model: Model | Writer,
+    model: Model | Provider | Writer,
     *,
     provider: Provider | None = None,
     keep: int = 10,
@@ -37,8 +37,8 @@ async def compress(
     Returns the summary, which takes in the one until now; None if there was nothing to compress. Calls of tools and
     their results stay on one side. The marks and the summary are stored together, and nothing is if the model fails.
 
-    `model` is asked through `provider`, or through the one that `model.provider` names; it may also be a function that
-    gets a text and returns, or awaits, another.
+    `model` is asked through `provider`, or through the one that `model.provider` names. It may also be a provider that
+    knows its model, or a function that gets a text and returns, or awaits, another.
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise InputError(f"keep must be a number of messages from 0 up, got {keep!r:.80}")
@@ -65,12 +65,12 @@ async def compress(
 
 
 def _writer(
-    model: Model | Writer, provider: Provider | None, instruction: str
+    model: Model | Provider | Writer, provider: Provider | None, instruction: str
 ) -> Callable[[str, Sequence[Message]], Awaitable[str]]:
-    if isinstance(model, Model):
-        speaker = provider or _provider_of(model)
+    if isinstance(model, Model) or hasattr(model, "stream"):
+        speaker, asked = _speaker(model, provider)
         return lambda before, old: summarized(
-            speaker, model, transcript(before, old), Signal(), instruction=instruction
+            speaker, asked, transcript(before, old), Signal(), instruction=instruction
         )
     if not callable(model):
         raise InputError(f"compress needs a Model, or a function that gets a text and returns one; got {model!r:.80}")
@@ -86,6 +86,12 @@ def _writer(
         return text.strip()
 
     return ask
+
+
+def _speaker(model: Any, provider: Provider | None) -> tuple[Provider, Model]:
+    if isinstance(model, Model):
+        return provider or _provider_of(model), model
+    return model, Model(id=model.name, provider=model.name)
 
 
 def _provider_of(model: Model) -> Provider:
