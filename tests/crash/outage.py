@@ -17,7 +17,7 @@ import apsw
 
 from holdfast import Agent, Model
 from holdfast.checkpointer import SQLiteCheckpointer, Thread
-from holdfast.errors import StoreError
+from holdfast.errors import HoldfastError
 from holdfast.messages import Message, UserMessage
 from holdfast.providers.scripted import ScriptedProvider
 from holdfast.recovery import valid_history
@@ -85,7 +85,7 @@ def examine(path: Path, log: Log) -> list[tuple[str, str]]:
     told = [entry for entry in log if isinstance(entry, Told)]
     try:
         return asyncio.run(_examine(path, told))
-    except (StoreError, apsw.Error, UnicodeDecodeError) as error:
+    except (HoldfastError, apsw.Error, UnicodeDecodeError) as error:
         return [("damaged", repr(error))]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.errors import InputError, StoreError, StoreUnusable
+from holdfast.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
 from holdfast.store import sharing, sqlite, sqlite_file, threads
 from holdfast.store.sqlite import SQLiteStore
 from holdfast.store.threads import Stored
@@ -291,6 +291,11 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(StoreError, match=r"a\.db"), opened(file) as store:
         store.write_now(threads.append, "t", ROW)
+
+
+def test_what_is_too_long_to_be_read_is_damage_and_no_mistake_of_the_reader(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as store, pytest.raises(StoreCorrupt, match=r"a\.db.*restore a backup"):
+        store.read_now(lambda tx: tx.one("SELECT zeroblob(2000000000)"))
 
 
 @pytest.mark.parametrize("version", ["3.51.2", "3.50.7", "3.44.6", "3.9.0", "3.7", "2.99.99"])

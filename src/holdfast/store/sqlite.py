@@ -29,6 +29,7 @@ from holdfast.store import copying, search, sharing
 from holdfast.store.database import Job, Row, Store, Tx
 from holdfast.store.sqlite_file import (
     MEMORY,
+    as_read,
     can_be_left,
     check_durability,
     check_library,
@@ -296,7 +297,7 @@ class SQLiteStore(Store):
                     with contextlib.suppress(apsw.Error):  # a disk error may have ended it already
                         tx.run("ROLLBACK")
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
-            job.error = self._translate(error)
+            job.error = self._translate(as_read(error))
         Job.deliver([job])
 
     def _reader(self) -> SQLiteTx:
@@ -466,7 +467,7 @@ def open_store(
         try:
             return SQLiteStore(name, durability, busy_seconds, read_only=read_only and can_be_left(name))
         except apsw.Error as error:
-            raise translate(error, name, busy_seconds) from error
+            raise translate(as_read(error), name, busy_seconds) from error
 
     return sharing.share(
         lambda: None if name == MEMORY else identity(name), make, lambda store: store.check_same(durability)

@@ -62,6 +62,11 @@ def translate(error: BaseException, path: str, waited: float) -> BaseException:
     return ours
 
 
+def as_read(error: BaseException) -> BaseException:
+    """An error of somebody who only reads: what is too long then is what a damaged file says of itself."""
+    return apsw.CorruptError(str(error)) if isinstance(error, apsw.TooBigError) else error
+
+
 def _disk_error(path: str, error: BaseException) -> HoldfastError:
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the index of the WAL
         return StoreFull(f"no room left to write {path!r}; free some disk space and try again")
