@@ -45,7 +45,7 @@ class Marked(NamedTuple):
     """Which messages of a thread bear a mark, and the summary that stands for those that are left out."""
 
     summary: str = ""
-    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages
+    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages (-1: no matter)
     total: int = 0
 
     def without(self, messages: list[Message]) -> list[Message]:

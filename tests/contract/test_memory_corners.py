@@ -21,7 +21,7 @@ from holdfast import (
     ToolResultMessage,
     UserMessage,
 )
-from holdfast.errors import HoldfastError, NotFound, ThreadBusy
+from holdfast.errors import HoldfastError, InputError, NotFound, ThreadBusy
 from holdfast.memory import InMemoryMemory, Msg, SQLiteMemory, compress
 from holdfast.providers.scripted import ScriptedProvider
 from tests.conftest import Database
@@ -279,5 +279,22 @@ def test_where_everything_is_marked_the_last_question_is_sent(database: Database
             ["first"],
             ["second"],
         ]
+
+    with_cp(database, use)
+
+
+def test_a_hook_that_leaves_nothing_before_it_is_no_mistake_of_the_marks(database: Database) -> None:
+    class Nothing:
+        async def transform_context(self, messages: list[Any], *, signal: Any = None) -> list[Any]:
+            return []
+
+    async def use(cp: Any) -> None:
+        await cp.append("t", [UserMessage("one", id="1"), AssistantMessage("two", id="2")])
+        async with stored(database, session_id="t") as memory:
+            await memory.update_messages_mark("hidden", msg_ids=["1"])
+        hooks = [Nothing(), ExcludeMarked("hidden")]
+        agent = Agent(provider=ScriptedProvider([]), model=Model("m"), checkpointer=cp, thread_id="t", middleware=hooks)
+        with pytest.raises(InputError, match="nothing to send"):
+            await agent.prompt("three")
 
     with_cp(database, use)

@@ -92,7 +92,7 @@ def marks_to_add(marks: Any) -> list[str]:
 
 def mark_to_add(mark: Any) -> str:
     if not isinstance(mark, str):
-        raise WrongType(f"The mark should be a string, but got {type(mark)}.")
+        raise WrongType(f"The mark should be a string, but got {type(mark)}: {mark!r:.80}.")
     return _checked([mark])[0]
 
 
@@ -119,20 +119,25 @@ def marks_to_delete(mark: Any) -> list[str]:
     return _possible(found)
 
 
-def new_mark(mark: Any) -> str | None:
-    _refuse_other_types("new_mark", mark)
-    return None if mark is None else _checked([mark])[0]
+class Change(NamedTuple):
+    """What becomes of marks: of messages with the old one, if it is named, and with these ids, if they are given."""
+
+    new: str | None
+    old: str | None
+    ids: set[str] | None
 
 
-def old_mark(mark: Any) -> list[str] | None:
-    """The mark that messages must have; empty, if none can have it; None if it was not said."""
-    _refuse_other_types("old_mark", mark)
-    return None if mark is None else _possible([mark])
-
-
-def _refuse_other_types(name: str, mark: Any) -> None:
-    if not isinstance(mark, str | None):
-        raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}.")
+def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> Change | None:
+    """What is to be changed; None if no message can be meant."""
+    for name, mark in (("new_mark", new_mark), ("old_mark", old_mark)):
+        if not isinstance(mark, str | None):
+            raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}: {mark!r:.80}.")
+    new = None if new_mark is None else mark_to_add(new_mark)
+    olds = None if old_mark is None else _possible([old_mark])
+    chosen = None if msg_ids is None else ids("msg_ids", msg_ids)
+    if olds == [] or chosen == set():
+        return None
+    return Change(new, olds[0] if olds else None, chosen)
 
 
 def ids(name: str, given: Any) -> set[str]:

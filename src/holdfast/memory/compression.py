@@ -34,8 +34,9 @@ async def compress(
 ) -> str | None:
     """Let a model sum up all but the last `keep` messages that do not bear the mark yet, and mark those.
 
-    Returns the summary, which takes in the one until now; None if there was nothing to compress. Calls of tools and
-    their results stay on one side. The marks and the summary are stored together, and nothing is if the model fails.
+    Returns the summary, which takes in the current one; None if there was nothing to compress. Calls of tools and their
+    results are compressed together or kept together. The marks and the summary are stored together, and nothing is if
+    the model fails.
 
     `model` is asked through `provider`, or through the one that `model.provider` names. It may also be a provider that
     knows its model, or a function that gets a text and returns, or awaits, another.
@@ -56,9 +57,8 @@ async def compress(
         summary = await by_parts(write, before, [from_value(values_of(message)) for message in old])
         if not summary:
             raise ProviderError("the model wrote no summary; the memory is as it was")
-        ids = {message.id for message in old} - {
-            message.id for message in messages[start:]
-        }  # one id may be there twice
+        kept = {message.id for message in messages[start:]}
+        ids = {message.id for message in old} - kept  # one id may be there twice
         if await memory.mark_compressed(ids, summary, mark, expected=before) is not None:
             return summary
     raise HoldfastError(f"somebody else compressed the memory meanwhile, {_ATTEMPTS} times; try again later")

@@ -57,11 +57,10 @@ class InMemoryMemory(MemoryBase):
     async def update_messages_mark(
         self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
     ) -> int:
-        new, olds = arguments.new_mark(new_mark), arguments.old_mark(old_mark)
-        ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
-        if olds == [] or ids == set():  # which no message has
+        change = arguments.change(new_mark, old_mark, msg_ids)
+        if change is None:
             return 0
-        old = olds[0] if olds else None
+        new, old, ids = change
         chosen = [marks for message, marks in self._items if ids is None or message.id in ids]
         return sum(_changed(marks, new, old) for marks in chosen)
 

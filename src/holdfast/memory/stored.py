@@ -160,11 +160,10 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def update_messages_mark(
         self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
     ) -> int:
-        new, olds = arguments.new_mark(new_mark), arguments.old_mark(old_mark)
-        ids = None if msg_ids is None else arguments.ids("msg_ids", msg_ids)
-        if olds == [] or ids == set():  # which no message has
+        change = arguments.change(new_mark, old_mark, msg_ids)
+        if change is None:
             return 0
-        old = olds[0] if olds else None
+        new, old, ids = change
         store, here = await self._ready()
         return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
 
@@ -222,7 +221,10 @@ class StoredMemory(MemoryBase, abc.ABC):
                 f"a state says where the data are ({', '.join(places_named)}) or has them ('content'), not both"
             )
         if places_named - {self._place}:
-            raise InputError(f"this is no state of a {type(self).__name__}: it has no {self._place!r}")
+            other = "PostgresMemory" if self._place == "db_path" else "SQLiteMemory"
+            raise InputError(
+                f"this is no state of a {type(self).__name__}, it has no {self._place!r}; load it into a {other}"
+            )
         loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
         if places_named:
             self._continue(state_dict, strict)
@@ -233,7 +235,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         """Go over to the thread that a state names."""
         for key in ("user_id", "session_id") if strict else ():
             if key not in state:
-                raise KeyError(f"Key {key!r} not found in state_dict")
+                raise KeyError(f"Key {key!r} not found in state_dict; strict=False keeps what the memory has")
         place = state[self._place]
         if not isinstance(place, str) or not place:
             raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")

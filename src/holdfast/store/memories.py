@@ -1,7 +1,7 @@
 """Memories: threads that are read by marks, and whose messages are known by their ids.
 
-- What is added or removed is a write to the thread, and waits for nobody else's run (see leases.py). Marks and the
-  summary say how the log is read and change nothing of it: they can be set while somebody drives the thread.
+- What is added or removed is a write to the thread, and refused while somebody drives it (see leases.py). Marks and the
+  summary say how the log is read and change nothing of it: they can be set at any time.
 - Each write takes the thread's row first, so that writers of one memory queue up there.
 - A message that has the id of one that is there is not added again. Where a memory alone has written a thread, ids are
   found by an index; in a thread of an agent they are looked for.
@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.store import branches, editing, leases, marks, threads
@@ -145,7 +145,7 @@ def at(tx: Tx, keys: Sequence[int]) -> list[Kept]:
 
 def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = "") -> tuple[str, dict[int, str], int]:
     """The summary; the ids of the messages that bear one of these marks, by their places; and how many messages there
-    are. That is 0 if nobody needs the places, and then they are any numbers."""
+    are. That is -1 if nobody needs the places, and then they are any numbers."""
     row = _find(tx, thread_id, namespace)
     if row is None:
         return "", {}, 0
@@ -155,7 +155,7 @@ def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = ""
     rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({bearers})", **values)
     found = {seq: name for seq, name, _ in rows}
     if not any(plain for _, _, plain in rows):  # an agent's own messages say who they are
-        return told, found, 0
+        return told, found, -1
     seqs = tx.all(
         f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq", branch=branch, after=0, upto=END
     )
@@ -218,42 +218,38 @@ def add(
 
 def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = VISITOR) -> int:
     """Take out the messages with these ids; returns how many that were."""
-    thread = _seen(tx, thread_id, namespace)
-    if thread is None or not _with_ids(tx, thread, ids):
-        return 0
-    thread = _taken(tx, thread_id, namespace, by)
-    spots = [Spot(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]  # nobody can have changed these
-    if spots:
-        editing.remove(tx, on_its_line(tx, thread.key), spots)
-    return len(spots)
+    return _take_out(
+        tx, thread_id, namespace, by, lambda thread: [Spot(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
+    )
 
 
 def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str, by: By = VISITOR) -> int:
     """Take out the messages with one of these marks; returns how many that were."""
-    thread = _seen(tx, thread_id, namespace)
-    if thread is None or not _with_marks(tx, thread.branch, wanted):
+    return _take_out(tx, thread_id, namespace, by, lambda thread: _with_marks(tx, thread.branch, wanted))
+
+
+def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_Thread], list[Spot]]) -> int:
+    """Most deletions find nothing: that is looked for before anything is written, and again when the row is taken."""
+    seen = _seen(tx, thread_id, namespace)
+    if seen is None or not find(seen):
         return 0
     thread = _taken(tx, thread_id, namespace, by)
-    spots = _with_marks(tx, thread.branch, wanted)
+    spots = find(thread)
     if spots:
         editing.remove(tx, on_its_line(tx, thread.key), spots)
     return len(spots)
 
 
-def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = VISITOR) -> list[int]:
-    """Take out all messages; returns the branches of which something may be left that nobody reads."""
-    thread = _seen(tx, thread_id, namespace)
-    if thread is None or not size(tx, thread_id, namespace=namespace):
-        return []
-    thread = _taken(tx, thread_id, namespace, by)
-    _emptied(tx, thread)
-    return [thread.branch]
+def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = VISITOR) -> bool:
+    """Take out all messages; whether there were any, and something may be left that nobody reads."""
+    if not size(tx, thread_id, namespace=namespace):
+        return False
+    _emptied(tx, _taken(tx, thread_id, namespace, by))
+    return True
 
 
-def replace(
-    tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = VISITOR
-) -> list[int]:
-    """Put these messages and this summary in the place of all that there is. Returns as `clear` does."""
+def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = VISITOR) -> None:
+    """Put these messages and this summary in the place of all that there is."""
     thread = _taken(tx, thread_id, namespace, by)
     branch = _emptied(tx, thread)
     marks.summarize(tx, branch, told)
@@ -265,7 +261,6 @@ def replace(
         )
         threads.add(tx, branch, thread.head, [entry.message for entry in entries], thread=thread.key)
         _mark_new(tx, branch, thread.head, entries)
-    return [thread.branch]
 
 
 def update_marks(
@@ -340,7 +335,7 @@ def _held_or_made(tx: Tx, thread_id: str, namespace: str) -> _Thread:
 
 
 def _seen(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
-    """The thread, for a look whether there is anything to do: most deletions find nothing."""
+    """The thread, for a look whether there is anything to do."""
     row = tx.one(_SEE, namespace=namespace, id=thread_id)
     return _Thread(*row) if row else None
 

@@ -357,7 +357,8 @@ def advance(
 
 @functools.cache
 def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
-    """The statement with the conditions that are needed: this is what every append runs."""
+    """The statement with the conditions that are needed: this is what every append runs. Whoever comes this way may
+    write what is not in the index of names: see 0008_memory.sql."""
     guard, change = leases.GUARD[kind], release or leases.CHANGE[kind]
     head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
     leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
