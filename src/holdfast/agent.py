@@ -14,9 +14,10 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import clock, inbox, recovery, telemetry, termination
+from holdfast.bridge import later
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import At, Checkpointer
 from holdfast.checkpoints import Mark
@@ -38,7 +39,11 @@ from holdfast.setup import Limits, Setup
 from holdfast.stream import Backlog, EventStream
 from holdfast.thread_journal import ThreadJournal
 from holdfast.tools import Tool
-from holdfast.versions import checked_at
+
+if TYPE_CHECKING:
+    from holdfast import versions
+else:
+    (versions,) = later("versions")
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("holdfast.agent")
@@ -460,7 +465,7 @@ def _journal(
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
     if at is None or setup.thread_id is None:
         return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
-    origin = (checked_id(thread_id), checked_at(at, "at"))
+    origin = (checked_id(thread_id), versions.checked_at(at, "at"))
     return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
 
 

@@ -90,7 +90,7 @@ class _Operation(Generic[P, T]):
 
     def _bound(self, owner: HasStore | None) -> Any:
         if self._method is None:
-            if isinstance(self._operation, Later):
+            if isinstance(self._operation, _Later):
                 self._operation = self._operation.found()
             self._method = _described(self._made(self._operation), self._operation)
         return self._method if owner is None else functools.partial(self._method, owner)
@@ -133,18 +133,26 @@ class awaited(_Operation[P, T]):  # noqa: N801
         return method
 
 
-class Later:
-    """A module of operations that most programs never need, or one of its operations: imported when it is used."""
+def later(*names: str) -> list[_Later]:
+    """Modules of holdfast that most programs never need: each is imported when a function of it is first called."""
+    return [_Later(f"holdfast.{name}") for name in names]
+
+
+class _Later:
+    """A module that is not imported yet, or one of its functions."""
 
     def __init__(self, module: str, name: str = "") -> None:
-        self._module = module
-        self._name = name
+        self.__module__ = module
+        self.__name__ = name
 
-    def __getattr__(self, name: str) -> Later:
-        return Later(self._module, name)
+    def __getattr__(self, name: str) -> _Later:
+        return _Later(self.__module__, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.found()(*args, **kwargs)
 
     def found(self) -> Any:
-        return getattr(importlib.import_module(self._module), self._name)
+        return getattr(importlib.import_module(self.__module__), self.__name__)
 
 
 def _described(method: Any, operation: Callable[..., Any]) -> Any:

@@ -17,20 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
-from holdfast import (
-    accounts,
-    clock,
-    erasing,
-    pruning,
-    sessions,
-    spending,
-    tasks,
-    tool_log,
-    transfer,
-    versions,
-    watching,
-)
-from holdfast.bridge import Later, awaited
+from holdfast import clock
+from holdfast.bridge import awaited, later
 from holdfast.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -62,7 +50,7 @@ from holdfast.rows import (
     storable,
     stored,
 )
-from holdfast.store import checkpoints, deleting, forks, inbox, leases, places, sharing, sqlite, threads, tool_calls
+from holdfast.store import erasure_notes, inbox, leases, places, sharing, sqlite, threads, tool_calls
 from holdfast.store.database import Store, in_thread
 from holdfast.store.leases import Visit
 from holdfast.store.places import exists, is_dsn
@@ -70,9 +58,27 @@ from holdfast.store.sqlite_file import check_durability
 from holdfast.store.threads import ThreadInfo
 
 if TYPE_CHECKING:
-    from holdfast import backups, checking, searching
-else:
-    backups, checking, searching = map(Later, ("holdfast.backups", "holdfast.checking", "holdfast.searching"))
+    from holdfast import (
+        accounts,
+        backups,
+        checking,
+        erasing,
+        pruning,
+        searching,
+        sessions,
+        spending,
+        tasks,
+        tool_log,
+        transfer,
+        versions,
+        watching,
+    )
+    from holdfast.store import checkpoints, deleting, forks
+else:  # an agent that starts needs none of them
+    accounts, sessions, tasks, tool_log, spending = later("accounts", "sessions", "tasks", "tool_log", "spending")
+    backups, checking, erasing, pruning, searching = later("backups", "checking", "erasing", "pruning", "searching")
+    transfer, versions, watching = later("transfer", "versions", "watching")
+    checkpoints, deleting, forks = later("store.checkpoints", "store.deleting", "store.forks")
 
 __all__ = [
     "Checkpoint",
@@ -162,7 +168,9 @@ class Checkpointer(abc.ABC):
         """Go on with what an interrupted erasure has left; a database that cannot even be asked is closed again."""
         try:
             store = self.store
-            await in_thread(lambda: erasing.finish_what_was_left(store))
+            left = await store.read(erasure_notes.unfinished) if store.has_files else []
+            if left:
+                await in_thread(lambda: erasing.finish_what_was_left(store))
         except BaseException:
             await self.close()
             raise

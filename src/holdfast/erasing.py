@@ -15,7 +15,7 @@ from holdfast.checkpoints import Erased
 from holdfast.errors import ForksUndecided, HoldfastError, InputError, StoreBusy
 from holdfast.leasing import patiently
 from holdfast.pruning import empty_trash
-from holdfast.store import deleting, erasures, sharing
+from holdfast.store import deleting, erasure_notes, erasures, sharing
 from holdfast.store.database import Store, in_thread
 from holdfast.store.erasures import Begun
 from holdfast.store.leases import Visit
@@ -61,13 +61,13 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
             "forks='keep' leaves them the past that they share, forks='erase' erases them too",
             [fork.id for fork in begun.undecided],
         )
-    if begun.threads == 0 and not await store.read(erasures.unfinished):  # else an earlier one is gone on with
+    if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is gone on with
         return Erased(0, 0, 0, True, [], _NOTHING)
-    keys = await store.read(erasures.unfinished)  # these are in the trash by now
+    keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     is_gone = await in_thread(store.scrub)
     if is_gone:
-        await store.write(erasures.finish, keys)
+        await store.write(erasure_notes.finish, keys)
     else:
         await in_thread(lambda: _finish_later(store))
     note = store.remains if is_gone else _PINNED + store.remains
@@ -78,7 +78,7 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
 
 def finish_what_was_left(store: Store) -> None:
     """Go on with erasures that another process has begun: without waiting for them."""
-    if store.has_files and store.read_now(erasures.unfinished):
+    if store.has_files and store.read_now(erasure_notes.unfinished):
         _log.info("an erasure in %r was interrupted, and is finished now", store.name)
         _finish_later(store, rewrite=True)
 
@@ -95,7 +95,7 @@ def _finish_later(store: Store, *, rewrite: bool = False) -> None:
 
 def _finish(store: Store, rewrite: bool) -> None:
     try:
-        keys = store.read_now(erasures.unfinished)
+        keys = store.read_now(erasure_notes.unfinished)
         while rewrite and store.write_now(deleting.empty_trash).has_more:
             pass
         while not _scrubbed(store, rewrite=rewrite):
@@ -103,7 +103,7 @@ def _finish(store: Store, rewrite: bool) -> None:
             if store.users == 1 or not threading.main_thread().is_alive():  # nobody else is here any more
                 return  # whoever opens the database next goes on
             time.sleep(_LOOK)
-        store.write_now(erasures.finish, keys)
+        store.write_now(erasure_notes.finish, keys)
     except HoldfastError as error:
         _log.warning("an erasure in %r is not finished: %s; it goes on when it is opened next", store.name, error)
     finally:

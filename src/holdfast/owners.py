@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from pathlib import Path
 
 _ID = "pid={pid} start={start} boot={boot} namespace={namespace}"
 
@@ -49,14 +48,14 @@ def _host() -> str:
 @functools.cache
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return _read("/proc/sys/kernel/random/boot_id").strip()
     except OSError:
         return "?"
 
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid").replace(" ", "")  # noqa: PTH115
+        return os.readlink("/proc/self/ns/pid").replace(" ", "")
     except OSError:
         return "?"
 
@@ -65,7 +64,12 @@ def _start_of(pid: int) -> str:
     """When a process began, in ticks since the boot; empty if there is none, or only one that waits to be buried."""
     try:
         # The name, in parentheses, may contain anything; what follows the last one is: state, parent, ... start (20th).
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()

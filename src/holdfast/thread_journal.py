@@ -11,9 +11,10 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast import clock, owners, recovery, versions
+from holdfast import clock, owners, recovery
+from holdfast.bridge import later
 from holdfast.checkpointer import Checkpointer
 from holdfast.checkpoints import Mark
 from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
@@ -23,12 +24,18 @@ from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import forks, inbox, keeper, memories, putting, threads, tool_calls, users
+from holdfast.store import inbox, keeper, threads, tool_calls, users
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.quotas import Charge
 from holdfast.store.threads import Position
 from holdfast.store.tool_calls import Start
+
+if TYPE_CHECKING:
+    from holdfast import versions
+    from holdfast.store import forks, memories, putting
+else:
+    versions, forks, memories, putting = later("versions", "store.forks", "store.memories", "store.putting")
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit

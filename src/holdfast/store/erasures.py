@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.errors import NotFound
-from holdfast.store import checkpoints, deleting, exporting, quotas, users
+from holdfast.store import checkpoints, deleting, erasure_notes, exporting, quotas, users
 from holdfast.store.database import Tx
 from holdfast.store.leases import By
 
@@ -66,7 +66,7 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
         doomed.setdefault("", []).extend(sorted(fork.id for fork in others))
     begun = [_begin(tx, names, by=by, namespace=namespace) for namespace, names in doomed.items()]
     if users.remove(tx, user_id) and not begun:
-        _note(tx)
+        erasure_notes.add(tx)
     kept = sorted(fork.id for fork in others) if forks == "keep" else []
     return Begun(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [], kept)
 
@@ -85,22 +85,5 @@ def descendants(tx: Tx, thread: int) -> list[Fork]:
 def _begin(tx: Tx, doomed: Sequence[str], *, by: By, namespace: str) -> Begun:
     # The last one first: a fork then still knows what it was forked from.
     counts = [deleting.discard(tx, name, by=by, namespace=namespace) for name in reversed(doomed)]
-    _note(tx)
+    erasure_notes.add(tx)
     return Begun(sum(count is not None for count in counts), sum(count or 0 for count in counts), [])
-
-
-def _note(tx: Tx) -> None:
-    tx.run("INSERT INTO erasures (began_at) VALUES (:now)", now=tx.now())
-
-
-def unfinished(tx: Tx) -> list[int]:
-    """The erasures whose bytes may still be in the files."""
-    return [key for (key,) in tx.all("SELECT key FROM erasures WHERE finished_at IS NULL ORDER BY key")]
-
-
-def finish(tx: Tx, keys: Sequence[int]) -> None:
-    """The files are known to hold nothing of these any more."""
-    tx.many(
-        "UPDATE erasures SET finished_at = :now WHERE key = :key AND finished_at IS NULL",
-        [{"key": key, "now": tx.now()} for key in keys],
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import MissingExtra
@@ -40,10 +39,7 @@ def exists(place: str) -> bool:
     """Whether there is a database of ours, or at least a file. Makes nothing."""
     if is_dsn(place):
         return postgres_server(place).exists()
-    try:
-        return Path(place).expanduser().exists()
-    except RuntimeError:  # ~nobody
-        return False
+    return os.path.exists(os.path.expanduser(place))
 
 
 def name(place: str) -> str:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, LiteralString
 from urllib.parse import unquote
 
@@ -337,7 +337,7 @@ def _version(connection: Connection, schema: str) -> int:
     return int(row[0]) if row else 0
 
 
-def _apply(connection: Connection, schema: str, name: str, known: list[Migration]) -> None:
+def _apply(connection: Connection, schema: str, name: str, known: Sequence[Migration]) -> None:
     version = _version(connection, schema)  # again, under the lock: another process may have been faster
     if version == 0:
         _refuse_foreign_tables(connection, schema, name)

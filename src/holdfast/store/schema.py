@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 _NAME = re.compile(r"(\d{4})_\w+?(?:\.(\w+))?\.sql")
@@ -20,12 +21,14 @@ class Migration(NamedTuple):
     sql: str
 
 
-def migrations(dialect: str, *, key: str, text: str = "TEXT") -> list[Migration]:
-    """All migrations of a database, oldest first."""
+@functools.cache
+def migrations(dialect: str, *, key: str, text: str = "TEXT") -> tuple[Migration, ...]:
+    """All migrations of a database, oldest first. Each connection asks for them."""
     found = []
-    for file in (Path(__file__).parent / "migrations").iterdir():
+    for file in os.scandir(os.path.join(os.path.dirname(__file__), "migrations")):
         match = _NAME.fullmatch(file.name)
         if match and match[2] in (None, dialect):
-            statements = re.sub(r"\bTEXT\b", text, file.read_text("utf-8").replace("{key}", key))
+            with open(file, encoding="utf-8") as script:
+                statements = re.sub(r"\bTEXT\b", text, script.read().replace("{key}", key))
             found.append(Migration(int(match[1]), file.name, statements))
-    return sorted(found)
+    return tuple(sorted(found))

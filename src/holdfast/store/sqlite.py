@@ -25,7 +25,7 @@ import apsw
 
 from holdfast import clock
 from holdfast.errors import InputError, StoreNotOpen
-from holdfast.store import copying, search, sharing
+from holdfast.store import sharing
 from holdfast.store.database import Job, Row, Store, Tx
 from holdfast.store.sqlite_file import (
     MEMORY,
@@ -212,6 +212,8 @@ class SQLiteStore(Store):
 
     def scrub(self, *, rewrite: bool = True) -> bool:
         """VACUUM leaves nothing in free pages and in the gaps of others; then the WAL is folded in and emptied."""
+        from holdfast.store import search  # noqa: PLC0415 - most programs do without
+
         if not self.has_files:
             return True
         try:
@@ -233,6 +235,8 @@ class SQLiteStore(Store):
             raise self._translate(error) from error
 
     def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:
+        from holdfast.store import copying  # noqa: PLC0415 - as above
+
         if not self.has_files:
             return None
         with self._beside() as source:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import apsw
 
@@ -133,29 +133,52 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     if "://" in name:
         raise InputError(f"{name!r} is no path; a database is a file, or a postgresql:// DSN")
     try:
-        file = Path(os.fsdecode(name.encode())).expanduser().absolute()
-        is_directory = file.is_dir()
+        file = os.path.join(os.getcwd(), _from_home(os.fsdecode(name.encode()))).rstrip(os.sep) or os.sep
+        is_directory = _is_directory(file)
     except UnicodeEncodeError as error:
         raise InputError(f"a database path cannot contain lone surrogates, got {name!r}") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+    except OSError as error:
         raise StoreUnusable(f"{name!r} cannot be opened ({error}); check that it may be read and written") from error
     if is_directory:
-        raise StoreUnusable(f"{name!r} is a directory; name a file in it, for example {str(file / 'chat.db')!r}")
+        raise StoreUnusable(
+            f"{name!r} is a directory; name a file in it, for example {os.path.join(file, 'chat.db')!r}"
+        )
     try:
-        _make_directory(file.parent)
+        _make_directory(os.path.dirname(file))
     except OSError as error:
         raise StoreUnusable(f"the directory of {name!r} cannot be made ({error}); choose another path") from error
     return os.path.realpath(file)
 
 
-def _make_directory(folder: Path) -> None:
+def _from_home(name: str) -> str:
+    """The path with `~` resolved."""
+    path = os.path.expanduser(name)
+    if path.startswith("~"):
+        raise FileNotFoundError(f"there is no home directory {path.partition(os.sep)[0]!r}")
+    return path
+
+
+def _is_directory(path: str) -> bool:
+    """Whether there is a directory; a path that cannot even be looked at raises."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _make_directory(folder: str) -> None:
     """Make the directory so that it survives a power cut: SQLite syncs the one that holds its files, and no other."""
-    if folder.is_dir():
+    if _is_directory(folder):
         return
-    _make_directory(folder.parent)
-    folder.mkdir(exist_ok=True)
+    parent = os.path.dirname(folder)
+    _make_directory(parent)
+    try:
+        os.mkdir(folder)
+    except FileExistsError:  # somebody else was faster, or it is something else
+        if not _is_directory(folder):
+            raise
     with contextlib.suppress(OSError):  # not every system lets a directory be opened
-        handle = os.open(folder.parent, os.O_RDONLY)
+        handle = os.open(parent, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
@@ -164,10 +187,10 @@ def _make_directory(folder: Path) -> None:
 
 def identity(path: str) -> tuple[int, int]:
     try:
-        stat = os.stat(path)  # noqa: PTH116
+        file = os.stat(path)
     except FileNotFoundError:
         return (-1, -1)  # nobody can have it open
-    return (stat.st_dev, stat.st_ino)
+    return (file.st_dev, file.st_ino)
 
 
 def connect(
@@ -251,7 +274,7 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
             raise
 
 
-def _apply(connection: apsw.Connection, known: list[Migration]) -> None:
+def _apply(connection: apsw.Connection, known: Sequence[Migration]) -> None:
     version = connection.pragma("user_version")  # again, under the lock: another process may have been faster
     for migration in known:
         if migration.number > version:
