@@ -139,7 +139,7 @@ class ModelCall:
         try:
             await until_aborted(self._receive(stream, reply, watch, attempt), attempt, self._patience.grace)
             if not self._signal.aborted:
-                reply.message()
+                reply.check_whole()
         except Aborted:
             if attempt.reason == _STALLED:
                 return NetworkFailed(

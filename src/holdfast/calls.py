@@ -26,7 +26,7 @@ from holdfast.errors import HookFailed
 from holdfast.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
 from holdfast.journal import ANSWERED, STARTED, WAITING, Entry, Journal
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
-from holdfast.middleware import HookContext
+from holdfast.middleware import Context
 from holdfast.setup import Setup
 from holdfast.signals import Aborted, Signal, until_aborted, wait_all
 from holdfast.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -56,7 +56,7 @@ class Calls:
         run_id: str,
         publish: Callable[[Event], None],
         tell: Callable[[Sequence[Message]], None],
-        context: Callable[[], HookContext],
+        context: Context,
     ) -> None:
         self.waiting = False  # whether a call waits for a person
         self._setup = setup
@@ -71,7 +71,9 @@ class Calls:
 
     async def run(self, reply: AssistantMessage) -> list[Outcome]:
         """Run the calls of a new reply."""
-        return await self._run_all(reply, self._calls(reply))
+        self.waiting = False
+        calls = self._calls(reply)
+        return await self._run_all(reply, calls) if calls else []
 
     async def recover(self) -> list[Outcome] | None:
         """Settle the calls that an earlier run left open; None if there were none."""
@@ -210,7 +212,7 @@ class Calls:
             verdict: Deny | Ask | None = None
             if not asked.is_checked:
                 call, verdict = await setup.unless_aborted(
-                    setup.middleware.call(call, self._signal, self._context()), self._signal
+                    setup.middleware.call(call, self._signal, self._context), self._signal
                 )
             if isinstance(verdict, Deny):
                 self._announce(call, started)
@@ -225,7 +227,7 @@ class Calls:
             self._announce(call, started)
             outcome = await self._execute(tool, call, asked.key, span)
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-            hooks = setup.middleware.result(call, outcome.message, self._signal, self._context())
+            hooks = setup.middleware.result(call, outcome.message, self._signal, self._context)
             return outcome._replace(message=await setup.checked(hooks, self._signal, withheld=withheld)), None
         except Aborted:  # in the hook before
             self._announce(call, started)
@@ -348,7 +350,7 @@ class Calls:
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
         """A result that was not found by running the tool, past the hooks that any result passes."""
         withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context())
+        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
         try:
             message = await self._setup.checked(hooks, self._signal, withheld=withheld)
         except HookFailed as error:

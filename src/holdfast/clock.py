@@ -22,8 +22,8 @@ def now() -> str:
 
 def later(moment: str, seconds: float) -> str:
     """A time as it is stored, so many seconds after another one."""
-    then = datetime.fromisoformat(moment) + timedelta(seconds=seconds)
-    return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    then = datetime.fromisoformat(moment[:-1]) + timedelta(seconds=seconds)
+    return f"{then.isoformat(timespec='microseconds')}Z"
 
 
 def new_id() -> str:

@@ -28,7 +28,8 @@ class Listeners:
     """The subscribers of one agent."""
 
     def __init__(self) -> None:
-        self._plain: list[Callable[[Event, Signal], None]] = []
+        # Made anew with each change, so that whoever unsubscribes in the middle of an event skips nobody.
+        self._plain: tuple[Callable[[Event, Signal], None], ...] = ()
         self._queued: list[_Queued] = []
 
     def add(self, listener: Listener) -> Callable[[], None]:
@@ -39,8 +40,11 @@ class Listeners:
             self._queued.append(queued)
             return lambda: self._forget(queued)
         call = _guarded(listener, wants_signal)
-        self._plain.append(call)
-        return lambda: self._plain.remove(call) if call in self._plain else None
+        self._plain += (call,)
+        return lambda: self._unsubscribe(call)
+
+    def _unsubscribe(self, call: Callable[[Event, Signal], None]) -> None:
+        self._plain = tuple(other for other in self._plain if other is not call)
 
     def _forget(self, queued: _Queued) -> None:
         if queued in self._queued:
@@ -48,7 +52,7 @@ class Listeners:
         queued.clear()
 
     def publish(self, event: Event, signal: Signal) -> None:
-        for call in tuple(self._plain):
+        for call in self._plain:
             call(event, signal)
         for queued in self._queued:
             queued.put(event, signal)

@@ -129,7 +129,7 @@ class Run:
             await self._turn_by_turn(None)
         result = self._result()
         try:
-            await self._setup.middleware.run_end(result, self.signal, self._context())
+            await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
             release = PAUSED if self._calls.waiting else AT_ONCE
             await journal.finish(release, spent=self._taken_from_unsettled())
@@ -244,7 +244,7 @@ class Run:
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
-            setup.middleware.stops(reply, results, self.signal, self._context()), self.signal
+            setup.middleware.stops(reply, results, self.signal, self._context), self.signal
         )
         done = not reply.tool_calls and not journal.has_mail(stopping=True)
         if self.signal.aborted:
@@ -320,28 +320,21 @@ class Run:
         setup = self._setup
         request = await setup.unless_aborted(self._request(), self.signal)
         provider, model = setup.routes[0]
-        began = stamped(AssistantMessage([], model=model.id, provider=provider.name))
+        name, now = clock.new_id(), clock.now()
+        began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
 
         def save(partial: AssistantMessage) -> None:
-            self._journal.save_partial(msgspec.structs.replace(partial, id=began.id, created_at=began.created_at))
+            self._journal.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
 
         routes = await self._within_quota(request)
         call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
         self._open_reply = began
         self._publish(MessageStart(began))
-        message = msgspec.structs.replace(await call.answer(), id=began.id, created_at=began.created_at)
+        message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)
         self._open_reply = message
         self._error = call.error
-        if not message.failed:
-            hooks = setup.middleware.reply(message, self.signal, self._context())
-            withheld = msgspec.structs.replace(message, content=[], stop_reason="aborted")
-            try:
-                checked = await setup.checked(hooks, self.signal, withheld=withheld)
-            except HookFailed:
-                self._journal.refuse_partial()
-                self._unsettled += message.usage.total  # it was said, and is paid for, though nobody keeps it
-                raise
-            message = msgspec.structs.replace(checked, id=began.id)
+        if not message.failed and not setup.middleware.is_empty:
+            message = await self._checked(message)
         self._is_due = self._counts_as_due(message)
         mark = self._mark(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
@@ -352,6 +345,19 @@ class Run:
         self._messages.append(message)
         self._publish(MessageEnd(message))
         return message
+
+    async def _checked(self, reply: AssistantMessage) -> AssistantMessage:
+        """The reply as the hooks want it stored."""
+        setup = self._setup
+        hooks = setup.middleware.reply(reply, self.signal, self._context)
+        withheld = msgspec.structs.replace(reply, content=[], stop_reason="aborted")
+        try:
+            checked = await setup.checked(hooks, self.signal, withheld=withheld)
+        except HookFailed:
+            self._journal.refuse_partial()
+            self._unsettled += reply.usage.total  # it was said, and is paid for, though nobody keeps it
+            raise
+        return msgspec.structs.replace(checked, id=reply.id)
 
     async def _within_quota(self, request: Request) -> list[Route]:
         """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
@@ -385,15 +391,15 @@ class Run:
         return AT_ONCE if reply.failed else IF_SILENT
 
     async def _request(self) -> Request:
-        setup, context = self._setup, self._context()
-        seen = await setup.middleware.messages(self._journal.messages, self.signal, context)
+        setup = self._setup
+        seen = await setup.middleware.messages(self._journal.messages, self.signal, self._context)
         history = self._history.of(seen)
         if not history:
             raise InputError(
                 f"there is nothing to send to {setup.routes[0].model.id!r}: the middleware left none of "
                 f"{len(self._journal.messages)} messages"
             )
-        system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, context)
+        system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
         schema = self._output.schema if self._output else None
         specs = [tool.spec for tool in setup.tools.values()]
         return Request(setup.routes[0].model, history, system_prompt, specs, schema)

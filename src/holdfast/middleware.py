@@ -20,7 +20,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -119,6 +119,7 @@ class Middleware:
         """The run is over and its messages are stored."""
 
 
+Context: TypeAlias = Callable[[], HookContext]  # made only where there is a hook to hear of it
 HOOKS = tuple(name for name in vars(Middleware) if not name.startswith("_"))
 _LAST_WORDS = 5.0  # seconds that `on_run_end` has after an abort
 
@@ -139,53 +140,45 @@ class Chain:
             for name in names:
                 if getattr(getattr(item, name), "__func__", None) is not getattr(Middleware, name):
                     self._hooks[name].append(_Hook(item, name))
+        self.is_empty = not any(self._hooks.values())  # not a single hook
+        self.hears_end = bool(self._hooks["on_run_end"])  # a hook wants to hear of the end of a run
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is not a single hook."""
-        return not any(self._hooks.values())
-
-    @property
-    def hears_end(self) -> bool:
-        """Whether a hook wants to hear of the end of a run."""
-        return bool(self._hooks["on_run_end"])
-
-    async def messages(self, messages: list[Message], signal: Signal, context: HookContext) -> list[Message]:
+    async def messages(self, messages: list[Message], signal: Signal, context: Context) -> list[Message]:
         """What a model shall see of the history: the same list if nobody wants to change it."""
         choosing, converting = self._hooks["transform_context"], self._hooks["convert_to_llm"]
         if not choosing and not converting:
             return messages
 
         async def as_sent(some: Sequence[Message]) -> list[Message]:
-            return await _shown(converting, list(some), signal, context)
+            return await _shown(converting, list(some), signal, here)
 
-        messages = list(messages)
+        here, messages = context(), list(messages)
         if any(hook.changes_in_place for hook in (*choosing, *converting)):
             messages = [_own(message) for message in messages]
-        messages = await _shown(choosing, messages, signal, msgspec.structs.replace(context, as_sent=as_sent))
+        messages = await _shown(choosing, messages, signal, msgspec.structs.replace(here, as_sent=as_sent))
         return answerable(await as_sent(messages))
 
-    async def system_prompt(self, system_prompt: str, signal: Signal, context: HookContext) -> str:
+    async def system_prompt(self, system_prompt: str, signal: Signal, context: Context) -> str:
         for hook in self._hooks["transform_system_prompt"]:
-            result = await hook(signal, context, system_prompt)
+            result = await hook(signal, context(), system_prompt)
             if not isinstance(result, str):
                 raise hook.wrong("a string", result)
             system_prompt = result
         return system_prompt
 
-    async def reply(self, message: AssistantMessage, signal: Signal, context: HookContext) -> AssistantMessage:
+    async def reply(self, message: AssistantMessage, signal: Signal, context: Context) -> AssistantMessage:
         for hook in self._hooks["after_model_response"]:
-            result = await hook(signal, context, message)
+            result = await hook(signal, context(), message)
             if not isinstance(result, AssistantMessage | None):
                 raise hook.wrong("an AssistantMessage or None", result)
             message = message if result is None else _in_place_of(message, result)
         return message
 
-    async def call(self, call: ToolCall, signal: Signal, context: HookContext) -> tuple[ToolCall, Deny | Ask | None]:
+    async def call(self, call: ToolCall, signal: Signal, context: Context) -> tuple[ToolCall, Deny | Ask | None]:
         """The call as it shall run, and whether it shall not, or not yet. Whoever asks a person overrules no denial."""
         call, asked = _own_call(call), None
         for hook in self._hooks["before_tool_call"]:
-            result = await hook(signal, context, call)
+            result = await hook(signal, context(), call)
             if isinstance(result, Deny):
                 return call, result
             if isinstance(result, Ask):
@@ -202,10 +195,10 @@ class Chain:
         return call, asked
 
     async def result(
-        self, call: ToolCall, result: ToolResultMessage, signal: Signal, context: HookContext
+        self, call: ToolCall, result: ToolResultMessage, signal: Signal, context: Context
     ) -> ToolResultMessage:
         for hook in self._hooks["after_tool_call"]:
-            changed = await hook(signal, context, call, result)
+            changed = await hook(signal, context(), call, result)
             if not isinstance(changed, ToolResultMessage | None):
                 raise hook.wrong("a ToolResultMessage or None", changed)
             if changed is not None:  # a result belongs to its call, whatever a hook writes into it
@@ -213,22 +206,22 @@ class Chain:
         return result
 
     async def stops(
-        self, message: AssistantMessage, results: list[ToolResultMessage], signal: Signal, context: HookContext
+        self, message: AssistantMessage, results: list[ToolResultMessage], signal: Signal, context: Context
     ) -> bool:
         stops = False
         for hook in self._hooks["should_stop_after_turn"]:
-            answer = await hook(signal, context, _own(message), [_own(result) for result in results])
+            answer = await hook(signal, context(), _own(message), [_own(result) for result in results])
             if not isinstance(answer, bool | None):
                 raise hook.wrong("True or False", answer)
             stops = stops or bool(answer)
         return stops
 
-    async def run_end(self, result: RunResult, signal: Signal, context: HookContext) -> None:
+    async def run_end(self, result: RunResult, signal: Signal, context: Context) -> None:
         """Tell everyone, also when one of them fails."""
         failed: HookFailed | None = None
         for hook in self._hooks["on_run_end"]:
             try:
-                await _in_time(hook(signal, context, result), signal)
+                await _in_time(hook(signal, context(), result), signal)
             except HookFailed as error:
                 failed = failed or error
             except TimeoutError:

@@ -16,6 +16,8 @@ from holdfast.events import (
     StreamEvent,
     StreamStart,
     TextDelta,
+    TextEnd,
+    TextStart,
     ThinkingDelta,
     ThinkingEnd,
     ThinkingStart,
@@ -63,6 +65,8 @@ class Reply:
             if parts is None:
                 parts = self._texts[event.index] = []  # type: ignore[union-attr]
             parts.append(event.delta)  # type: ignore[union-attr]
+        elif kind is TextStart or kind is TextEnd:
+            pass
         elif isinstance(event, ThinkingStart):
             self._thinking[event.index] = None
         elif isinstance(event, ThinkingEnd):
@@ -78,10 +82,15 @@ class Reply:
             self._done = event
             self._usage = event.usage
 
-    def message(self) -> AssistantMessage:
-        """The whole reply; a stream that ended before `done` is a failure."""
+    def check_whole(self) -> None:
+        """A stream that ended before `done` is a failure."""
         if self._done is None:
             raise NetworkFailed(f"the stream from {self.provider} ended before the reply was complete; try again")
+
+    def message(self) -> AssistantMessage:
+        """The whole reply."""
+        self.check_whole()
+        assert self._done is not None
         stop_reason = "tool_use" if self._calls and self._done.stop_reason == "stop" else self._done.stop_reason
         return self._build(stop_reason, None)
 

@@ -128,8 +128,9 @@ class Job(Generic[T]):
     def deliver(jobs: Sequence[Job[Any]]) -> None:
         """Tell everyone who waits. An event loop is woken once, however many of its jobs are done."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        size = len(jobs)
         for job in jobs:
-            job.group = len(jobs)
+            job.group = size
             if job._loop is None:
                 job.settle()
             else:
