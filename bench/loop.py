@@ -1,17 +1,28 @@
-"""Persisted prompts with an instant model, against the raw commits that they need; and the cost of a text delta."""
+"""Persisted prompts with an instant model, against the raw commits that they need; and the cost of a text delta.
+
+A prompt has four durable steps: the lease is taken, the question stored, the reply stored, the lease given back. Code
+that goes step by step makes a commit of each; holdfast makes two of them, because a commit can hold more than one step.
+A tool call adds three: the reply that asks for it, its start, and its result.
+
+Raw is plain apsw on one thread, without an event loop, with the rows of the steps. A bare hop is the least that a
+program pays whose event loop never waits for a disk: one thread hands a commit to another and is woken when it is done.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import statistics
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure import alternate, message, raw_append, raw_database, report, scratch
-from holdfast import Agent, Model, ToolCall, clock, tool
+from bench.measure import alternate, report, scratch
+from bench.raw_run import RawRun
+from holdfast import Agent, Model, ToolCall, tool
 from holdfast.checkpointer import SQLiteCheckpointer
 from holdfast.events import Event
-from holdfast.messages import encode
 from holdfast.providers.scripted import ScriptedProvider
 
 PROMPTS = 200
@@ -29,19 +40,30 @@ async def look() -> str:
 class Bench:
     def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
         self._runner = runner
-        self._raw = raw_database(folder / "raw.db")
+        self._raw = RawRun(folder / "raw.db")
+        self._beside = Beside(RawRun(folder / "beside.db"))
         self._cp = runner.run(SQLiteCheckpointer(folder / "holdfast.db").open())
         self._round = 0
         self.first: list[float] = []
         self.last: list[float] = []
 
-    def raw_commits(self, count: int) -> float:
-        """As many durable commits as a prompt needs: seconds for one prompt."""
-        body = encode(message())
+    def raw(self, prompt: Callable[[RawRun], None]) -> float:
+        """Seconds for what a prompt needs, on one thread."""
         started = time.perf_counter()
         for _ in range(PROMPTS):
-            for _ in range(count):
-                raw_append(self._raw, "t", "user", body, clock.now())
+            prompt(self._raw)
+        return (time.perf_counter() - started) / PROMPTS
+
+    def hops(self) -> float:
+        """Seconds for the two commits of a prompt, each made by another thread while the event loop waits."""
+
+        async def run() -> None:
+            for _ in range(PROMPTS):
+                await self._beside.do(RawRun.ask)
+                await self._beside.do(RawRun.reply)
+
+        started = time.perf_counter()
+        self._runner.run(run())
         return (time.perf_counter() - started) / PROMPTS
 
     def prompts(self, agent: Agent, count: int) -> list[float]:
@@ -98,14 +120,69 @@ class Bench:
         return (times[1] - times[0]) / DELTAS
 
 
+class Beside:
+    """A thread that does what others hand to it, and nothing else."""
+
+    def __init__(self, raw: RawRun) -> None:
+        self._raw = raw
+        self._queue: queue.SimpleQueue[tuple[Callable[[RawRun], None], asyncio.Future[None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def do(self, what: Callable[[RawRun], None]) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.put((what, done))
+        return done
+
+    def _serve(self) -> None:
+        while True:
+            what, done = self._queue.get()
+            what(self._raw)
+            done.get_loop().call_soon_threadsafe(done.set_result, None)
+
+
+def step_by_step(raw: RawRun) -> None:
+    raw.take()
+    raw.store_question()
+    raw.store_reply()
+    raw.give_back()
+
+
+def folded(raw: RawRun) -> None:
+    raw.ask()
+    raw.reply()
+
+
+def step_by_step_with_tool(raw: RawRun) -> None:
+    raw.take()
+    raw.store_question()
+    raw.store_reply()
+    raw.start_call()
+    raw.end_call()
+    raw.store_reply()
+    raw.give_back()
+
+
+def folded_with_tool(raw: RawRun) -> None:
+    raw.ask()
+    raw.store_reply()
+    raw.start_call()
+    raw.end_call()
+    raw.reply()
+
+
 def main() -> None:
     with asyncio.Runner() as runner:
         bench = Bench(scratch(), runner)
-        two, five, plain, with_tool, delta = alternate(
-            5, lambda: bench.raw_commits(2), lambda: bench.raw_commits(5), bench.plain, bench.with_tool, bench.delta
+        raws = (step_by_step, folded, step_by_step_with_tool, folded_with_tool)
+        four, two, seven, five, hops, plain, with_tool, delta = alternate(
+            5, *(lambda raw=raw: bench.raw(raw) for raw in raws), bench.hops, bench.plain, bench.with_tool, bench.delta
         )
-        show("persisted prompt (2 commits)", plain, two)
-        show("persisted prompt with a tool call (5 commits)", with_tool, five)
+        print(f"a persisted prompt: {plain * 1e6:.0f} us; with a tool call: {with_tool * 1e6:.0f} us")
+        against("prompt, against its four steps committed one by one", plain, four, bar=2)
+        against("  against the two commits that are made of them", plain, two)
+        against("  against two bare hops with those commits", plain, hops)
+        against("with a tool call, against its seven steps", with_tool, seven, bar=2)
+        against("  against the five commits that are made of them", with_tool, five)
         first, last = statistics.median(bench.first), statistics.median(bench.last)
         report(
             "prompt 200 against prompt 1",
@@ -118,8 +195,12 @@ def main() -> None:
         runner.run(bench._cp.close())
 
 
-def show(what: str, ours: float, raw: float) -> None:
-    report(what, f"{ours * 1e6:.0f} us, raw {raw * 1e6:.0f} us", ours / raw, 2, at_least=False)
+def against(what: str, ours: float, raw: float, *, bar: float | None = None) -> None:
+    figure = f"raw {raw * 1e6:.0f} us"
+    if bar is None:
+        print(f"{what:<58} {figure:<34} {ours / raw:8.2f} x", flush=True)
+    else:
+        report(what, figure, ours / raw, bar, at_least=False)
 
 
 if __name__ == "__main__":

@@ -65,32 +65,34 @@ def raw_append(connection: apsw.Connection, thread: str, role: str, body: str, n
     """One message, one durable commit: the statements that the store uses without a run, written down by hand."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
-    found = execute(_MOVE, {"now": now, "id": thread}).fetchall()
+    found = execute(_PLAIN_MOVE, {"now": now, "id": thread}).fetchall()
     if not found:
-        _raw_thread(connection, thread, now)
-        found = execute(_MOVE, {"now": now, "id": thread}).fetchall()
+        raw_thread(connection, thread, now)
+        found = execute(_PLAIN_MOVE, {"now": now, "id": thread}).fetchall()
     branch, head, key = found[0]
-    execute(_INSERT, {"branch": branch, "seq": head, "role": role, "body": body, "now": now})
-    execute(_COUNT, {"thread": key, "now": now})
+    execute(INSERT, {"branch": branch, "seq": head, "role": role, "body": body, "now": now})
+    execute(COUNT, {"thread": key, "now": now})
     execute("COMMIT")
 
 
-_MOVE = (
-    "UPDATE threads SET head = head + 1, version = version + 1, message_count = message_count + 1, updated_at = :now"
+MOVE = (
+    "UPDATE threads SET head = head + 1, version = version + 1, message_count = message_count + 1, updated_at = :now{}"
     " WHERE namespace = '' AND id = :id RETURNING branch, head, key"
 )
-_INSERT = (
+_PLAIN_MOVE = MOVE.format("")
+INSERT = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at)"
     " VALUES (:branch, :seq, '0123456789abcdef', :role, :body, :now)"
 )
-_COUNT = (
+COUNT = (
     "INSERT INTO usage (thread, owner, day, model, messages, tokens, input, output, cache_read, cache_write, cost,"
     " priced) VALUES (:thread, '', substr(:now, 1, 10), '', 1, 0, 0, 0, 0, 0, 0, 0)"
     " ON CONFLICT (thread, owner, day, model) DO UPDATE SET messages = usage.messages + 1"
 )
 
 
-def _raw_thread(connection: apsw.Connection, thread: str, now: str) -> None:
+def raw_thread(connection: apsw.Connection, thread: str, now: str) -> None:
+    """Make a thread."""
     key = connection.execute(
         "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
         " VALUES ('', ?, 0, 0, 0, 0, '{}', ?, ?) RETURNING key",
@@ -104,7 +106,7 @@ def _raw_thread(connection: apsw.Connection, thread: str, now: str) -> None:
 def raw_append_many(connection: apsw.Connection, thread: str, rows: Sequence[tuple[str, str]]) -> None:
     """Many messages, one commit."""
     connection.execute("BEGIN IMMEDIATE")
-    _raw_thread(connection, thread, "2026")
+    raw_thread(connection, thread, "2026")
     branch = connection.execute("SELECT branch FROM threads WHERE id = ?", (thread,)).fetchall()[0][0]
     connection.executemany(
         "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (?, ?, 'x', ?, ?, '2026')",

@@ -209,8 +209,7 @@ class Checkpointer(abc.ABC):
 
         While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
         """
-        given: Iterable[Any] = messages if isinstance(messages, list | tuple) else listed(messages)
-        rows = [stored(message) for message in given]
+        rows = [stored(message) for message in listed(messages)]
         thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
         if not rows:
             return

@@ -112,7 +112,7 @@ class Job(Generic[T]):
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""
         self.error = None
-        self.result = self.call(tx)
+        self.result = self._query(tx, *self._args, **self._kwargs)
 
     def call(self, tx: Tx) -> T:
         """What the query returns, or raises."""
@@ -154,8 +154,7 @@ def _carried(error: BaseException) -> BaseException:
 def _settle_all(jobs: list[Job[Any]]) -> None:
     for job in jobs:
         job.settle()
-        if type(job._future) is Settling:
-            job._future.resume_waiter()
+        job._future.resume_waiter()  # type: ignore[union-attr]  # it has a loop, and so it is one of ours
 
 
 def in_thread(call: Callable[[], T]) -> Settling[T]:

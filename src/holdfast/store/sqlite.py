@@ -354,14 +354,14 @@ class SQLiteStore(Store):
 
     def _run_in_a_row(self, job: Job[Any] | None, group: list[Job[Any]]) -> bool:
         """Run what waits, hoping for the best: savepoints are worth their price only when something fails."""
-        deadline = time.monotonic() + _GROUP_SECONDS
+        tx, writer, deadline = self._tx, self._writer, time.monotonic() + _GROUP_SECONDS
         while job is not None:
             try:
-                job.run(self._tx)
+                job.run(tx)
             except BaseException as error:  # noqa: BLE001 - it travels to the caller
                 job.error = self._translate(error)
                 return False
-            if not self._writer.in_transaction:  # it ended the transaction: from here on nothing would be undone
+            if not writer.in_transaction:  # it ended the transaction: from here on nothing would be undone
                 return False
             full = len(group) >= _GROUP_WRITES or time.monotonic() >= deadline
             job = None if full else self._next()
@@ -375,22 +375,26 @@ class SQLiteStore(Store):
         self._tx.begin("BEGIN IMMEDIATE")
         return all(self._attempt(member) for member in group if member.error is None)
 
-    def _take(self, *, block: bool = True) -> Job[Any] | None:
+    def _take(self) -> Job[Any] | None:
         """The next job; None at the end of the queue."""
         while not self._first:
-            entry = self._queue.get(block)
+            entry = self._queue.get()
             if entry is not self._first:
                 return entry  # type: ignore[return-value]
         return self._first.popleft()  # what announced it is passed over later
 
     def _next(self) -> Job[Any] | None:
-        try:
-            job = self._take(block=False)
-        except queue.Empty:
-            return None
-        if job is None:  # the end of the queue: leave it for the serving loop
-            self._queue.put(None)
-        return job
+        """The same, if there is one already."""
+        while not self._first:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return None
+            if entry is None:  # the end of the queue: leave it for the serving loop
+                self._queue.put(None)
+            if entry is not self._first:
+                return entry  # type: ignore[return-value]
+        return self._first.popleft()
 
     def _commit(self) -> None:
         if self.boundary is not None:
