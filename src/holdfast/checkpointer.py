@@ -209,7 +209,7 @@ class Checkpointer(abc.ABC):
 
         While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
         """
-        rows = [stored(message) for message in listed(messages)]
+        rows = [*map(stored, listed(messages))]
         thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
         if not rows:
             return

@@ -29,6 +29,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 # Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
 MAX_DEPTH = 400
+_SHALLOW = 2 * MAX_DEPTH  # bytes of JSON that cannot be nested deeper
 
 
 # gc=False: JSON has no cycles, and a long thread should not be walked by the collector again and again.
@@ -283,7 +284,7 @@ def encode(message: Message) -> str:
         except (TypeError, ValueError, RecursionError):  # a lone surrogate, or what is no JSON: the exact path tells
             return _encode_exactly(message)
         # msgspec writes NaN as null; a null is rare enough to look twice. So is deep nesting.
-        if b"null" not in raw and b"~unknown" not in raw and (len(raw) < 2 * MAX_DEPTH or not _may_be_deep(raw)):
+        if b"null" not in raw and b"~unknown" not in raw and (len(raw) < _SHALLOW or not _may_be_deep(raw)):
             return raw.decode()
     return _encode_exactly(message)
 

@@ -127,17 +127,12 @@ class Job(Generic[T]):
     @staticmethod
     def deliver(jobs: Sequence[Job[Any]]) -> None:
         """Tell everyone who waits. An event loop is woken once, however many of its jobs are done."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
-        size = len(jobs)
-        for job in jobs:
-            job.group = size
-            if job._loop is None:
-                job.settle()
-            else:
-                by_loop.setdefault(job._loop, []).append(job)
-        for loop, done in by_loop.items():
+        for loop in {job._loop for job in jobs}:
             try:
-                loop.call_soon_threadsafe(_settle_all, done)
+                if loop is None:
+                    _settle_all(jobs, None)
+                else:
+                    loop.call_soon_threadsafe(_settle_all, jobs, loop)
             except RuntimeError:  # that loop is closed: nobody waits any more, and what is committed stays so
                 continue
 
@@ -151,10 +146,15 @@ def _carried(error: BaseException) -> BaseException:
     return carried
 
 
-def _settle_all(jobs: list[Job[Any]]) -> None:
+def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None) -> None:
+    """Settle those of the jobs that are waited for here: on this loop, or on none."""
+    size = len(jobs)
     for job in jobs:
-        job.settle()
-        job._future.resume_waiter()  # type: ignore[union-attr]  # it has a loop, and so it is one of ours
+        if job._loop is loop:
+            job.group = size
+            job.settle()
+            if loop is not None:
+                job._future.resume_waiter()  # type: ignore[union-attr]
 
 
 def in_thread(call: Callable[[], T]) -> Settling[T]:

@@ -113,7 +113,7 @@ def append(
     if by is VISITOR and expect == ANY:  # what most writes are: made for speed
         row = tx.one(_PLAIN_MOVE, namespace=namespace, id=thread_id, size=size, count=count, now=tx.now())
     if row is not None:
-        key, position = row[0], Position(row[1], row[2], row[3])
+        key, position = row[0], Position(*row[1:])
     else:
         key, position = advance(tx, thread_id, namespace, by, size=size, count=count, expect=expect, release=release)
     add(tx, position.branch, position.head - size, messages, thread=key)
