@@ -69,6 +69,14 @@ ONLY_IN = {
     "xllamacpp": ["providers/local.py"],
 }
 
+# What is imported when it is first used: each of them would cost every start a millisecond or so.
+LATE = {
+    *("pathlib", "hashlib", "tempfile"),
+    *("holdfast.accounts", "holdfast.backups", "holdfast.checking", "holdfast.erasing", "holdfast.pruning"),
+    *("holdfast.searching", "holdfast.sessions", "holdfast.spending", "holdfast.tasks", "holdfast.tool_log"),
+    *("holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
+    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search"),
+}
 PUBLIC = [
     "Agent",
     "Ask",
@@ -186,6 +194,29 @@ def test_importing_holdfast_imports_no_heavy_package() -> None:
         "heavy = {'anthropic', 'httpx', 'httpx2', 'openai', 'psycopg', 'pydantic', 'xllamacpp', 'numpy'}\n"
         "print(*heavy & sys.modules.keys())"
     )
+    assert printed_by(script) == []
+
+
+def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from holdfast import Agent, Model\n"
+        "from holdfast.checkpointer import SQLiteCheckpointer\n"
+        "from holdfast.providers.scripted import ScriptedProvider\n"
+        "async def main():\n"
+        f"    async with SQLiteCheckpointer({str(tmp_path / 'a.db')!r}) as cp:\n"
+        "        provider = ScriptedProvider(['hello'])\n"
+        "        agent = Agent(provider=provider, model=Model('m'), checkpointer=cp, thread_id='t')\n"
+        "        print(len((await agent.prompt('hi')).messages))\n"
+        "asyncio.run(main())\n"
+        f"late = {LATE!r}\n"
+        "print(*sorted(late & sys.modules.keys()))"
+    )
+    assert printed_by(script) == ["2"]
+
+
+def printed_by(script: str) -> list[str]:
+    """What a fresh interpreter prints, word by word."""
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -194,7 +225,7 @@ def test_importing_holdfast_imports_no_heavy_package() -> None:
         env={"PYTHONPATH": str(ROOT.parent)},
         timeout=60,
     )
-    assert done.stdout.split() == []
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("file", FILES)
