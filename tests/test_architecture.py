@@ -74,8 +74,8 @@ LATE = {
     *("pathlib", "hashlib", "tempfile"),
     *("holdfast.accounts", "holdfast.backups", "holdfast.checking", "holdfast.erasing", "holdfast.pruning"),
     *("holdfast.searching", "holdfast.sessions", "holdfast.spending", "holdfast.tasks", "holdfast.tool_log"),
-    *("holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
-    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search"),
+    *("holdfast.checkpoints", "holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
+    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search", "holdfast.store.users"),
 }
 PUBLIC = [
     "Agent",

@@ -20,11 +20,10 @@ from holdfast import clock, inbox, recovery, telemetry, termination
 from holdfast.bridge import later
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import At, Checkpointer
-from holdfast.checkpoints import Mark
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import AgentBusy, InputError
 from holdfast.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
-from holdfast.journal import Journal, MemoryJournal, pending
+from holdfast.journal import Journal, Mark, MemoryJournal, pending
 from holdfast.leasing import checked_wait
 from holdfast.listeners import Listener, Listeners
 from holdfast.loop import Run, answer_needed, nothing_to_continue

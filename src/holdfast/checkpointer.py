@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import importlib
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -19,19 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from holdfast import clock
 from holdfast.bridge import awaited, later
-from holdfast.checkpoints import (
-    Checkpoint,
-    CheckpointBackend,
-    CheckpointMetadata,
-    Difference,
-    Erased,
-    Pruned,
-    Retention,
-    Tree,
-    keep_age,
-    keep_last,
-    keep_tagged,
-)
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
 from holdfast.inbox import Receipt, Waiting, id_of
@@ -73,12 +61,32 @@ if TYPE_CHECKING:
         versions,
         watching,
     )
+    from holdfast.checkpoints import (
+        Checkpoint,
+        CheckpointBackend,
+        CheckpointMetadata,
+        Difference,
+        Erased,
+        Pruned,
+        Retention,
+        Tree,
+        keep_age,
+        keep_last,
+        keep_tagged,
+    )
     from holdfast.store import checkpoints, deleting, forks
 else:  # an agent that starts needs none of them
     accounts, sessions, tasks, tool_log, spending = later("accounts", "sessions", "tasks", "tool_log", "spending")
     backups, checking, erasing, pruning, searching = later("backups", "checking", "erasing", "pruning", "searching")
     transfer, versions, watching = later("transfer", "versions", "watching")
     checkpoints, deleting, forks = later("store.checkpoints", "store.deleting", "store.forks")
+
+    def __getattr__(name: str) -> Any:
+        """What `holdfast.checkpoints` has and is asked for here."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("holdfast.checkpoints"), name)
+
 
 __all__ = [
     "Checkpoint",
@@ -103,7 +111,7 @@ __all__ = [
 ]
 
 
-At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
+At: TypeAlias = "str | int | CheckpointMetadata | Checkpoint"  # a point of a thread: an id, a seq, or what has the id
 Forks: TypeAlias = Literal["keep", "erase"]
 
 
@@ -514,11 +522,7 @@ class Checkpointer(abc.ABC):
         The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
         and when `prune()` is called.
         """
-        text = None
-        if days is not None:
-            text = pruning.encoded(
-                keep_age(days) | keep_last(1) | (Retention() if keep is None else pruning.checked(keep))
-            )
+        text = None if days is None else pruning.time_to_live(days, keep)
         await self.store.write(deleting.set_ttl, checked_id(thread_id), text)
 
 

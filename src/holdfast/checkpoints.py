@@ -5,7 +5,7 @@ Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), message
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -50,15 +50,6 @@ class Checkpoint:
         about = self.metadata
         new = CheckpointMetadata(about.thread_id, step=about.step + 1, parent_checkpoint_id=about.checkpoint_id)
         return replace(self, metadata=new, **changes)
-
-
-class Mark(NamedTuple):
-    """A checkpoint of a thread as it stands, which an agent makes."""
-
-    id: str
-    tags: Sequence[str]
-    summary: str | None  # None: the beginning of what was said last
-    state: Any
 
 
 @runtime_checkable

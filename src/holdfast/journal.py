@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from holdfast import recovery
-from holdfast.checkpoints import Mark
 from holdfast.decisions import Pending
 from holdfast.errors import InputError
 from holdfast.inbox import Modes, Receipt, Waiting
@@ -32,6 +33,7 @@ __all__ = [
     "WAITING",
     "Entry",
     "Journal",
+    "Mark",
     "Marked",
     "MemoryJournal",
     "pending",
@@ -39,6 +41,15 @@ __all__ = [
 
 # How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
 IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
+
+
+class Mark(Struct, frozen=True):
+    """A checkpoint of a thread as it stands, which an agent makes."""
+
+    id: str
+    tags: Sequence[str]
+    summary: str | None  # None: the beginning of what was said last
+    state: Any
 
 
 class Marked(NamedTuple):

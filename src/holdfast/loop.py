@@ -16,7 +16,6 @@ import msgspec
 from holdfast import clock, quota, recovery, telemetry
 from holdfast.calling import ModelCall, Route, as_failure
 from holdfast.calls import Calls
-from holdfast.checkpoints import Mark
 from holdfast.errors import (
     AnswerNeeded,
     HoldfastError,
@@ -29,7 +28,7 @@ from holdfast.errors import (
     ThreadMoved,
 )
 from holdfast.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
-from holdfast.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, pending
+from holdfast.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, Mark, pending
 from holdfast.messages import (
     AssistantMessage,
     Failure,

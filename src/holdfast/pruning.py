@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from holdfast.bridge import Runner
-from holdfast.checkpoints import Pruned, Retention
+from holdfast.checkpoints import Pruned, Retention, keep_age, keep_last
 from holdfast.errors import HoldfastError, InputError
 from holdfast.leasing import patiently
 from holdfast.store import deleting, transfer
@@ -24,6 +24,11 @@ _log = logging.getLogger("holdfast.store")
 
 def encoded(retention: Retention) -> str:
     return json.dumps({"last": retention.last, "seconds": retention.seconds, "tags": sorted(retention.tags)})
+
+
+def time_to_live(days: float, keep: Retention | None) -> str:
+    """A retention as it stands with a thread: so many days, and in any case the latest checkpoint."""
+    return encoded(keep_age(days) | keep_last(1) | (Retention() if keep is None else checked(keep)))
 
 
 def decoded(text: str) -> Retention:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.checkpoints import Mark
 from holdfast.messages import (
     AssistantMessage,
     Block,
@@ -171,11 +170,6 @@ def last_reply(messages: Sequence[Message]) -> AssistantMessage | None:
 def last_reply_id(messages: Sequence[Message]) -> str | None:
     reply = last_reply(messages)
     return None if reply is None else reply.id
-
-
-def summed_up(mark: Mark, messages: Sequence[Message]) -> Mark:
-    """The checkpoint with a summary: if it has none, the beginning of what was said last."""
-    return mark if mark.summary is not None else mark._replace(summary=one_line(last_reply(messages)))
 
 
 def one_line(reply: AssistantMessage | None) -> str:

@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from holdfast import clock, owners, recovery
 from holdfast.bridge import later
 from holdfast.checkpointer import Checkpointer
-from holdfast.checkpoints import Mark
 from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
-from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry, Marked
+from holdfast.journal import ANSWERED, PAUSED, WAITING, Entry, Mark, Marked
 from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import inbox, keeper, threads, tool_calls, users
+from holdfast.store import inbox, keeper, threads, tool_calls
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.quotas import Charge
@@ -33,9 +34,10 @@ from holdfast.store.tool_calls import Start
 
 if TYPE_CHECKING:
     from holdfast import versions
-    from holdfast.store import forks, memories, putting
+    from holdfast.store import forks, memories, putting, users
 else:
-    versions, forks, memories, putting = later("versions", "store.forks", "store.memories", "store.putting")
+    versions, forks, memories = later("versions", "store.forks", "store.memories")
+    putting, users = later("store.putting", "store.users")
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -242,7 +244,9 @@ class ThreadJournal:
         held = self._held
         if held is None and (self._position is None or self._unseen):
             return False  # a run is about to begin, or must be loaded first
-        new, extra = versions.encoded_mark(recovery.summed_up(mark, self.messages)), self._changed_extra()
+        if mark.summary is None:
+            mark = msgspec.structs.replace(mark, summary=recovery.one_line(recovery.last_reply(self.messages)))
+        new, extra = versions.encoded_mark(mark), self._changed_extra()
         by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
         write = self._checkpointer.store.write(
             putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra

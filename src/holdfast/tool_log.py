@@ -15,9 +15,10 @@ from holdfast.bridge import Runner
 from holdfast.errors import InputError
 from holdfast.messages import decode, to_value
 from holdfast.rows import checked_count, checked_id, checked_text, encode_strictly, readable_id, storable
-from holdfast.store import sessions, tool_calls
+from holdfast.store import sessions
+from holdfast.store import tool_log as log
 from holdfast.store.database import Tx
-from holdfast.store.tool_calls import Logged, LogRow
+from holdfast.store.tool_log import Logged, LogRow
 
 _FAILURES = ("failed", "aborted", "unknown", "denied")
 
@@ -51,7 +52,7 @@ async def log_tool_call(
 async def get_tool_call(store: Runner, call_id: str) -> dict[str, Any] | None:
     """One call of the log, or None."""
     name = readable_id(call_id, "a call's id")
-    row = None if name is None else await store.read(tool_calls.logged, name)
+    row = None if name is None else await store.read(log.logged, name)
     return None if row is None else _as_dict(row)
 
 
@@ -71,7 +72,7 @@ async def list_tool_calls(
         return None
     tool = None if tool_name is None else storable(_checked_name(tool_name))
     wanted = None if success is None else ("done",) if success else _FAILURES
-    rows = await store.read(tool_calls.log_of, name, name=tool, status=wanted, limit=limit, offset=offset)
+    rows = await store.read(log.log_of, name, name=tool, status=wanted, limit=limit, offset=offset)
     return [_as_dict(row) for row in rows]
 
 
@@ -92,7 +93,7 @@ async def update_tool_call(
     if error_message is not UNCHANGED:
         changes["error"] = None if error_message is None else storable(_text("error_message", error_message))
     name = checked_id(call_id, "a call's id")
-    await store.write(tool_calls.amend, name, changes)
+    await store.write(log.amend, name, changes)
     changed = await get_tool_call(store, name)
     assert changed is not None
     return changed
@@ -100,11 +101,11 @@ async def update_tool_call(
 
 async def delete_tool_call(store: Runner, call_id: str) -> None:
     """Remove a call from the log. The statistics of tools keep it."""
-    await store.write(tool_calls.unlog, checked_id(call_id, "a call's id"))
+    await store.write(log.unlog, checked_id(call_id, "a call's id"))
 
 
 def _log(tx: Tx, session_id: str, call: Logged) -> None:
-    tool_calls.log(tx, sessions.take(tx, session_id), call)
+    log.log(tx, sessions.take(tx, session_id), call)
 
 
 def _as_dict(row: LogRow) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from holdfast import clock
-from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Difference, Mark, Tree
+from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
 from holdfast.errors import InputError, ThreadMoved
+from holdfast.journal import Mark
 from holdfast.leasing import patiently
 from holdfast.messages import decode, dumps
 from holdfast.rows import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
