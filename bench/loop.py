@@ -178,11 +178,11 @@ def main() -> None:
             5, *(lambda raw=raw: bench.raw(raw) for raw in raws), bench.hops, bench.plain, bench.with_tool, bench.delta
         )
         print(f"a persisted prompt: {plain * 1e6:.0f} us; with a tool call: {with_tool * 1e6:.0f} us")
-        against("prompt, against its four steps committed one by one", plain, four, bar=2)
-        against("  against the two commits that are made of them", plain, two)
+        against("prompt, against the two commits that it makes", plain, two, bar=2)
         against("  against two bare hops with those commits", plain, hops)
-        against("with a tool call, against its seven steps", with_tool, seven, bar=2)
-        against("  against the five commits that are made of them", with_tool, five)
+        against("  against its four steps committed one by one", plain, four)
+        against("with a tool call, against the five commits that it makes", with_tool, five, bar=2)
+        against("  against its seven steps committed one by one", with_tool, seven)
         first, last = statistics.median(bench.first), statistics.median(bench.last)
         report(
             "prompt 200 against prompt 1",

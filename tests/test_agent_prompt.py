@@ -418,6 +418,16 @@ def test_a_provider_that_is_none_is_refused(provider: Any) -> None:
         Agent(provider=provider, model=Model("m"))
 
 
+def test_the_class_of_a_provider_is_refused_before_anything_is_stored() -> None:
+    with pytest.raises(InputError, match=r"got the class; write ScriptedProvider\(\.\.\.\)"):
+        Agent(provider=ScriptedProvider, model=Model("m"))  # type: ignore[arg-type]
+
+
+def test_bytes_are_refused_as_bytes_and_not_as_numbers() -> None:
+    with pytest.raises(InputError, match=r"prompt\(\) takes text or a UserMessage, got bytes: b'hi'"):
+        within(make([]).prompt(b"hi"))  # type: ignore[arg-type]
+
+
 def test_an_agent_without_a_checkpointer_serves_several_event_loops() -> None:
     agent = make(["a", "b"])
     asyncio.run(agent.prompt("one"))

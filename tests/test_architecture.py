@@ -71,11 +71,11 @@ ONLY_IN = {
 
 # What is imported when it is first used: each of them would cost every start a millisecond or so.
 LATE = {
-    *("pathlib", "hashlib", "tempfile"),
+    *("pathlib", "tempfile"),
     *("holdfast.accounts", "holdfast.backups", "holdfast.checking", "holdfast.erasing", "holdfast.pruning"),
     *("holdfast.searching", "holdfast.sessions", "holdfast.spending", "holdfast.tasks", "holdfast.tool_log"),
-    *("holdfast.checkpoints", "holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
-    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search", "holdfast.store.users"),
+    *("holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
+    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search"),
 }
 PUBLIC = [
     "Agent",
@@ -213,6 +213,20 @@ def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> N
         "print(*sorted(late & sys.modules.keys()))"
     )
     assert printed_by(script) == ["2"]
+
+
+def test_an_agent_has_at_hand_what_its_run_will_need() -> None:
+    script = (
+        "import sys\n"
+        "from holdfast import Agent, Model\n"
+        "from holdfast.checkpointer import SQLiteCheckpointer\n"
+        "from holdfast.providers.scripted import ScriptedProvider\n"
+        "cp = SQLiteCheckpointer('a.db')\n"
+        "provider, model = ScriptedProvider(), Model('m')\n"
+        "Agent(provider=provider, model=model, checkpointer=cp, thread_id='t', checkpoint_every='turn')\n"
+        "print({'holdfast.versions', 'holdfast.store.putting'} <= sys.modules.keys())"
+    )
+    assert printed_by(script) == ["True"]
 
 
 def printed_by(script: str) -> list[str]:

@@ -10,6 +10,7 @@ import pydoc
 import subprocess
 import sys
 import threading
+import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import Agent
 from holdfast.bridge import Blocking, Runner, awaited, blocking, to_the_end
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import HoldfastError, InputError, StoreNotOpen
@@ -116,6 +118,13 @@ def test_both_surfaces_have_the_same_operations_with_the_same_parameters() -> No
         assert inspect.signature(ours) == inspect.signature(theirs)
         assert inspect.iscoroutinefunction(theirs)
         assert not inspect.iscoroutinefunction(ours)
+
+
+def test_the_types_in_the_signatures_of_a_checkpointer_and_an_agent_can_be_resolved() -> None:
+    methods = [item for item in vars(Checkpointer).values() if inspect.isfunction(item)]
+    assert len(methods) > 40
+    for method in [*methods, *(item for item in vars(Agent).values() if inspect.isfunction(item))]:
+        typing.get_type_hints(method)
 
 
 def test_help_shows_the_parameters_what_comes_back_and_what_it_is_for() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from holdfast import UserMessage
-from holdfast.checkpointer import SQLiteCheckpointer
+from holdfast.checkpointer import SQLiteCheckpointer, exists
 from holdfast.errors import InputError, StoreNotOpen, StoreUnusable
+from holdfast.messages import Note
 from holdfast.store import sharing, sqlite
 
 
@@ -54,6 +55,50 @@ def test_the_default_is_checkpoints_db_in_the_working_directory(
     asyncio.run(main())
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoints.db"]
     assert read("checkpoints.db") == ["hi"]
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a.db"])
+def test_what_is_no_path_is_refused_by_name(path: Any) -> None:
+    with pytest.raises(InputError, match=rf"takes the path of a file, or ':memory:'; got {path!r}"):
+        SQLiteCheckpointer(path)
+
+
+@pytest.mark.parametrize("path", ["a.db/", "./a.db", "a.db/.", ".//./a.db"])
+def test_a_path_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(path, "one")
+    assert exists(path)
+    assert read("a.db") == read(path) == ["one"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    write(tmp_path / "a.db", "one")
+    assert read(tmp_path / "a.db") == ["one"]
+
+
+def test_whether_there_is_a_database_is_not_guessed(tmp_path: Path) -> None:
+    assert not exists(str(tmp_path / "a.db"))
+    assert not exists("~nobody-of-that-name/a.db")
+    assert not exists("a\0.db")
+    with pytest.raises(OSError, match="too long"):
+        exists("x" * 300)
+
+
+def test_a_kind_of_message_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    class Memo(Note, frozen=True):
+        pass
+
+    async def main() -> None:
+        async with SQLiteCheckpointer(tmp_path / "a.db") as cp:
+            with pytest.raises(InputError, match="a thread holds messages, got Memo"):
+                await cp.append("t", Memo({"role": "user"}))
+            assert await cp.load("t") is None
+
+    asyncio.run(main())
 
 
 def test_making_a_checkpointer_touches_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -235,7 +236,9 @@ def test_a_hook_that_returns_something_else_is_named(database: Database, answer:
         async with database.checkpointer() as cp:
             bad = make([], middleware=[Bad(answer)], checkpointer=cp, thread_id="t")
             heard = Heard(bad)
-            with pytest.raises(HookFailed, match=r"Bad\.transform_context must return a list of messages"):
+            wrong = answer[0] if isinstance(answer, list) else answer
+            what = rf"Bad\.transform_context must return a list of messages.*, got {re.escape(type(wrong).__name__)}"
+            with pytest.raises(HookFailed, match=what):
                 await bad.prompt("hi")
             check_whole(heard)
             assert heard.of(AgentEnd)[0].stop_reason == "error"

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import clock, inbox, recovery, telemetry, termination
-from holdfast.bridge import later
+from holdfast.bridge import at_hand, later
 from holdfast.calling import Patience, Route
 from holdfast.checkpointer import At, Checkpointer
 from holdfast.decisions import Answer, Pending, encode_answer
@@ -140,6 +140,8 @@ class Agent:
             None if user_id is None else checked_id(user_id, "a user id"),
             _checked_every(checkpoint_every, checkpointer),
         )
+        if self._setup.checkpoint_every or at is not None:
+            at_hand(versions)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = recovery.ValidHistory(max_result_chars)
@@ -397,6 +399,8 @@ def _routes(provider: object, model: object) -> list[Route]:
     providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
     models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     for item in providers or [provider]:
+        if isinstance(item, type):
+            raise InputError(f"provider must be an object, and got the class; write {item.__name__}(...)")
         if not callable(getattr(item, "stream", None)):
             raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
     if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):

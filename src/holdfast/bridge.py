@@ -138,6 +138,13 @@ def later(*names: str) -> list[_Later]:
     return [_Later(f"holdfast.{name}") for name in names]
 
 
+def at_hand(*modules: Any) -> None:
+    """Import these now: what comes next must not fail for want of a module."""
+    for module in modules:
+        if isinstance(module, _Later):
+            importlib.import_module(module.__module__)
+
+
 class _Later:
     """A module that is not imported yet, or one of its functions."""
 
@@ -146,6 +153,8 @@ class _Later:
         self.__name__ = name
 
     def __getattr__(self, name: str) -> _Later:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return _Later(self.__module__, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

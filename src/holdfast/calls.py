@@ -11,6 +11,7 @@ A call that an earlier run left behind is settled by what the ledger knows of it
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import threading
@@ -383,6 +384,4 @@ def _unknown(asked: _Call) -> Outcome:
 
 
 def _key(reply: str, place: int) -> str:
-    import hashlib  # noqa: PLC0415 - slow to import, and only needed by those who have tools
-
     return hashlib.sha256(f"{reply}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

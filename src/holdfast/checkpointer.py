@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import importlib
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -20,6 +19,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from holdfast import clock
 from holdfast.bridge import awaited, later
+from holdfast.checkpoints import (
+    Checkpoint,
+    CheckpointBackend,
+    CheckpointMetadata,
+    Difference,
+    Erased,
+    Pruned,
+    Retention,
+    Tree,
+    keep_age,
+    keep_last,
+    keep_tagged,
+)
 from holdfast.decisions import Answer, Pending, encode_answer
 from holdfast.errors import InputError, StoreNotOpen, ThreadBusy
 from holdfast.inbox import Receipt, Waiting, id_of
@@ -61,31 +73,12 @@ if TYPE_CHECKING:
         versions,
         watching,
     )
-    from holdfast.checkpoints import (
-        Checkpoint,
-        CheckpointBackend,
-        CheckpointMetadata,
-        Difference,
-        Erased,
-        Pruned,
-        Retention,
-        Tree,
-        keep_age,
-        keep_last,
-        keep_tagged,
-    )
     from holdfast.store import checkpoints, deleting, forks
 else:  # an agent that starts needs none of them
     accounts, sessions, tasks, tool_log, spending = later("accounts", "sessions", "tasks", "tool_log", "spending")
     backups, checking, erasing, pruning, searching = later("backups", "checking", "erasing", "pruning", "searching")
     transfer, versions, watching = later("transfer", "versions", "watching")
     checkpoints, deleting, forks = later("store.checkpoints", "store.deleting", "store.forks")
-
-    def __getattr__(name: str) -> Any:
-        """What `holdfast.checkpoints` has and is asked for here."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("holdfast.checkpoints"), name)
 
 
 __all__ = [
@@ -111,7 +104,7 @@ __all__ = [
 ]
 
 
-At: TypeAlias = "str | int | CheckpointMetadata | Checkpoint"  # a point of a thread: an id, a seq, or what has the id
+At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
 Forks: TypeAlias = Literal["keep", "erase"]
 
 
@@ -544,6 +537,8 @@ class SQLiteCheckpointer(Checkpointer):
         super().__init__(durability=durability, lease_seconds=lease_seconds)
         if is_dsn(db_path):
             raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
+        if not isinstance(db_path, str | os.PathLike):
+            raise InputError(f"SQLiteCheckpointer takes the path of a file, or ':memory:'; got {db_path!r:.80}")
         self._path = db_path
 
     @property

@@ -235,8 +235,11 @@ async def _shown(
 ) -> list[Message]:
     for hook in hooks:
         result = await hook(signal, context, list(messages))
-        if not isinstance(result, list | tuple) or not all(isinstance(item, Message) for item in result):
+        if not isinstance(result, list | tuple):
             raise hook.wrong("a list of messages", result)
+        for item in result:
+            if not isinstance(item, Message):
+                raise hook.wrong("a list of messages, and nothing else in it", item)
         messages = list(with_replies(result, messages))
     return messages
 

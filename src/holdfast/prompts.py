@@ -13,7 +13,7 @@ Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
 
 def as_prompts(message: Prompt) -> list[UserMessage]:
     """What a caller meant to say, as user messages."""
-    if isinstance(message, str | UserMessage):
+    if isinstance(message, str | UserMessage | bytes | bytearray):
         return [single(message, "prompt")]
     items: list[Any] = list(message) if isinstance(message, Sequence) else [message]
     if any(isinstance(item, Block) for item in items) and all(isinstance(item, Block | str) for item in items):

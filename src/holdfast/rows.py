@@ -91,7 +91,7 @@ def stored(message: Appendable) -> Stored:
     if type(message) in _MODEL_MESSAGES:  # what most are
         name = storable(message.id) if message.id else clock.new_id()  # type: ignore[union-attr]
         return Stored(name, message.role, encode(message), 0, spent_by(message))  # type: ignore[union-attr, arg-type]
-    if isinstance(message, Note):
+    if type(message) is Note:
         return Stored(clock.new_id(), storable(message.role), encode(message))
     if isinstance(message, dict):
         return stored_json(message)

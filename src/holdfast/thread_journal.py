@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast import clock, owners, recovery
-from holdfast.bridge import later
+from holdfast.bridge import at_hand, later
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from holdfast.inbox import Modes, Receipt, Waiting
@@ -25,7 +25,7 @@ from holdfast.leasing import patiently
 from holdfast.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from holdfast.rows import Thread, checked_id, encode_extra, load, storable, stored
 from holdfast.signals import Aborted, Signal, turn_into_abort, until_aborted
-from holdfast.store import inbox, keeper, threads, tool_calls
+from holdfast.store import inbox, keeper, threads, tool_calls, users
 from holdfast.store.keeper import Keeper
 from holdfast.store.leases import Claim, Held, Lease
 from holdfast.store.quotas import Charge
@@ -33,11 +33,11 @@ from holdfast.store.threads import Position
 from holdfast.store.tool_calls import Start
 
 if TYPE_CHECKING:
-    from holdfast import versions
-    from holdfast.store import forks, memories, putting, users
+    from holdfast import pruning, versions
+    from holdfast.store import forks, memories, putting
 else:
-    versions, forks, memories = later("versions", "store.forks", "store.memories")
-    putting, users = later("store.putting", "store.users")
+    pruning, versions = later("pruning", "versions")
+    forks, memories, putting = later("store.forks", "store.memories", "store.putting")
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -117,6 +117,8 @@ class ThreadJournal:
                 f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
             )
         self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
+        if thread.is_mortal:
+            at_hand(pruning)
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.

@@ -6,6 +6,7 @@ asked stays in sight. Whatever they leave out, the request is made valid afterwa
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -403,11 +404,7 @@ def _told(message: Message) -> Iterable[str]:
 def _mark(message: Message) -> str:
     """What a message is known by: its id, or a digest where another program gave it none."""
     known = None if isinstance(message, Note) else message.id
-    if known:
-        return known
-    import hashlib  # noqa: PLC0415 - importing it takes longer than most programs that never need it should wait
-
-    return hashlib.sha256(encode(message).encode()).hexdigest()
+    return known or hashlib.sha256(encode(message).encode()).hexdigest()
 
 
 def _checked(number: int, wanted: str) -> int:

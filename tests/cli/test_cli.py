@@ -114,6 +114,21 @@ def test_the_option_wins_over_the_variable(on_file: Command, tmp_path: Path, db:
     assert not db.exists()
 
 
+def test_the_database_may_be_named_before_the_command(on_file: Command, tmp_path: Path) -> None:
+    there = tmp_path / "there.db"
+    assert on_file("--db", str(there), "chat").returncode == 0
+    assert there.exists()
+    listed = on_file("threads", "--db", str(there)).stdout
+    assert on_file("--db", str(there), "threads").stdout == listed
+    assert on_file("--db", str(tmp_path / "other.db"), "threads", "--db", str(there)).stdout == listed
+
+
+def test_a_command_that_works_on_no_database_says_so(on_file: Command) -> None:
+    done = on_file("--db", "x.db", "copy", "a.db", "b.db")
+    assert done.returncode == 2
+    assert "takes no --db, got 'x.db'" in done.stderr
+
+
 def test_a_reply_that_fails_is_one_line_and_an_exit_code(holdfast: Command, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     takes_more = getattr(args, "takes_more", None)
     if more and not (takes_more and takes_more(args, more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if args.db is not None and not getattr(args, "has_database", False):
+        parser.error(f"this command takes no --db, got {args.db!r}")
     try:
         code: int = args.run(args)
         terminal.flush()
@@ -53,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in (chat, threads, show, memory, runs, versions, removing, transfer, copy, keeping, asking):
         command.add_to(commands)

@@ -12,9 +12,11 @@ from holdfast.errors import InputError
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(has_database=True)
     parser.add_argument(
         "--db",
         metavar="DATABASE",
+        default=argparse.SUPPRESS,  # it may stand before the command too
         help="a path or a postgresql:// DSN (default: $HOLDFAST_DB, or the user's chat.db)",
     )
 

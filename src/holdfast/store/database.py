@@ -56,7 +56,7 @@ class Tx(Protocol):
 class Settling(asyncio.Future[T]):
     """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before.
 
-    The task that waits is resumed by whoever settles it, and not a round of the event loop later.
+    The task that waits is resumed by `settle`, and not a round of the event loop later.
     """
 
     _waiter: tuple[Callable[[Any], object], Context] | None = None
@@ -76,8 +76,12 @@ class Settling(asyncio.Future[T]):
             return 1
         return super().remove_done_callback(fn)
 
-    def resume_waiter(self) -> None:
-        """On the loop's thread, after the outcome was set."""
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome, and go on with the task that waits for it. On the loop's thread."""
+        if error is None:
+            self.set_result(result)
+        else:
+            self.set_exception(error)
         if self._waiter is not None:
             (fn, context), self._waiter = self._waiter, None
             context.run(fn, self)
@@ -118,12 +122,6 @@ class Job(Generic[T]):
         """What the query returns, or raises."""
         return self._query(tx, *self._args, **self._kwargs)
 
-    def settle(self) -> None:
-        if self.error is not None:
-            self._future.set_exception(_carried(self.error))
-        else:
-            self._future.set_result(self.result)  # type: ignore[arg-type]
-
     @staticmethod
     def deliver(jobs: Sequence[Job[Any]]) -> None:
         """Tell everyone who waits. An event loop is woken once, however many of its jobs are done."""
@@ -150,11 +148,16 @@ def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None
     """Settle those of the jobs that are waited for here: on this loop, or on none."""
     size = len(jobs)
     for job in jobs:
-        if job._loop is loop:
-            job.group = size
-            job.settle()
-            if loop is not None:
-                job._future.resume_waiter()  # type: ignore[union-attr]
+        if job._loop is not loop:
+            continue
+        job.group = size
+        future, error = job._future, None if job.error is None else _carried(job.error)
+        if isinstance(future, Settling):
+            future.settle(job.result, error)
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(job.result)
 
 
 def in_thread(call: Callable[[], T]) -> Settling[T]:

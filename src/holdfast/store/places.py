@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import MissingExtra
-from holdfast.store import sqlite
+from holdfast.store import sqlite, sqlite_file
 from holdfast.store.database import Store
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def exists(place: str) -> bool:
     """Whether there is a database of ours, or at least a file. Makes nothing."""
     if is_dsn(place):
         return postgres_server(place).exists()
-    return os.path.exists(os.path.expanduser(place))
+    try:
+        os.stat(sqlite_file.located(place))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 def name(place: str) -> str:

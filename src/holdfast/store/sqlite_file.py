@@ -98,7 +98,8 @@ _TRANSLATIONS: list[tuple[type[Exception], Callable[[str, float, BaseException],
     (
         apsw.CantOpenError,
         lambda path, _, error: StoreUnusable(
-            f"{path!r} cannot be opened ({error}); check that the path is right and may be read and written"
+            f"{path!r} cannot be opened ({error}{_hindrance(path)}); check that the path is right and may be read and "
+            "written"
         ),
     ),
     (
@@ -133,7 +134,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     if "://" in name:
         raise InputError(f"{name!r} is no path; a database is a file, or a postgresql:// DSN")
     try:
-        file = os.path.join(os.getcwd(), _from_home(os.fsdecode(name.encode()))).rstrip(os.sep) or os.sep
+        file = located(os.fsdecode(name.encode()))
         is_directory = _is_directory(file)
     except UnicodeEncodeError as error:
         raise InputError(f"a database path cannot contain lone surrogates, got {name!r}") from error
@@ -150,12 +151,24 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(file)
 
 
-def _from_home(name: str) -> str:
-    """The path with `~` resolved."""
+def _hindrance(path: str) -> str:
+    """What keeps a file from being opened, as far as it can be told: SQLite does not tell."""
+    folder = os.path.dirname(path)
+    if not os.access(folder, os.W_OK):
+        return f": {folder!r} cannot be written, or is read-only"
+    if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
+        return ": it cannot be read and written, or is read-only"
+    return ""
+
+
+def located(name: str) -> str:
+    """The path from the root on, `~` resolved, in one form: a slash at the end and `.` are nothing."""
     path = os.path.expanduser(name)
-    if path.startswith("~"):
-        raise FileNotFoundError(f"there is no home directory {path.partition(os.sep)[0]!r}")
-    return path
+    if name.startswith("~") and path == name:
+        raise FileNotFoundError(f"there is no home directory {name.partition(os.sep)[0]!r}")
+    drive, rest = os.path.splitdrive(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
+    parts = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)
+    return f"{drive}{os.sep}{os.sep.join(part for part in parts if part not in ('', os.curdir))}"
 
 
 def _is_directory(path: str) -> bool:
