@@ -139,6 +139,7 @@ class Checkpointer(abc.ABC):
         self._durability = durability
         self._store: Store | None = None
         self._was_open = False
+        self._blocks = 0  # how many `async with` are in it: the last one closes it
 
     @property
     @abc.abstractmethod
@@ -178,17 +179,21 @@ class Checkpointer(abc.ABC):
 
     async def close(self) -> None:
         """Finish what was submitted and let go of the database."""
-        store, self._store = self._store, None
+        store, self._store, self._blocks = self._store, None, 0
         if store is not None:
             await in_thread(lambda: sharing.release(store))
 
     async def __aenter__(self) -> Self:
-        return await self.open()
+        await self.open()
+        self._blocks += 1
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        self._blocks = max(self._blocks - 1, 0)
+        if self._blocks == 0:
+            await self.close()
 
     @property
     def store(self) -> Store:

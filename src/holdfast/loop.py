@@ -446,10 +446,11 @@ class Run:
 
 def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
     """The error of a resume of a thread that waits for a prompt."""
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
     if not journal.messages:
-        where = f"thread {thread_id!r}" if thread_id else "the agent"
         return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-    return NothingToContinue(f"Cannot continue from message role: {journal.messages[-1].role}; prompt() it instead")
+    role = journal.messages[-1].role
+    return NothingToContinue(f"Cannot continue from message role: {role}; {where} waits for a prompt()")
 
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:

@@ -221,10 +221,10 @@ def encode_json(name: str, value: Any) -> str:
     try:
         return checked_dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        found, wrong, why = _unstorable(name, value, error)
+        found, why = _unstorable(name, value, error)
         raise InputError(
-            f"{found} cannot be stored as JSON: {why}; use strings, numbers, booleans, None, lists and "
-            f"dicts with string keys, got {type(wrong).__name__}"
+            f"{found} cannot be stored as JSON: {why}; use strings, numbers, booleans, None, lists and dicts with "
+            "string keys"
         ) from error
 
 
@@ -246,14 +246,14 @@ def encode_strictly(name: str, value: Any) -> str:
     return text
 
 
-def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Any, Exception]:
+def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Exception]:
     """Which part of a value cannot be stored, and why."""
     for key, item in value.items() if isinstance(value, dict) else ():
         try:
             checked_dumps({key: item})
         except (TypeError, ValueError, RecursionError) as why:
-            return f"{name}[{key!r}]", item, why
-    return name, value, error
+            return f"{name}[{key!r}]", why
+    return name, error
 
 
 def _has_surrogates(text: str) -> bool:

@@ -249,6 +249,35 @@ def test_a_checkpointer_can_be_opened_again_and_holds_what_it_held(database: Dat
     asyncio.run(main())
 
 
+def test_the_last_of_several_blocks_closes_it(database: Database) -> None:
+    async def main() -> None:
+        cp = database.checkpointer()
+        async with cp:
+            async with cp as same:
+                assert same is cp
+            await cp.append("t", UserMessage("hi"))  # still open
+
+            async def inside(pause: float) -> None:
+                async with cp:
+                    await asyncio.sleep(pause)
+                    await cp.append("t", UserMessage("hi"))
+
+            await asyncio.gather(inside(0), inside(0.05))
+            await cp.append("t", UserMessage("hi"))
+        with pytest.raises(StoreNotOpen):
+            await cp.load("t")
+        async with cp:
+            await cp.close()
+        async with cp:
+            thread = await cp.load("t")
+            assert thread is not None
+            assert len(thread.messages) == 4
+        with pytest.raises(StoreNotOpen):
+            await cp.load("t")
+
+    asyncio.run(main())
+
+
 def test_open_returns_the_checkpointer_and_may_be_called_twice(database: Database) -> None:
     async def main() -> None:
         cp = database.checkpointer()
