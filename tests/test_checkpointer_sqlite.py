@@ -57,10 +57,11 @@ def test_the_default_is_checkpoints_db_in_the_working_directory(
     assert read("checkpoints.db") == ["hi"]
 
 
-@pytest.mark.parametrize("path", [None, 5, b"a.db"])
-def test_what_is_no_path_is_refused_by_name(path: Any) -> None:
-    with pytest.raises(InputError, match=rf"takes the path of a file, or ':memory:'; got {path!r}"):
-        SQLiteCheckpointer(path)
+@pytest.mark.parametrize("path", [None, 5, b"a.db", "", "a\0.db"])
+@pytest.mark.parametrize("make", [SQLiteCheckpointer, sqlite.open_store])
+def test_what_is_no_path_is_refused_by_name(make: Any, path: Any) -> None:
+    with pytest.raises(InputError, match=rf"must be a file name or ':memory:', got {re.escape(repr(path))}"):
+        make(path)
 
 
 @pytest.mark.parametrize("path", ["a.db/", "./a.db", "a.db/.", ".//./a.db"])

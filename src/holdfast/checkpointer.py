@@ -54,7 +54,7 @@ from holdfast.store import erasure_notes, inbox, leases, places, sharing, sqlite
 from holdfast.store.database import Store, in_thread
 from holdfast.store.leases import Visit
 from holdfast.store.places import exists, is_dsn
-from holdfast.store.sqlite_file import check_durability
+from holdfast.store.sqlite_file import check_durability, check_path
 from holdfast.store.threads import ThreadInfo
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Checkpointer(abc.ABC):
             store = self.store
             left = await store.read(erasure_notes.unfinished) if store.has_files else []
             if left:
-                await in_thread(lambda: erasing.finish_what_was_left(store))
+                await in_thread(lambda: erasing.go_on(store))
         except BaseException:
             await self.close()
             raise
@@ -542,8 +542,7 @@ class SQLiteCheckpointer(Checkpointer):
         super().__init__(durability=durability, lease_seconds=lease_seconds)
         if is_dsn(db_path):
             raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
-        if not isinstance(db_path, str | os.PathLike):
-            raise InputError(f"SQLiteCheckpointer takes the path of a file, or ':memory:'; got {db_path!r:.80}")
+        check_path(db_path)
         self._path = db_path
 
     @property

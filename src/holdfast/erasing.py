@@ -79,8 +79,13 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
 def finish_what_was_left(store: Store) -> None:
     """Go on with erasures that another process has begun: without waiting for them."""
     if store.has_files and store.read_now(erasure_notes.unfinished):
-        _log.info("an erasure in %r was interrupted, and is finished now", store.name)
-        _finish_later(store, rewrite=True)
+        go_on(store)
+
+
+def go_on(store: Store) -> None:
+    """The same, where there are some."""
+    _log.info("an erasure in %r was interrupted, and is finished now", store.name)
+    _finish_later(store, rewrite=True)
 
 
 def _finish_later(store: Store, *, rewrite: bool = False) -> None:

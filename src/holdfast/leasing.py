@@ -15,7 +15,6 @@ from holdfast.store.leases import NOBODY
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
-_AT_ONCE = 0
 
 
 async def patiently(attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
@@ -46,8 +45,6 @@ def is_gone(owner: str) -> bool:
 
 
 def checked_wait(seconds: object) -> float:
-    if seconds is _AT_ONCE:  # as most are called
-        return 0
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         raise InputError(f"wait must be a number of seconds from 0 up, got {seconds!r:.80}")
     return seconds

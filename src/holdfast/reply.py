@@ -16,8 +16,6 @@ from holdfast.events import (
     StreamEvent,
     StreamStart,
     TextDelta,
-    TextEnd,
-    TextStart,
     ThinkingDelta,
     ThinkingEnd,
     ThinkingStart,
@@ -65,8 +63,6 @@ class Reply:
             if parts is None:
                 parts = self._texts[event.index] = []  # type: ignore[union-attr]
             parts.append(event.delta)  # type: ignore[union-attr]
-        elif kind is TextStart or kind is TextEnd:
-            pass
         elif isinstance(event, ThinkingStart):
             self._thinking[event.index] = None
         elif isinstance(event, ThinkingEnd):

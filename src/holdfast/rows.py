@@ -14,7 +14,6 @@ from holdfast.errors import InputError
 from holdfast.messages import (
     AssistantMessage,
     Message,
-    ModelMessage,
     Note,
     checked_dumps,
     decode,
@@ -30,8 +29,7 @@ Appendable: TypeAlias = Message | dict[str, Any]
 
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
-_MODEL_MESSAGES = frozenset(get_args(ModelMessage))
-_MESSAGES = _MODEL_MESSAGES | {Note}
+_MESSAGES = frozenset(get_args(Message))
 _MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
@@ -88,16 +86,16 @@ def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Mess
 
 def stored(message: Appendable) -> Stored:
     """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
-    if type(message) in _MODEL_MESSAGES:  # what most are
-        name = storable(message.id) if message.id else clock.new_id()  # type: ignore[union-attr]
-        return Stored(name, message.role, encode(message), 0, spent_by(message))  # type: ignore[union-attr, arg-type]
-    if type(message) is Note:
-        return Stored(clock.new_id(), storable(message.role), encode(message))
     if isinstance(message, dict):
         return stored_json(message)
-    raise InputError(
-        f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
-    )
+    if type(message) not in _MESSAGES:
+        raise InputError(
+            f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
+        )
+    if isinstance(message, Note):
+        return Stored(clock.new_id(), storable(message.role), encode(message))
+    name = storable(message.id) if message.id else clock.new_id()
+    return Stored(name, message.role, encode(message), 0, spent_by(message))
 
 
 def stored_json(value: Any) -> Stored:

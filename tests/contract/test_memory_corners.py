@@ -100,6 +100,16 @@ def test_a_provider_that_knows_its_model_can_write_the_summary(database: Databas
     asyncio.run(main())
 
 
+def test_the_class_of_a_provider_writes_no_summary(database: Database) -> None:
+    async def main() -> None:
+        async with stored(database) as memory:
+            await memory.add(msgs("1", "2"))
+            with pytest.raises(InputError, match=r"got the class; write ScriptedProvider\(\.\.\.\)"):
+                await compress(memory, ScriptedProvider, keep=1)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("keep", [0, 1, 2])
 @pytest.mark.parametrize("results", [0, 1])
 def test_a_call_whose_results_have_not_all_come_is_not_compressed(database: Database, keep: int, results: int) -> None:

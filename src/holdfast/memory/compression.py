@@ -67,6 +67,8 @@ async def compress(
 def _writer(
     model: Model | Provider | Writer, provider: Provider | None, instruction: str
 ) -> Callable[[str, Sequence[Message]], Awaitable[str]]:
+    if isinstance(model, type):
+        raise InputError(f"compress needs an object, and got the class; write {model.__name__}(...)")
     if isinstance(model, Model) or hasattr(model, "stream"):
         speaker, asked = _speaker(model, provider)
         return lambda before, old: summarized(

@@ -375,26 +375,22 @@ class SQLiteStore(Store):
         self._tx.begin("BEGIN IMMEDIATE")
         return all(self._attempt(member) for member in group if member.error is None)
 
-    def _take(self) -> Job[Any] | None:
+    def _take(self, *, block: bool = True) -> Job[Any] | None:
         """The next job; None at the end of the queue."""
         while not self._first:
-            entry = self._queue.get()
+            entry = self._queue.get(block)
             if entry is not self._first:
                 return entry  # type: ignore[return-value]
         return self._first.popleft()  # what announced it is passed over later
 
     def _next(self) -> Job[Any] | None:
-        """The same, if there is one already."""
-        while not self._first:
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                return None
-            if entry is None:  # the end of the queue: leave it for the serving loop
-                self._queue.put(None)
-            if entry is not self._first:
-                return entry  # type: ignore[return-value]
-        return self._first.popleft()
+        try:
+            job = self._take(block=False)
+        except queue.Empty:
+            return None
+        if job is None:  # the end of the queue: leave it for the serving loop
+            self._queue.put(None)
+        return job
 
     def _commit(self) -> None:
         if self.boundary is not None:

@@ -125,10 +125,16 @@ _TRANSLATIONS: list[tuple[type[Exception], Callable[[str, float, BaseException],
 ]
 
 
-def checked_path(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path)
+def check_path(path: object) -> str:
+    """The path as text, if it can be one."""
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r}")
+        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r:.80}")
+    return name
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    name = check_path(path)
     if name == MEMORY:
         return name
     if "://" in name:
