@@ -542,7 +542,8 @@ class SQLiteCheckpointer(Checkpointer):
         super().__init__(durability=durability, lease_seconds=lease_seconds)
         if is_dsn(db_path):
             raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
-        check_path(db_path)
+        if not isinstance(db_path, os.PathLike):  # which is asked when the file is opened
+            check_path(db_path)
         self._path = db_path
 
     @property
