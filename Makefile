@@ -28,7 +28,7 @@ help: ## what there is
 setup: $(READY) $(OVERLAID) ## set up .venv (every other target does it by itself)
 
 chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
-	@$(BIN)/holdfast chat $(ARGS)
+	@$(BIN)/byssus chat $(ARGS)
 
 test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -71,7 +71,7 @@ for python in $(PYTHON) ''; do \
   if [ -n "$$python" ] && "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
 done; \
 if [ -z "$$python" ]; then \
-  echo 'holdfast needs Python 3.11 or newer, and none of these is: $(PYTHON)' >&2; \
+  echo 'byssus needs Python 3.11 or newer, and none of these is: $(PYTHON)' >&2; \
   echo 'Install one, or name it: make PYTHON=/path/to/python3 ...' >&2; exit 1; \
 fi
 endef

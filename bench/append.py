@@ -12,9 +12,9 @@ import time
 
 from bench import append_postgres
 from bench.measure import alternate, append_rate, message, raw_append, raw_database, report, scratch
-from holdfast import clock
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.messages import encode
+from byssus import clock
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.messages import encode
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def _sqlite() -> None:
     said = message()
     raw = raw_database(folder / "raw.db")
     with asyncio.Runner() as runner:
-        cp = runner.run(SQLiteCheckpointer(folder / "holdfast.db").open())
+        cp = runner.run(SQLiteCheckpointer(folder / "byssus.db").open())
 
         rounds = itertools.count()
 

@@ -1,7 +1,7 @@
 """Durable appends to Postgres through the checkpointer, against raw psycopg: an INSERT and a COMMIT for each message.
 
 Raw knows no threads, order or leases: it inserts one row. At 64 at a time it works on 16 connections, which is what a
-pool would give it. `HOLDFAST_TEST_POSTGRES` names a server; without it, one is started that syncs to the disk.
+pool would give it. `BYSSUS_TEST_POSTGRES` names a server; without it, one is started that syncs to the disk.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 import psycopg
 
 from bench.measure import alternate, append_rate, message, report
-from holdfast import clock
-from holdfast.checkpointer import PostgresCheckpointer
-from holdfast.messages import encode
+from byssus import clock
+from byssus.checkpointer import PostgresCheckpointer
+from byssus.messages import encode
 from tests import postgres
 
 _RAW_CONNECTIONS = 16
@@ -28,7 +28,7 @@ _INSERT = "INSERT INTO raw (branch, seq, id, role, body, created_at) VALUES (1, 
 
 def main() -> None:
     with contextlib.ExitStack() as ends:
-        dsn = os.environ.get("HOLDFAST_TEST_POSTGRES") or ends.enter_context(postgres.running(fsync="on")).dsn()
+        dsn = os.environ.get("BYSSUS_TEST_POSTGRES") or ends.enter_context(postgres.running(fsync="on")).dsn()
         raw = Raw(dsn)
         ends.callback(raw.close)
         runner = ends.enter_context(asyncio.Runner())

@@ -17,15 +17,15 @@ from typing import Any
 
 from bench.growth_peers import Database, database, payload, rows, text, turn
 from bench.measure import alternate, report
-from holdfast import Agent, Model, clock
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from holdfast.messages import AssistantMessage, UserMessage
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.rows import stored
-from holdfast.store import putting
-from holdfast.store.checkpoints import New
-from holdfast.store.database import Tx
-from holdfast.store.threads import VISITOR, Stored
+from byssus import Agent, Model, clock
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus.messages import AssistantMessage, UserMessage
+from byssus.providers.scripted import ScriptedProvider
+from byssus.rows import stored
+from byssus.store import putting
+from byssus.store.checkpoints import New
+from byssus.store.database import Tx
+from byssus.store.threads import VISITOR, Stored
 
 TURNS = 800
 EDGE = 50  # so many turns are the start, and the end

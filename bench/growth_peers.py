@@ -18,8 +18,8 @@ import apsw
 import psycopg
 
 from bench.measure import scratch
-from holdfast.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
-from holdfast.store.database import Tx
+from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
+from byssus.store.database import Tx
 from tests import postgres
 
 _WHOLE = "CREATE TABLE whole (thread TEXT, id TEXT, step BIGINT, body TEXT, PRIMARY KEY (thread, id))"
@@ -163,10 +163,10 @@ class OnPostgres(Database):
 
 @contextlib.contextmanager
 def database(kind: str) -> Iterator[Database]:
-    """`HOLDFAST_TEST_POSTGRES` names a server; without it, one is started that syncs to the disk."""
+    """`BYSSUS_TEST_POSTGRES` names a server; without it, one is started that syncs to the disk."""
     if kind == "sqlite":
         yield OnSQLite()
         return
     with contextlib.ExitStack() as ends:
-        dsn = os.environ.get("HOLDFAST_TEST_POSTGRES") or ends.enter_context(postgres.running(fsync="on")).dsn()
+        dsn = os.environ.get("BYSSUS_TEST_POSTGRES") or ends.enter_context(postgres.running(fsync="on")).dsn()
         yield OnPostgres(dsn)

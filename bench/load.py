@@ -7,8 +7,8 @@ import json
 import time
 
 from bench.measure import alternate, conversation, raw_append_many, raw_database, report, scratch
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.messages import encode
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.messages import encode
 
 COUNT = 10_000
 
@@ -21,7 +21,7 @@ def main() -> None:
     lags: list[float] = []
 
     with asyncio.Runner() as runner:
-        cp = runner.run(SQLiteCheckpointer(folder / "holdfast.db").open())
+        cp = runner.run(SQLiteCheckpointer(folder / "byssus.db").open())
         runner.run(cp.append("t", messages))
 
         def raw_time() -> float:

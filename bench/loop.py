@@ -1,7 +1,7 @@
 """Persisted prompts with an instant model, against the raw commits that they need; and the cost of a text delta.
 
 A prompt has four durable steps: the lease is taken, the question stored, the reply stored, the lease given back. Code
-that goes step by step makes a commit of each; holdfast makes two of them, because a commit can hold more than one step.
+that goes step by step makes a commit of each; byssus makes two of them, because a commit can hold more than one step.
 A tool call adds three: the reply that asks for it, its start, and its result.
 
 Raw is plain apsw on one thread, without an event loop, with the rows of the steps. A bare hop is the least that a
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from bench.measure import alternate, report, scratch
 from bench.raw_run import RawRun
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.events import Event
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.events import Event
+from byssus.providers.scripted import ScriptedProvider
 
 PROMPTS = 200
 TOOL_PROMPTS = 100
@@ -42,7 +42,7 @@ class Bench:
         self._runner = runner
         self._raw = RawRun(folder / "raw.db")
         self._beside = Beside(RawRun(folder / "beside.db"))
-        self._cp = runner.run(SQLiteCheckpointer(folder / "holdfast.db").open())
+        self._cp = runner.run(SQLiteCheckpointer(folder / "byssus.db").open())
         self._round = 0
         self.first: list[float] = []
         self.last: list[float] = []

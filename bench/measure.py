@@ -17,17 +17,17 @@ from pathlib import Path
 
 import apsw
 
-from holdfast.checkpointer import Checkpointer
-from holdfast.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
-from holdfast.store.sharing import release
-from holdfast.store.sqlite import open_store
+from byssus.checkpointer import Checkpointer
+from byssus.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
+from byssus.store.sharing import release
+from byssus.store.sqlite import open_store
 
 TEXT = "x" * 330  # a message of about 400 bytes
 
 
 def scratch() -> Path:
     """A directory that goes away with the process."""
-    holder = tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True)
+    holder = tempfile.TemporaryDirectory(prefix="byssus-bench-", ignore_cleanup_errors=True)
     _holders.append(holder)
     return Path(holder.name)
 

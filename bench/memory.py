@@ -72,7 +72,7 @@ async def compare(messages: int, foreign: int) -> None:
 
 
 async def ours(path: Path, messages: int, foreign: int) -> Figures:
-    from holdfast.adapters.agentscope import SQLiteMemory  # noqa: PLC0415 - it needs AgentScope
+    from byssus.adapters.agentscope import SQLiteMemory  # noqa: PLC0415 - it needs AgentScope
 
     for number in range(0, foreign, 500):
         async with SQLiteMemory(path, user_id=f"other-{number}", session_id="main") as memory:

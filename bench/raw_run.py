@@ -1,4 +1,4 @@
-"""What a run leaves in the tables, written down by hand: plain apsw, and no holdfast between it and the rows.
+"""What a run leaves in the tables, written down by hand: plain apsw, and no byssus between it and the rows.
 
 It knows all that raw code could know: its thread is there, and nobody else writes to it.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import COUNT, INSERT, MOVE, TEXT, message, raw_database, raw_thread
-from holdfast import clock, owners
-from holdfast.messages import AssistantMessage, encode
+from byssus import clock, owners
+from byssus.messages import AssistantMessage, encode
 
 _TAKE = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, run = :run"
 _KEEP = ", lease_until = :until"

@@ -17,9 +17,9 @@ from pathlib import Path
 import apsw
 
 from bench.measure import alternate, append_rate, report, scratch
-from holdfast import indexer, searching, words
-from holdfast.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
-from holdfast.messages import UserMessage, decode
+from byssus import indexer, searching, words
+from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
+from byssus.messages import UserMessage, decode
 from tests import postgres
 
 QUERIES = 40  # of each kind
@@ -189,11 +189,11 @@ def _compare(runner: asyncio.Runner, cp: Checkpointer, folder: Path, asked: dict
     for kind, queries in asked.items():
         like = [_timed(lambda: _like(connection, query, 20)) for query in queries[: QUERIES // 4]]  # noqa: B023
         grams = [_timed(lambda: _trigram(other, query, 20)) for query in queries[: QUERIES // 4]]  # noqa: B023
-        found = dict.fromkeys(("holdfast", "LIKE", "trigram"), 0)
+        found = dict.fromkeys(("byssus", "LIKE", "trigram"), 0)
         sure = [query for query in queries if query in checked]
         for query in sure:
             hits = runner.run(searching.search(cp.store, query, limit=10_000))
-            found["holdfast"] += len(expected[query] & {keys[hit["message_id"]] for hit in hits})
+            found["byssus"] += len(expected[query] & {keys[hit["message_id"]] for hit in hits})
             assert len(hits) == len(expected[query]), f"{query}: {len(hits)} hits, and {len(expected[query])} by a scan"
             found["LIKE"] += len(expected[query] & _like(connection, query, -1))
             found["trigram"] += len(expected[query] & _trigram(other, query, -1))

@@ -14,8 +14,8 @@ import time
 started = time.perf_counter()
 import asyncio
 asyncio_done = time.perf_counter()
-from holdfast import Agent
-from holdfast.checkpointer import SQLiteCheckpointer
+from byssus import Agent
+from byssus.checkpointer import SQLiteCheckpointer
 imported = time.perf_counter()
 async def main():
     async with SQLiteCheckpointer({path!r}) as cp:
@@ -32,7 +32,7 @@ def main() -> None:
         asyncio_, import_, open_ = (statistics.median(column) * 1e3 for column in zip(*taken, strict=True))
         total = asyncio_ + import_ + open_
         print(
-            f"import and open, {what}: {total:.0f} ms (asyncio {asyncio_:.0f}, holdfast {import_:.0f}, "
+            f"import and open, {what}: {total:.0f} ms (asyncio {asyncio_:.0f}, byssus {import_:.0f}, "
             f"open {open_:.0f}; bar: under 80 ms) {'ok' if total < 80 else 'MISSED'}",
             flush=True,
         )

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.measure import report, scratch
-from holdfast import clock
-from holdfast.messages import AssistantMessage, Usage, UserMessage
-from holdfast.rows import stored
-from holdfast.storage import AgentStorage
-from holdfast.store import threads
-from holdfast.store.database import Tx
+from byssus import clock
+from byssus.messages import AssistantMessage, Usage, UserMessage
+from byssus.rows import stored
+from byssus.storage import AgentStorage
+from byssus.store import threads
+from byssus.store.database import Tx
 from tests import postgres
 
 TEXT = "x" * 330

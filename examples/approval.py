@@ -7,10 +7,10 @@ python examples/approval.py approve    # and allow it, the next day, in another 
 import asyncio
 import sys
 
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 
 @tool(approval=True)

@@ -6,10 +6,10 @@ ANTHROPIC_API_KEY=... python examples/chat.py my-thread
 import asyncio
 import sys
 
-from holdfast import Agent, Model
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.events import Event
-from holdfast.providers.anthropic import AnthropicProvider
+from byssus import Agent, Model
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.events import Event
+from byssus.providers.anthropic import AnthropicProvider
 
 
 def show(event: Event) -> None:

@@ -8,9 +8,9 @@ Without a key, or without a network, the embedded model answers; do not expect m
 import asyncio
 import logging
 
-from holdfast import Agent, AssistantMessage, Model
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.local import SMOLLM2, LocalProvider
+from byssus import Agent, AssistantMessage, Model
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.local import SMOLLM2, LocalProvider
 
 
 async def main() -> None:

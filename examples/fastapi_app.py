@@ -1,6 +1,6 @@
 """A chat service: one agent a request, the thread from the authenticated user, server-sent events out.
 
-export HOLDFAST_DB=chat.db  # or postgresql://user:password@host/database
+export BYSSUS_DB=chat.db  # or postgresql://user:password@host/database
 export CHAT_TOKENS='{"ann": "a-long-random-secret", "bob": "another-one"}'
 uvicorn --factory examples.fastapi_app:app
 
@@ -32,15 +32,15 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
-from holdfast import Agent, Model, tool
-from holdfast.checkpointer import Checkpointer, checkpointer_for
-from holdfast.errors import StoreError, ThreadBusy
-from holdfast.events import AgentEnd, MessageEnd, MessageUpdate, TextDelta, ToolExecutionStart
-from holdfast.messages import AssistantMessage, Message
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.base import Provider
-from holdfast.providers.local import SMOLLM2, LocalProvider
-from holdfast.stream import EventStream
+from byssus import Agent, Model, tool
+from byssus.checkpointer import Checkpointer, checkpointer_for
+from byssus.errors import StoreError, ThreadBusy
+from byssus.events import AgentEnd, MessageEnd, MessageUpdate, TextDelta, ToolExecutionStart
+from byssus.messages import AssistantMessage, Message
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.base import Provider
+from byssus.providers.local import SMOLLM2, LocalProvider
+from byssus.stream import EventStream
 
 router = APIRouter()
 
@@ -174,7 +174,7 @@ def create_app(place: str, tokens: Mapping[str, str], provider: Provider, model:
 
 
 def app() -> FastAPI:
-    place, tokens = os.environ["HOLDFAST_DB"], json.loads(os.environ["CHAT_TOKENS"])
+    place, tokens = os.environ["BYSSUS_DB"], json.loads(os.environ["CHAT_TOKENS"])
     if "ANTHROPIC_API_KEY" in os.environ:
         return create_app(place, tokens, AnthropicProvider(), Model(id="claude-sonnet-5-5", provider="anthropic"))
     return create_app(place, tokens, LocalProvider(), SMOLLM2)

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast import Agent, ExcludeMarked, Model
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.memory import Msg, SQLiteMemory, compress
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, ExcludeMarked, Model
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.memory import Msg, SQLiteMemory, compress
+from byssus.providers.scripted import ScriptedProvider
 
 
 async def first_process(path: str) -> dict[str, Any]:

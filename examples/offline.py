@@ -2,9 +2,9 @@
 
 import asyncio
 
-from holdfast import Agent
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.providers.local import SMOLLM2, LocalProvider
+from byssus import Agent
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.providers.local import SMOLLM2, LocalProvider
 
 
 async def main() -> None:

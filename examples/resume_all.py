@@ -8,10 +8,10 @@ import asyncio
 import os
 import sys
 
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 dying = sys.argv[1:] == ["crash"]
 last_words = asyncio.Barrier(3)

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from holdfast import Agent, Model, SlidingWindow
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, SlidingWindow
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.providers.scripted import ScriptedProvider
 
 
 async def main() -> None:

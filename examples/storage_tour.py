@@ -9,11 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast import Agent, AssistantMessage, Model, ToolCall, Usage, tool
-from holdfast.checkpointer import checkpointer_for
-from holdfast.errors import InputError, ThreadInactive
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.storage import AgentStorage
+from byssus import Agent, AssistantMessage, Model, ToolCall, Usage, tool
+from byssus.checkpointer import checkpointer_for
+from byssus.errors import InputError, ThreadInactive
+from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
 
 
 @tool

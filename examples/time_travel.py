@@ -2,9 +2,9 @@
 
 import asyncio
 
-from holdfast import Agent, Model
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer, keep_last
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model
+from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, keep_last
+from byssus.providers.scripted import ScriptedProvider
 
 
 def planner(cp: Checkpointer, replies: list[str], *, at: str | None = None) -> Agent:

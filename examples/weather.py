@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from holdfast import Agent, Model, ToolResult, tool
-from holdfast.events import Event, ToolExecutionEnd
-from holdfast.providers.anthropic import AnthropicProvider
+from byssus import Agent, Model, ToolResult, tool
+from byssus.events import Event, ToolExecutionEnd
+from byssus.providers.anthropic import AnthropicProvider
 
 # Instead of a weather service: the temperatures of the days to come, in degrees Celsius.
 DAYS = {"oslo": [4, 6, 3], "lisbon": [19, 18, 21]}

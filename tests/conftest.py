@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from holdfast.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
-from holdfast.store import places, sharing, sqlite
-from holdfast.store.database import Store, Tx
+from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
+from byssus.store import places, sharing, sqlite
+from byssus.store.database import Store, Tx
 from tests import postgres
 
 # AgentScope needs another mcp than we do: tests/test_agentscope.py runs these in processes that have it.

@@ -118,7 +118,7 @@ async def wait(ctx: Context, told: str = "") -> str:
 
 @server.tool()
 def idempotency_key(ctx: Context) -> str:
-    return str((ctx.request_context.meta or {}).get("holdfast/idempotencyKey"))
+    return str((ctx.request_context.meta or {}).get("byssus/idempotencyKey"))
 
 
 @server.tool()

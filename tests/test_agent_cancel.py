@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, ToolCall, tool
-from holdfast.events import AgentEnd
+from byssus import Agent, ToolCall, tool
+from byssus.events import AgentEnd
 
 from .conftest import Database
 from .test_agent_abort import can_go_on

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import ProviderError, RateLimited
-from holdfast.events import (
+from byssus import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import ProviderError, RateLimited
+from byssus.events import (
     AgentEnd,
     AgentStart,
     Event,
@@ -31,11 +31,11 @@ from holdfast.events import (
     TurnEnd,
     TurnStart,
 )
-from holdfast.messages import Message, Usage
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
-from holdfast.store.database import Tx
+from byssus.messages import Message, Usage
+from byssus.providers.base import Provider, Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
+from byssus.store.database import Tx
 from tests.conftest import Database
 
 T = TypeVar("T")

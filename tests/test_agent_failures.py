@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast import ToolCall, ToolResult, tool
-from holdfast.errors import (
-    HoldfastError,
+from byssus import ToolCall, ToolResult, tool
+from byssus.errors import (
+    ByssusError,
     NetworkFailed,
     ProviderError,
     RateLimited,
@@ -19,11 +19,11 @@ from holdfast.errors import (
     StoreNotOpen,
     ThreadBusy,
 )
-from holdfast.events import AgentEnd, Event, MessageEnd, StreamEvent, StreamStart, ToolExecutionEnd
-from holdfast.messages import AssistantMessage, ToolResultMessage, UserMessage
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider, ScriptError
-from holdfast.signals import Signal
+from byssus.events import AgentEnd, Event, MessageEnd, StreamEvent, StreamStart, ToolExecutionEnd
+from byssus.messages import AssistantMessage, ToolResultMessage, UserMessage
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider, ScriptError
+from byssus.signals import Signal
 
 from .conftest import Database
 from .test_agent_abort import can_go_on
@@ -439,7 +439,7 @@ def test_a_result_that_cannot_be_stored_does_not_lock_the_agent_out_of_its_threa
             agent = make(provider, tools=[first, second], checkpointer=cp, thread_id="t")
             agent.subscribe(lambda event: first_is_stored.set() if isinstance(event, ToolExecutionEnd) else None)
             heard = Heard(agent)
-            with contextlib.suppress(HoldfastError, ValueError):  # what happens afterwards is what counts
+            with contextlib.suppress(ByssusError, ValueError):  # what happens afterwards is what counts
                 await agent.prompt("go")
             check_whole(heard)
             assert (await agent.prompt("again")).stop_reason == "stop"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolCall, UserMessage, tool
-from holdfast.errors import InputError
-from holdfast.events import Event
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import ToolCall, UserMessage, tool
+from byssus.errors import InputError
+from byssus.events import Event
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 from .conftest import Database
 from .test_agent_events import Acted, Hanging, Heard, check_whole, history, make, sent, within

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Limits, Model, Prices, ToolCall, Usage, tool
-from holdfast.errors import InputError
-from holdfast.events import AgentEnd
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, AssistantMessage, Limits, Model, Prices, ToolCall, Usage, tool
+from byssus.errors import InputError
+from byssus.events import AgentEnd
+from byssus.providers.scripted import ScriptedProvider
 
 from .conftest import Database
 from .test_agent_events import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     ImageContent,
@@ -21,10 +21,10 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.errors import AgentBusy, InputError
-from holdfast.events import AgentEnd, AgentStart, Event
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus.errors import AgentBusy, InputError
+from byssus.events import AgentEnd, AgentStart, Event
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 from .test_agent_events import Acted, Hanging, Heard, make, saying, sent, within
 

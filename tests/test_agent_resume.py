@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, ToolCall, UserMessage, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, ThreadBusy
-from holdfast.events import MessageEnd
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, AssistantMessage, ToolCall, UserMessage, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, ThreadBusy
+from byssus.events import MessageEnd
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 
 from .conftest import Database
 from .test_agent_events import Heard, check_whole, history, make, sent, within

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from holdfast import AssistantMessage, ImageContent, TextContent, ToolCall, ToolContext, Usage, UserMessage, tool
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
-from holdfast.errors import InputError, StoreNotOpen
-from holdfast.events import AgentStart
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import AssistantMessage, ImageContent, TextContent, ToolCall, ToolContext, Usage, UserMessage, tool
+from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
+from byssus.errors import InputError, StoreNotOpen
+from byssus.events import AgentStart
+from byssus.providers.scripted import ScriptedProvider
 
 from .conftest import Database
 from .test_agent_events import Acted, Hanging, Heard, check_whole, history, make, sent, within
 
 CHAT = """
     import asyncio, json, sys
-    from holdfast import Agent, Model
-    from holdfast.checkpointer import checkpointer_for
-    from holdfast.providers.scripted import ScriptedProvider
+    from byssus import Agent, Model
+    from byssus.checkpointer import checkpointer_for
+    from byssus.providers.scripted import ScriptedProvider
 
     async def main(place, thread_id, prompt):
         provider = ScriptedProvider(["noted"])

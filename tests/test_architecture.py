@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import byssus
 
-ROOT = Path(holdfast.__file__).parent
+ROOT = Path(byssus.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
 FILES = {file.relative_to(ROOT).as_posix(): file for file in sorted(ROOT.rglob("*.py"))}
 TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
 
@@ -72,10 +73,10 @@ ONLY_IN = {
 # What is imported when it is first used: each of them would cost every start a millisecond or so.
 LATE = {
     *("pathlib", "tempfile"),
-    *("holdfast.accounts", "holdfast.backups", "holdfast.checking", "holdfast.erasing", "holdfast.pruning"),
-    *("holdfast.searching", "holdfast.sessions", "holdfast.spending", "holdfast.tasks", "holdfast.tool_log"),
-    *("holdfast.transfer", "holdfast.versions", "holdfast.watching", "holdfast.words"),
-    *("holdfast.store.copying", "holdfast.store.memories", "holdfast.store.search"),
+    *("byssus.accounts", "byssus.backups", "byssus.checking", "byssus.erasing", "byssus.pruning"),
+    *("byssus.searching", "byssus.sessions", "byssus.spending", "byssus.tasks", "byssus.tool_log"),
+    *("byssus.transfer", "byssus.versions", "byssus.watching", "byssus.words"),
+    *("byssus.store.copying", "byssus.store.memories", "byssus.store.search"),
 }
 PUBLIC = [
     "Agent",
@@ -127,11 +128,11 @@ def imported_names(file: str) -> Iterator[str]:
 
 
 def imported_files(file: str) -> set[str]:
-    """The files of holdfast that a file imports: the module x.y if there is one, and else the x that holds y."""
+    """The files of byssus that a file imports: the module x.y if there is one, and else the x that holds y."""
     found = set()
     for name in imported_names(file):
         top, *path = name.split(".")
-        if top == "holdfast":
+        if top == "byssus":
             places = ["/".join(path[:end]) for end in range(len(path), -1, -1)]
             candidates = [each for place in places for each in (f"{place}.py", f"{place}/__init__.py".lstrip("/"))]
             found.add(next(candidate for candidate in candidates if candidate in FILES))
@@ -183,14 +184,14 @@ def test_a_package_that_one_file_needs_is_imported_there_alone(package: str, fil
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
-    assert holdfast.__all__ == PUBLIC
-    assert all(hasattr(holdfast, name) for name in PUBLIC)
+    assert byssus.__all__ == PUBLIC
+    assert all(hasattr(byssus, name) for name in PUBLIC)
 
 
-def test_importing_holdfast_imports_no_heavy_package() -> None:
+def test_importing_byssus_imports_no_heavy_package() -> None:
     script = (
-        "import sys, holdfast, holdfast.checkpointer, holdfast.providers.scripted, holdfast.providers.anthropic,"
-        " holdfast.providers.local\n"
+        "import sys, byssus, byssus.checkpointer, byssus.providers.scripted, byssus.providers.anthropic,"
+        " byssus.providers.local\n"
         "heavy = {'anthropic', 'httpx', 'httpx2', 'openai', 'psycopg', 'pydantic', 'xllamacpp', 'numpy'}\n"
         "print(*heavy & sys.modules.keys())"
     )
@@ -200,9 +201,9 @@ def test_importing_holdfast_imports_no_heavy_package() -> None:
 def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     script = (
         "import asyncio, sys\n"
-        "from holdfast import Agent, Model\n"
-        "from holdfast.checkpointer import SQLiteCheckpointer\n"
-        "from holdfast.providers.scripted import ScriptedProvider\n"
+        "from byssus import Agent, Model\n"
+        "from byssus.checkpointer import SQLiteCheckpointer\n"
+        "from byssus.providers.scripted import ScriptedProvider\n"
         "async def main():\n"
         f"    async with SQLiteCheckpointer({str(tmp_path / 'a.db')!r}) as cp:\n"
         "        provider = ScriptedProvider(['hello'])\n"
@@ -218,13 +219,13 @@ def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> N
 def test_an_agent_has_at_hand_what_its_run_will_need() -> None:
     script = (
         "import sys\n"
-        "from holdfast import Agent, Model\n"
-        "from holdfast.checkpointer import SQLiteCheckpointer\n"
-        "from holdfast.providers.scripted import ScriptedProvider\n"
+        "from byssus import Agent, Model\n"
+        "from byssus.checkpointer import SQLiteCheckpointer\n"
+        "from byssus.providers.scripted import ScriptedProvider\n"
         "cp = SQLiteCheckpointer('a.db')\n"
         "provider, model = ScriptedProvider(), Model('m')\n"
         "Agent(provider=provider, model=model, checkpointer=cp, thread_id='t', checkpoint_every='turn')\n"
-        "print({'holdfast.versions', 'holdfast.store.putting'} <= sys.modules.keys())"
+        "print({'byssus.versions', 'byssus.store.putting'} <= sys.modules.keys())"
     )
     assert printed_by(script) == ["True"]
 
@@ -316,3 +317,15 @@ def test_sql_stands_in_the_store_alone(file: str) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip().startswith(verbs)
     ]
     assert statements == []
+
+
+# --- the name ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_old_name_of_the_project_is_in_the_changelog_alone() -> None:
+    old = "hold" + "fast"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    files = [name for name in listed.stdout.split("\0") if name and (REPOSITORY / name).is_file()]
+    assert len(files) > 200
+    told = [name for name in files if old in name.lower() or old.encode() in (REPOSITORY / name).read_bytes().lower()]
+    assert told == ["CHANGELOG.md"]

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent
-from holdfast.bridge import Blocking, Runner, awaited, blocking, to_the_end
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import HoldfastError, InputError, StoreNotOpen
-from holdfast.storage import AgentStorage
-from holdfast.store.database import Store
-from holdfast.store.sqlite import SQLiteStore
+from byssus import Agent
+from byssus.bridge import Blocking, Runner, awaited, blocking, to_the_end
+from byssus.checkpointer import Checkpointer
+from byssus.errors import ByssusError, InputError, StoreNotOpen
+from byssus.storage import AgentStorage
+from byssus.store.database import Store
+from byssus.store.sqlite import SQLiteStore
 from tests.conftest import Database
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def run_child(code: str, *args: str) -> str:
 
 def wait_for_releases() -> None:
     for thread in threading.enumerate():
-        if thread.name == "holdfast-release":
+        if thread.name == "byssus-release":
             thread.join()
 
 
@@ -223,7 +223,7 @@ def test_a_checkpointer_and_a_storage_see_the_same(database: Database, storage: 
 
 
 def test_a_query_may_not_use_the_storage(storage: AgentStorage) -> None:
-    with pytest.raises(HoldfastError, match="a query called the store"):
+    with pytest.raises(ByssusError, match="a query called the store"):
         storage.store.write_now(lambda tx: storage.create_user("ann"))
     assert storage.list_users() == []
 
@@ -307,7 +307,7 @@ def test_a_storage_may_be_collected_while_another_one_is_opened(
 
 
 def test_a_place_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError):
+    with pytest.raises(ByssusError):
         AgentStorage(tmp_path)  # a directory
     with pytest.raises(InputError):
         AgentStorage(tmp_path / "x.db", durability="sometimes")
@@ -320,7 +320,7 @@ def test_a_process_that_never_closes_its_storage_ends_well_and_everything_is_sto
     session = storage.create_session(None)["id"]
     code = """
 import sys
-from holdfast.storage import AgentStorage
+from byssus.storage import AgentStorage
 storage = AgentStorage(sys.argv[1])
 for n in range(20):
     storage.save_message(sys.argv[2], "user", str(n))
@@ -335,7 +335,7 @@ def test_two_processes_spend_one_quota_and_write_one_session(database: Database,
     session = storage.create_session(user)["id"]
     code = """
 import sys
-from holdfast.storage import AgentStorage
+from byssus.storage import AgentStorage
 with AgentStorage(sys.argv[1]) as storage:
     print("ready", flush=True)
     sys.stdin.readline()
@@ -372,8 +372,8 @@ with AgentStorage(sys.argv[1]) as storage:
 def test_a_forked_child_that_drops_its_parents_storage_harms_nobody(database: Database) -> None:
     code = """
 import gc, os, sys
-from holdfast.errors import StoreError
-from holdfast.storage import AgentStorage
+from byssus.errors import StoreError
+from byssus.storage import AgentStorage
 storage = AgentStorage(sys.argv[1])
 storage.create_user("parent")
 child = os.fork()

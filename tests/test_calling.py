@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Model, Prices, TextContent, ToolCall, ToolResultMessage, Usage, tool
-from holdfast.errors import (
+from byssus import Agent, AssistantMessage, Model, Prices, TextContent, ToolCall, ToolResultMessage, Usage, tool
+from byssus.errors import (
     AuthenticationFailed,
     ContentRefused,
     ContextTooLong,
@@ -20,7 +20,7 @@ from holdfast.errors import (
     ProviderError,
     RateLimited,
 )
-from holdfast.events import (
+from byssus.events import (
     AgentEnd,
     MessageEnd,
     MessageUpdate,
@@ -36,10 +36,10 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.reply import parse_tool_call
-from holdfast.signals import Signal
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.reply import parse_tool_call
+from byssus.signals import Signal
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, look, make, run
 
@@ -187,7 +187,7 @@ def recorder(waits: list[float]) -> Callable[[float], Any]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     noted: list[float] = []
-    monkeypatch.setattr("holdfast.calling.asyncio.sleep", recorder(noted))
+    monkeypatch.setattr("byssus.calling.asyncio.sleep", recorder(noted))
     return noted
 
 
@@ -233,7 +233,7 @@ def test_an_abort_ends_the_pause_before_the_next_attempt(database: Database, mon
             pausing.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr("holdfast.calling.asyncio.sleep", endless)
+        monkeypatch.setattr("byssus.calling.asyncio.sleep", endless)
         async with database.checkpointer() as cp:
             agent = make([Overloaded("busy")], checkpointer=cp, thread_id="t")
             heard = Heard(agent)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import SQLiteCheckpointer, exists
-from holdfast.errors import InputError, StoreNotOpen, StoreUnusable
-from holdfast.messages import Note
-from holdfast.store import sharing, sqlite
+from byssus import UserMessage
+from byssus.checkpointer import SQLiteCheckpointer, exists
+from byssus.errors import InputError, StoreNotOpen, StoreUnusable
+from byssus.messages import Note
+from byssus.store import sharing, sqlite
 
 
 async def texts(cp: SQLiteCheckpointer, thread_id: str = "t") -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpointer import (
+from byssus.checkpointer import (
     Checkpoint,
     CheckpointBackend,
     CheckpointMetadata,
@@ -18,7 +18,7 @@ from holdfast.checkpointer import (
     keep_last,
     keep_tagged,
 )
-from holdfast.errors import InputError
+from byssus.errors import InputError
 
 
 def tree(name: str, *forks: Tree, at: int | None = None, steps: int = 0, left: int = 0) -> Tree:

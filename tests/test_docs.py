@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages import ToolCall
+from byssus.messages import ToolCall
 from tests import postgres
 from tests.test_agentscope import OVERLAY
 from tests.wire import Anthropic, Server, Step
@@ -45,7 +45,7 @@ def run(
         **(variables or {}),
         "ANTHROPIC_API_KEY": "test-key",
         "ANTHROPIC_BASE_URL": server.url if server else "http://127.0.0.1:9",
-        "HOLDFAST_DB": str(folder / "chat.db"),
+        "BYSSUS_DB": str(folder / "chat.db"),
         "PYTHONPATH": str(ROOT / "src"),
         "PYTHONWARNINGS": "error",
     }
@@ -92,25 +92,25 @@ def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_ano
 def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
     commands = [shlex.split(line) for line in lines if line]
-    assert {command[0] for command in commands} == {"make", "holdfast"}
+    assert {command[0] for command in commands} == {"make", "byssus"}
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for command in commands:
         if command[0] == "make":
             assert command[1] in targets
         else:
-            assert "usage: holdfast" in run("-m", "holdfast", command[1], "--help", folder=tmp_path)
+            assert "usage: byssus" in run("-m", "byssus", command[1], "--help", folder=tmp_path)
 
 
-def test_each_holdfast_command_of_the_readme_runs(tmp_path: Path) -> None:
+def test_each_byssus_command_of_the_readme_runs(tmp_path: Path) -> None:
     chats = [
         shlex.split(line.split("#")[0])[1:]
         for _, body in snippets("console")
         for line in body.splitlines()
-        if line.startswith("holdfast")
+        if line.startswith("byssus")
     ]
     for arguments in chats:
         stdin = "Say hello.\n" if arguments[0] == "chat" else ""
-        said = run("-m", "holdfast", *arguments, folder=tmp_path, stdin=stdin).strip()
+        said = run("-m", "byssus", *arguments, folder=tmp_path, stdin=stdin).strip()
         assert bool(said) != (arguments in (["unfinished"], ["pending"], ["memory"]))  # of which there are none here
 
 

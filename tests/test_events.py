@@ -7,8 +7,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast import events
-from holdfast.events import (
+from byssus import events
+from byssus.events import (
     AgentEnd,
     AgentStart,
     Event,
@@ -23,7 +23,7 @@ from holdfast.events import (
     TurnEnd,
     TurnStart,
 )
-from holdfast.messages import AssistantMessage, ToolResultMessage, Usage, UserMessage
+from byssus.messages import AssistantMessage, ToolResultMessage, Usage, UserMessage
 
 
 def test_a_run_tells_these_events_and_no_others() -> None:

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 import pytest
 import uvicorn
 
-from holdfast import Model, TextContent, ToolCall
-from holdfast.checkpointer import checkpointer_for
-from holdfast.errors import Overloaded
-from holdfast.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.signals import Signal
+from byssus import Model, TextContent, ToolCall
+from byssus.checkpointer import checkpointer_for
+from byssus.errors import Overloaded
+from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.signals import Signal
 from tests import postgres
 from tests.wire import Anthropic, Server
 
@@ -387,7 +387,7 @@ def test_the_command_that_the_module_names_starts_it(tmp_path: Path) -> None:
             "ANTHROPIC_API_KEY": "test-key",
             "ANTHROPIC_BASE_URL": model.url,
             "CHAT_TOKENS": json.dumps(TOKENS),
-            "HOLDFAST_DB": str(tmp_path / "chat.db"),
+            "BYSSUS_DB": str(tmp_path / "chat.db"),
         }
         arguments = [sys.executable, "-m", *shlex.split(command), "--port", str(port)]
         process = subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, **settings})

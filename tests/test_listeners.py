@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InputError
-from holdfast.events import Event, MessageUpdate
-from holdfast.signals import Signal
+from byssus.errors import InputError
+from byssus.events import Event, MessageUpdate
+from byssus.signals import Signal
 
 from .test_agent_events import make, within
 
@@ -147,7 +147,7 @@ def test_a_listener_that_fails_is_reported_and_harms_nobody(kind: str, caplog: p
     agent = make(["word"])
     agent.subscribe(fail if kind == "sync" else later)
     agent.subscribe(heard.append)
-    with caplog.at_level(logging.ERROR, "holdfast"):
+    with caplog.at_level(logging.ERROR, "byssus"):
         result = within(agent.prompt("hi"))
     assert (result.stop_reason, result.text) == ("stop", "word")
     assert kinds(heard) == KINDS
@@ -189,7 +189,7 @@ def test_a_run_does_not_wait_for_ever_for_an_async_listener(caplog: pytest.LogCa
         assert (await agent.prompt("hi")).text == "another"
         release.set()
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "byssus"):
         within(main())
     assert "still busy" in caplog.text
 
@@ -208,7 +208,7 @@ def test_an_async_listener_that_falls_behind_misses_updates_and_nothing_else(cap
         assert others == [kind for kind in KINDS if kind != "message_update"]
         assert len([event for event in heard if isinstance(event, MessageUpdate)]) < 5_000
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "byssus"):
         within(main())
     assert "missed" in caplog.text
 

@@ -15,12 +15,12 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.server import MCPServer
 
-from holdfast import Agent, ImageContent, Model, TextContent, ToolCall, ToolResultMessage, tool
-from holdfast.errors import InputError, McpServerFailed
-from holdfast.events import Event, ToolExecutionEnd, ToolExecutionUpdate
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.tools import Tool
-from holdfast.tools.mcp import mcp_tools
+from byssus import Agent, ImageContent, Model, TextContent, ToolCall, ToolResultMessage, tool
+from byssus.errors import InputError, McpServerFailed
+from byssus.events import Event, ToolExecutionEnd, ToolExecutionUpdate
+from byssus.providers.scripted import ScriptedProvider
+from byssus.tools import Tool
+from byssus.tools.mcp import mcp_tools
 from tests.conftest import Database
 from tests.mcp_server import server
 
@@ -584,8 +584,8 @@ def test_without_the_sdk_the_error_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('not installed')")
     script = (
         "import asyncio\n"
-        "from holdfast.errors import MissingExtra\n"
-        "from holdfast.tools.mcp import mcp_tools\n"
+        "from byssus.errors import MissingExtra\n"
+        "from byssus.tools.mcp import mcp_tools\n"
         "async def main():\n"
         "    async with mcp_tools(url='http://localhost'): pass\n"
         "try: asyncio.run(main())\n"
@@ -599,4 +599,4 @@ def test_without_the_sdk_the_error_names_the_extra(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "pip install 'holdfast[mcp]'" in done.stdout
+    assert "pip install '.[mcp]'" in done.stdout

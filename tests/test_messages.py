@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import InputError, StoreCorrupt
-from holdfast.messages import (
+from byssus.errors import InputError, StoreCorrupt
+from byssus.messages import (
     AssistantMessage,
     Block,
     Failure,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import Middleware, SlidingWindow, ToolCall, UserMessage, tool
-from holdfast.errors import HookFailed, InputError
-from holdfast.events import AgentEnd
-from holdfast.messages import AssistantMessage, Message, TextContent
-from holdfast.middleware import HookContext
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.signals import Signal
+from byssus import Middleware, SlidingWindow, ToolCall, UserMessage, tool
+from byssus.errors import HookFailed, InputError
+from byssus.events import AgentEnd
+from byssus.messages import AssistantMessage, Message, TextContent
+from byssus.middleware import HookContext
+from byssus.providers.scripted import ScriptedProvider
+from byssus.signals import Signal
 
 from .conftest import Database
 from .test_agent_events import Heard, check_whole, history, make, sent, within

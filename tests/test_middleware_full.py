@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from holdfast import Agent, Deny, HookContext, Middleware, Model, Redact, RunResult, ToolContext, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import HookFailed, InputError, NetworkFailed
-from holdfast.events import (
+from byssus import Agent, Deny, HookContext, Middleware, Model, Redact, RunResult, ToolContext, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import HookFailed, InputError, NetworkFailed
+from byssus.events import (
     AgentEnd,
     AgentStart,
     Event,
@@ -24,7 +24,7 @@ from holdfast.events import (
     TurnEnd,
     TurnStart,
 )
-from holdfast.messages import (
+from byssus.messages import (
     AssistantMessage,
     Message,
     TextContent,
@@ -34,10 +34,10 @@ from holdfast.messages import (
     UserMessage,
     encode,
 )
-from holdfast.middleware import HOOKS
-from holdfast.providers.base import Provider
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
+from byssus.middleware import HOOKS
+from byssus.providers.base import Provider
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
 from tests.conftest import Database
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InputError
-from holdfast.msg import Msg
+from byssus.errors import InputError
+from byssus.msg import Msg
 
 BLOCKS = [
     {"type": "text", "text": "one"},

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, Deny, Limits, Model, ToolCall, ToolResult, UserMessage, tool
-from holdfast.errors import InputError, NetworkFailed, OutputInvalid
-from holdfast.events import AgentEnd
-from holdfast.messages import AssistantMessage
-from holdfast.output import Output
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Deny, Limits, Model, ToolCall, ToolResult, UserMessage, tool
+from byssus.errors import InputError, NetworkFailed, OutputInvalid
+from byssus.events import AgentEnd
+from byssus.messages import AssistantMessage
+from byssus.output import Output
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 

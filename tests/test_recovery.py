@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.messages import (
+from byssus.messages import (
     AssistantMessage,
     Block,
     ImageContent,
@@ -24,7 +24,7 @@ from holdfast.messages import (
     UnknownBlock,
     UserMessage,
 )
-from holdfast.recovery import (
+from byssus.recovery import (
     UNKNOWN_OUTCOME,
     ValidHistory,
     can_continue,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import NetworkFailed
-from holdfast.events import (
+from byssus.errors import NetworkFailed
+from byssus.events import (
     StreamDone,
     StreamEvent,
     StreamStart,
@@ -24,8 +24,8 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.messages import AssistantMessage, Block, Failure, TextContent, ThinkingContent, ToolCall, Usage
-from holdfast.reply import Reply, parse_tool_call
+from byssus.messages import AssistantMessage, Block, Failure, TextContent, ThinkingContent, ToolCall, Usage
+from byssus.reply import Reply, parse_tool_call
 
 TEXT: list[StreamEvent] = [TextStart(0), TextDelta(0, "Hello "), TextDelta(0, "world"), TextEnd(0)]
 CALL = ToolCall("c1", "look", {"at": "sky"})

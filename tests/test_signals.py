@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from holdfast.signals import Aborted, Signal, until_aborted, wait_all
+from byssus.signals import Aborted, Signal, until_aborted, wait_all
 
 
 def test_a_signal_is_set_once_and_its_first_reason_stays() -> None:

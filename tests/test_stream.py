@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Agent, Model, ToolCall, ToolContext, tool
-from holdfast.calling import _Watch
-from holdfast.errors import (
+from byssus import Agent, Model, ToolCall, ToolContext, tool
+from byssus.calling import _Watch
+from byssus.errors import (
     AgentBusy,
     AuthenticationFailed,
     HookFailed,
@@ -23,7 +23,7 @@ from holdfast.errors import (
     Overloaded,
     StoreFull,
 )
-from holdfast.events import (
+from byssus.events import (
     AgentEnd,
     AgentStart,
     Event,
@@ -37,12 +37,12 @@ from holdfast.events import (
     TextStart,
     ToolExecutionUpdate,
 )
-from holdfast.messages import UserMessage
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.results import RunResult
-from holdfast.signals import Signal
-from holdfast.stream import Backlog, EventStream
+from byssus.messages import UserMessage
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.results import RunResult
+from byssus.signals import Signal
+from byssus.stream import Backlog, EventStream
 
 from .conftest import Database
 from .test_agent_abort import can_go_on
@@ -177,7 +177,7 @@ def test_a_stream_brings_structured_output() -> None:
 
 
 def test_a_stream_tells_of_the_model_that_answered_after_others_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.calling._pause", lambda attempt, error: 0.0)
+    monkeypatch.setattr("byssus.calling._pause", lambda attempt, error: 0.0)
 
     async def main() -> None:
         script: list[Step] = [Overloaded("busy"), Overloaded("busy"), AuthenticationFailed("no"), "from the third"]
@@ -785,7 +785,7 @@ def test_a_consumer_that_takes_nothing_is_not_waited_for_and_misses_updates_and_
         assert SIZE - 20 < len(deltas(events)) < SIZE
         assert (await agent.prompt("hi")).text == "again"
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "byssus"):
         within(main())
     assert "missed" in caplog.text
 

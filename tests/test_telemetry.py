@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-import holdfast
-from holdfast import (
+import byssus
+from byssus import (
     Agent,
     AssistantMessage,
     Deny,
@@ -39,8 +39,8 @@ from holdfast import (
     telemetry,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     AuthenticationFailed,
     HookFailed,
     InputError,
@@ -50,9 +50,9 @@ from holdfast.errors import (
     StoreBusy,
     StoreNotOpen,
 )
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import postgres, sharing, sqlite
-from holdfast.store.database import Store, Tx
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.store import postgres, sharing, sqlite
+from byssus.store.database import Store, Tx
 from tests.conftest import Database
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)
@@ -126,10 +126,10 @@ def failure(span: ReadableSpan) -> str | None:
     return str(kind) if kind is not None else None
 
 
-def prompt(*steps: Step, database: Database | None = None, **options: Any) -> holdfast.RunResult:
+def prompt(*steps: Step, database: Database | None = None, **options: Any) -> byssus.RunResult:
     """One run of an agent, stored in a database if there is one."""
 
-    async def run() -> holdfast.RunResult:
+    async def run() -> byssus.RunResult:
         with ScriptedProvider(steps) as provider:
             settings: dict[str, Any] = {"provider": provider, "model": MODEL, **options}
             if database is None:
@@ -262,7 +262,7 @@ def test_a_run_and_its_model_call_say_who_answered_and_what_it_took(traces: Trac
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.usage.cache_read.input_tokens": 100,
         "gen_ai.usage.cache_creation.input_tokens": 20,
-        "holdfast.usage.cost": 0.25,
+        "byssus.usage.cost": 0.25,
     }
     asked = {
         "gen_ai.provider.name": "scripted",
@@ -272,8 +272,8 @@ def test_a_run_and_its_model_call_say_who_answered_and_what_it_took(traces: Trac
     run, chat = traces.one("invoke_agent"), traces.one("chat m1")
     assert dict(attributes(run)) == usage | asked | {
         "gen_ai.operation.name": "invoke_agent",
-        "holdfast.run.id": result.run_id,
-        "holdfast.run.stop_reason": "stop",
+        "byssus.run.id": result.run_id,
+        "byssus.run.stop_reason": "stop",
     }
     measured = dict(attributes(chat))
     assert measured.pop("gen_ai.response.time_to_first_chunk") >= 0
@@ -300,7 +300,7 @@ def test_a_tool_call_says_which_call_of_which_tool_it_is(traces: Traces, databas
         "gen_ai.conversation.id": "trip",
     }
     assert attributes(traces.named("chat m1")[0])["gen_ai.response.finish_reasons"] == ("tool_call",)
-    assert [attributes(turn)["holdfast.turn.number"] for turn in traces.named("turn")] == [1, 2]
+    assert [attributes(turn)["byssus.turn.number"] for turn in traces.named("turn")] == [1, 2]
 
 
 def test_every_gen_ai_attribute_is_a_name_of_the_conventions(talkative: Traces, database: Database) -> None:
@@ -350,7 +350,7 @@ def test_writes_that_share_a_commit_have_a_span_each_under_whoever_waits_and_tel
         assert span.kind is SpanKind.CLIENT
         assert attributes(span)["db.system.name"] == database.system
         assert attributes(span)["db.operation.name"] in span.name
-    numbers = [attributes(span)["holdfast.commit.writes"] for span in spans]
+    numbers = [attributes(span)["byssus.commit.writes"] for span in spans]
     assert numbers == ([4, 4, 4, 4] if database.commits_latecomers else [1, 3, 3, 3])
 
 
@@ -394,8 +394,8 @@ def test_a_retry_is_an_event_of_the_one_span_that_covers_all_attempts(traces: Tr
     assert traces.tree() == ["invoke_agent", ["turn", ["chat m1"]]]
     events = traces.one("chat m1").events
     assert [(event.name, dict(event.attributes or {})) for event in events] == [
-        ("holdfast.retry", {"error.type": "RateLimited", "holdfast.retry.attempt": 1, "holdfast.retry.pause": 0.0}),
-        ("holdfast.retry", {"error.type": "Overloaded", "holdfast.retry.attempt": 2, "holdfast.retry.pause": 0.0}),
+        ("byssus.retry", {"error.type": "RateLimited", "byssus.retry.attempt": 1, "byssus.retry.pause": 0.0}),
+        ("byssus.retry", {"error.type": "Overloaded", "byssus.retry.attempt": 2, "byssus.retry.pause": 0.0}),
     ]
     assert [failure(span) for span in traces.spans] == [None] * 3
 
@@ -414,7 +414,7 @@ def test_a_failed_model_fails_its_call_its_turn_and_its_run(traces: Traces, data
     assert errors == dict.fromkeys(["invoke_agent", "turn", "chat m1"], "AuthenticationFailed") | {
         "commit threads.append": None
     }
-    assert attributes(traces.one("invoke_agent"))["holdfast.run.stop_reason"] == "error"
+    assert attributes(traces.one("invoke_agent"))["byssus.run.stop_reason"] == "error"
 
 
 def test_an_error_that_prompt_raises_ends_and_fails_what_is_open(traces: Traces) -> None:
@@ -477,12 +477,12 @@ def test_an_abort_in_mid_stream_ends_every_span_and_is_no_error(traces: Traces, 
     commit = "commit threads.append"
     assert traces.tree() == ["invoke_agent", ["turn", [commit, "chat m1", commit]]]
     assert [failure(span) for span in traces.spans] == [None] * 5
-    assert {span.name for span in traces.spans if attributes(span).get("holdfast.aborted")} == {
+    assert {span.name for span in traces.spans if attributes(span).get("byssus.aborted")} == {
         "invoke_agent",
         "turn",
         "chat m1",
     }
-    assert attributes(traces.one("invoke_agent"))["holdfast.run.stop_reason"] == "aborted"
+    assert attributes(traces.one("invoke_agent"))["byssus.run.stop_reason"] == "aborted"
 
 
 def test_an_abort_ends_the_spans_of_the_tools_that_run_and_starts_none_for_those_that_wait(traces: Traces) -> None:
@@ -499,7 +499,7 @@ def test_an_abort_ends_the_spans_of_the_tools_that_run_and_starts_none_for_those
 
     asyncio.run(run())
     assert traces.tree() == ["invoke_agent", ["turn", ["chat m1", "execute_tool hang"]]]
-    assert attributes(traces.one("execute_tool hang"))["holdfast.aborted"] is True
+    assert attributes(traces.one("execute_tool hang"))["byssus.aborted"] is True
     assert [failure(span) for span in traces.spans] == [None] * 4
 
 
@@ -519,7 +519,7 @@ def test_a_prompt_that_is_cancelled_ends_its_spans(traces: Traces) -> None:
 
     asyncio.run(run())
     assert traces.tree() == ["invoke_agent", ["turn", ["chat m1"]]]
-    assert all(attributes(span)["holdfast.aborted"] for span in traces.spans)
+    assert all(attributes(span)["byssus.aborted"] for span in traces.spans)
 
 
 def test_a_run_that_is_torn_down_with_its_event_loop_is_aborted_and_no_error(traces: Traces) -> None:
@@ -539,7 +539,7 @@ def test_a_run_that_is_torn_down_with_its_event_loop_is_aborted_and_no_error(tra
     assert asyncio.run(run()).cancelled()
     assert traces.tree() == ["invoke_agent", ["turn"]]
     assert [failure(span) for span in traces.spans] == [None, None]
-    assert all(attributes(span)["holdfast.aborted"] for span in traces.spans)
+    assert all(attributes(span)["byssus.aborted"] for span in traces.spans)
 
 
 # --- content ----------------------------------------------------------------------------------------------------------
@@ -631,7 +631,7 @@ def test_nothing_is_recorded_after_disable_nor_by_a_sampler_that_wants_nothing(t
 
 
 def run_python(code: str, database: Database) -> str:
-    source = str(Path(holdfast.__file__).parent.parent)
+    source = str(Path(byssus.__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, database.place],
         capture_output=True,
@@ -647,10 +647,10 @@ def run_python(code: str, database: Database) -> str:
 
 AGENT = """
 import asyncio, sys
-from holdfast import Agent, Model, telemetry
-from holdfast.checkpointer import checkpointer_for
-from holdfast.errors import AuthenticationFailed
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, telemetry
+from byssus.checkpointer import checkpointer_for
+from byssus.errors import AuthenticationFailed
+from byssus.providers.scripted import ScriptedProvider
 
 async def run():
     async with checkpointer_for(sys.argv[1]) as cp:
@@ -684,7 +684,7 @@ print(len(exporter.get_finished_spans()))
 
 def test_enable_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'holdfast\[otel\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[otel\]'"):
         telemetry.enable()
     assert not telemetry.is_enabled()
 
@@ -702,15 +702,15 @@ def logged(caplog: pytest.LogCaptureFixture, level: int) -> list[tuple[str, str,
     return [
         (record.name, record.levelname, record.getMessage())
         for record in caplog.records
-        if record.name.startswith("holdfast") and record.levelno >= level
+        if record.name.startswith("byssus") and record.levelno >= level
     ]
 
 
 def test_a_run_is_one_line_at_info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "holdfast")
+    caplog.set_level(logging.INFO, "byssus")
     result = prompt("hi")
     assert logged(caplog, logging.DEBUG) == [
-        ("holdfast.agent", "INFO", f"run {result.run_id} on thread None ended: stop")
+        ("byssus.agent", "INFO", f"run {result.run_id} on thread None ended: stop")
     ]
 
 
@@ -718,16 +718,16 @@ def test_retries_fallbacks_and_failed_runs_are_warnings_with_their_reason(caplog
     failures = [RateLimited("slow", retry_after=0), AuthenticationFailed("no"), AuthenticationFailed("no")]
     result = prompt(*failures, model=[MODEL, Model("m2")])
     assert logged(caplog, logging.WARNING) == [
-        ("holdfast.model", "WARNING", "RateLimited; asking model 'm1' of 'scripted' again in 0.0 s"),
-        ("holdfast.model", "WARNING", "AuthenticationFailed; asking model 'm2' of 'scripted' instead"),
-        ("holdfast.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed"),
+        ("byssus.model", "WARNING", "RateLimited; asking model 'm1' of 'scripted' again in 0.0 s"),
+        ("byssus.model", "WARNING", "AuthenticationFailed; asking model 'm2' of 'scripted' instead"),
+        ("byssus.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed"),
     ]
 
 
 def test_a_failed_tool_is_told_at_info_and_its_text_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "holdfast")
+    caplog.set_level(logging.DEBUG, "byssus")
     prompt([ToolCall("c1", "break_down", {})], "sorry", tools=[break_down])
-    told = [(level, text) for name, level, text in logged(caplog, logging.DEBUG) if name == "holdfast.tool"]
+    told = [(level, text) for name, level, text in logged(caplog, logging.DEBUG) if name == "byssus.tool"]
     assert told[0] == ("INFO", "tool 'break_down' failed in call 'c1'")
     assert told[1][0] == "DEBUG"
     assert SECRET in told[1][1]
@@ -737,12 +737,12 @@ def test_a_failed_hook_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(HookFailed):
         prompt([ToolCall("c1", "look", {})], tools=[look], middleware=[Guard(lambda: 1 / 0)])
     first, second = logged(caplog, logging.WARNING)
-    assert first == ("holdfast.tool", "WARNING", "a hook failed around call 'c1' of tool 'look'")
+    assert first == ("byssus.tool", "WARNING", "a hook failed around call 'c1' of tool 'look'")
     assert second[2].endswith("failed: HookFailed")
 
 
 def test_no_log_above_debug_quotes_what_was_said(caplog: pytest.LogCaptureFixture, database: Database) -> None:
-    caplog.set_level(logging.DEBUG, "holdfast")
+    caplog.set_level(logging.DEBUG, "byssus")
     say_all(database)
     assert any(SECRET in text for _, _, text in logged(caplog, logging.DEBUG))
     assert [text for _, _, text in logged(caplog, logging.INFO) if SECRET in text or "hello" in text] == []
@@ -763,7 +763,7 @@ def test_a_lock_that_outlasts_the_wait_is_a_warning(caplog: pytest.LogCaptureFix
     finally:
         sharing.release(store)
     assert logged(caplog, logging.WARNING) == [
-        ("holdfast.store", "WARNING", f"1 write(s) to {str(path)!r} failed: StoreBusy")
+        ("byssus.store", "WARNING", f"1 write(s) to {str(path)!r} failed: StoreBusy")
     ]
 
 
@@ -773,6 +773,6 @@ def test_a_slow_commit_is_a_warning(
     for module in (sqlite, postgres):
         monkeypatch.setattr(module, "_SLOW_SECONDS", 0.0)  # now all of them are
     prompt("hi", database=database)
-    lines = [text for name, _, text in logged(caplog, logging.WARNING) if name == "holdfast.store"]
+    lines = [text for name, _, text in logged(caplog, logging.WARNING) if name == "byssus.store"]
     assert len(lines) == 2
     assert all(line.startswith(f"1 write(s) to {database.checkpointer().name!r} took ") for line in lines)

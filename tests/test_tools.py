@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 import msgspec
 import pytest
 
-from holdfast import Agent, Model, ToolContext, ToolResult, tool
-from holdfast.errors import InputError
-from holdfast.events import Event, ToolExecutionUpdate
-from holdfast.messages import ImageContent, TextContent, ToolCall, ToolResultMessage, encode
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.signals import Signal
-from holdfast.tools import Tool, unknown_tool
+from byssus import Agent, Model, ToolContext, ToolResult, tool
+from byssus.errors import InputError
+from byssus.events import Event, ToolExecutionUpdate
+from byssus.messages import ImageContent, TextContent, ToolCall, ToolResultMessage, encode
+from byssus.providers.scripted import ScriptedProvider
+from byssus.signals import Signal
+from byssus.tools import Tool, unknown_tool
 
 Made = Tool[..., Any]
 

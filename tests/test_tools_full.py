@@ -20,7 +20,7 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     ImageContent,
@@ -34,11 +34,11 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.errors import InputError
-from holdfast.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
-from holdfast.messages import Message
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.tools import Tool
+from byssus.errors import InputError
+from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
+from byssus.messages import Message
+from byssus.providers.scripted import ScriptedProvider
+from byssus.tools import Tool
 from tests.conftest import Database
 
 if TYPE_CHECKING:

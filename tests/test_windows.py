@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     ImageContent,
@@ -31,11 +31,11 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.errors import ContextTooLong, HookFailed, InputError, NetworkFailed, Overloaded
-from holdfast.messages import Block, Message, Note, UnknownBlock, encode
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.windows import estimate_tokens
+from byssus.errors import ContextTooLong, HookFailed, InputError, NetworkFailed, Overloaded
+from byssus.messages import Block, Message, Note, UnknownBlock, encode
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.windows import estimate_tokens
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 
@@ -434,7 +434,7 @@ def test_without_a_summary_the_conversation_goes_on_as_it_is_and_the_next_turn_t
     answers = [failure] * 40
     with_summary = Talk(summary=lambda request: answers.pop() if answers else "at last")
     agent = make(with_summary, middleware=[Summarize(100, keep=2)])
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "byssus"):
         for n in range(8):
             assert run(agent.prompt(f"Question {n}")).error is None
     assert len(with_summary.asked[-1].messages) == 15 or not answers

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import words
-from holdfast.errors import InputError
+from byssus import words
+from byssus.errors import InputError
 
 RUNS = re.compile(f"[{words._RUNS}]")
 

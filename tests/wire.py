@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeAlias
 
-from holdfast.messages import ThinkingContent, ToolCall
+from byssus.messages import ThinkingContent, ToolCall
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ async def asking(friday_memory: Any) -> list[str]:
 
 
 def memory_at(place: str) -> Any:
-    from holdfast.adapters.agentscope import PostgresMemory, SQLiteMemory  # noqa: PLC0415
+    from byssus.adapters.agentscope import PostgresMemory, SQLiteMemory  # noqa: PLC0415
 
     kind = PostgresMemory if place.startswith("postgresql:") else SQLiteMemory
     return kind(place, user_id="ann", session_id="cat")

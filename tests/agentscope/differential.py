@@ -42,7 +42,7 @@ class Difference(AssertionError):
 
 @contextmanager
 def sqlite_files(directory: Path) -> Iterator[Opener]:
-    from holdfast.adapters.agentscope import SQLiteMemory  # noqa: PLC0415 - the oracle works without
+    from byssus.adapters.agentscope import SQLiteMemory  # noqa: PLC0415 - the oracle works without
 
     def opener(user: str | None, session: str | None) -> Any:
         return SQLiteMemory(str(directory / "memory.db"), user, session, durability="normal")
@@ -52,7 +52,7 @@ def sqlite_files(directory: Path) -> Iterator[Opener]:
 
 @contextmanager
 def postgres_schema() -> Iterator[Opener]:
-    from holdfast.adapters.agentscope import PostgresMemory  # noqa: PLC0415
+    from byssus.adapters.agentscope import PostgresMemory  # noqa: PLC0415
 
     server = postgres.server_for_tests()
     place = server.fresh_schema()
@@ -242,7 +242,7 @@ def main() -> None:
     given = parser.parse_args()
     sequences, first = (given.sequences, 0) if given.only is None else (1, given.only)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as directory:
+    with tempfile.TemporaryDirectory(prefix="byssus-") as directory:
         opened = sqlite_files(Path(directory)) if given.database == "sqlite" else postgres_schema()
         with opened as opener:
             try:

@@ -1,4 +1,4 @@
-"""The command `holdfast` in a process of its own, for the tests that run it."""
+"""The command `byssus` in a process of its own, for the tests that run it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 _SLOWLY = """\
 import sys
-from holdfast import cli, transfer
-from holdfast.store import copying
-from holdfast.store.database import Store
+from byssus import cli, transfer
+from byssus.store import copying
+from byssus.store.database import Store
 
 left = int(sys.argv[1])
 
@@ -33,11 +33,11 @@ sys.exit(cli.main(sys.argv[2:]))
 
 def command(home: Path, place: str | None = None) -> Command:
     """What runs the command in a person's home directory, on the database that they usually work with."""
-    usual = {} if place is None else {"HOLDFAST_DB": place}
+    usual = {} if place is None else {"BYSSUS_DB": place}
 
     def run(*args: object, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *map(str, args)],
+            [sys.executable, "-m", "byssus", *map(str, args)],
             env={**os.environ, "HOME": str(home), "PYTHONUTF8": "1", **usual},
             cwd=home,
             input="" if input is None else input,

@@ -1,4 +1,4 @@
-"""`holdfast copy`, as people and scripts meet it."""
+"""`byssus copy`, as people and scripts meet it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.cli.copy import _Bar
-from holdfast.copying import Progress
+from byssus import UserMessage
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.cli.copy import _Bar
+from byssus.copying import Progress
 from tests.cli.commands import Command, command, slow_command
 from tests.cli.test_cli import Terminal
 
@@ -36,12 +36,12 @@ def db(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path) -> Command:
+def byssus(tmp_path: Path) -> Command:
     return command(tmp_path)
 
 
-def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: Path, tmp_path: Path) -> None:
-    done = holdfast("copy", db, "new folder/backup.db")
+def test_it_tells_what_it_copied_and_that_it_is_the_same(byssus: Command, db: Path, tmp_path: Path) -> None:
+    done = byssus("copy", db, "new folder/backup.db")
     first, *tables, last = done.stdout.splitlines()
     assert first == f"The copy of {db} in {tmp_path}/new folder/backup.db is complete."
     assert {tuple(line.split()) for line in tables} == {
@@ -66,26 +66,24 @@ def test_it_tells_what_it_copied_and_that_it_is_the_same(holdfast: Command, db: 
     }
     assert re.fullmatch(r"Verified: both hold the same 42 rows, sha256 [0-9a-f]{64}", last)
     assert done.stderr == ""  # nobody watches
-    listed = [
-        holdfast("threads", "--json", "--db", path).stdout for path in (db, tmp_path / "new folder" / "backup.db")
-    ]
+    listed = [byssus("threads", "--json", "--db", path).stdout for path in (db, tmp_path / "new folder" / "backup.db")]
     assert listed[0] == listed[1]
 
 
-def test_a_script_gets_json(holdfast: Command, db: Path, tmp_path: Path) -> None:
-    copied = json.loads(holdfast("copy", "chat.db", "backup.db", "--json").stdout)
+def test_a_script_gets_json(byssus: Command, db: Path, tmp_path: Path) -> None:
+    copied = json.loads(byssus("copy", "chat.db", "backup.db", "--json").stdout)
     assert (copied["source"], copied["target"]) == (str(db), str(tmp_path / "backup.db"))
     tables = {table["name"]: table for table in copied["tables"]}
     assert (tables["messages"]["rows"], tables["messages"]["written"]) == (30, 30)
     assert copied["was_finished"] is False
-    again = json.loads(holdfast("copy", "chat.db", "backup.db", "--json").stdout)
+    again = json.loads(byssus("copy", "chat.db", "backup.db", "--json").stdout)
     assert again["was_finished"] is True
     assert again["sha256"] == copied["sha256"]
 
 
-def test_a_finished_copy_is_only_verified(holdfast: Command, db: Path) -> None:
-    holdfast("copy", db, "backup.db")
-    assert "was a finished copy already: nothing was written." in holdfast("copy", db, "backup.db").stdout
+def test_a_finished_copy_is_only_verified(byssus: Command, db: Path) -> None:
+    byssus("copy", db, "backup.db")
+    assert "was a finished copy already: nothing was written." in byssus("copy", db, "backup.db").stdout
 
 
 def slowly(commits: int, *args: object) -> subprocess.Popen[str]:
@@ -93,7 +91,7 @@ def slowly(commits: int, *args: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(holdfast: Command, db: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(byssus: Command, db: Path, tmp_path: Path) -> None:
     with slowly(9, "copy", db, tmp_path / "backup.db") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "commit\n"
@@ -101,7 +99,7 @@ def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(holdfast: Command, d
         stdout, stderr = process.communicate("\n", timeout=60)
     assert (process.returncode, stdout) == (130, "")
     assert stderr == "Stopped. What was copied is kept: run the same command again to go on.\n"
-    done = holdfast("copy", db, "backup.db")
+    done = byssus("copy", db, "backup.db")
     assert re.search(r"is complete: \d\d rows were written, the others were there already\.\n", done.stdout)
     assert "both hold the same 42 rows" in done.stdout
 
@@ -142,31 +140,31 @@ def test_the_bar_fits_into_a_narrow_terminal(
     ],
 )
 def test_what_cannot_be_copied_is_one_line_and_exit_code_1(
-    holdfast: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
+    byssus: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
     (tmp_path / "used.db").write_bytes(db.read_bytes())
     (tmp_path / "diary.txt").write_text("dear diary\n" * 1000)
-    done = holdfast("copy", *arguments, code=1)
-    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    done = byssus("copy", *arguments, code=1)
+    assert re.fullmatch(r"byssus: [^\n]+\n", done.stderr)
     assert complaint in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "backup.db").exists()
     assert not (tmp_path / "nowhere.db").exists()
 
 
-def test_a_copy_that_differs_is_exit_code_1(holdfast: Command, db: Path, tmp_path: Path) -> None:
-    holdfast("copy", db, "backup.db")
+def test_a_copy_that_differs_is_exit_code_1(byssus: Command, db: Path, tmp_path: Path) -> None:
+    byssus("copy", db, "backup.db")
 
     async def main() -> None:
         async with SQLiteCheckpointer(tmp_path / "backup.db") as cp:
             await cp.append("thread 1", UserMessage("one more"))
 
     asyncio.run(main())
-    done = holdfast("copy", db, "backup.db", "--json", code=1)
+    done = byssus("copy", db, "backup.db", "--json", code=1)
     assert done.stdout == ""
     assert "table threads: 3 rows in the source, 3 in the target; between the beginning and the end" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["chat.db"], ["a", "b", "--nonsense"]])
-def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
-    assert holdfast("copy", *arguments, code=2).stderr.startswith("usage: holdfast")
+def test_a_wrong_command_line_is_exit_code_2(byssus: Command, arguments: list[str]) -> None:
+    assert byssus("copy", *arguments, code=2).stderr.startswith("usage: byssus")

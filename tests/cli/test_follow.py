@@ -1,4 +1,4 @@
-"""`holdfast show THREAD --follow`, in a process of its own."""
+"""`byssus show THREAD --follow`, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from holdfast import UserMessage
+from byssus import UserMessage
 from tests.conftest import Database
 
 
@@ -24,7 +24,7 @@ def test_messages_are_shown_as_they_are_stored_until_it_is_interrupted(
 
     asyncio.run(say("before"))
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "show", "t", "--follow", "--db", database.place, *option],
+        [sys.executable, "-m", "byssus", "show", "t", "--follow", "--db", database.place, *option],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""`holdfast memory`: what is told to people, and what to programs."""
+"""`byssus memory`: what is told to people, and what to programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.memory import Msg, PostgresMemory, SQLiteMemory
+from byssus import UserMessage
+from byssus.memory import Msg, PostgresMemory, SQLiteMemory
 from tests.cli.commands import Command, command
 from tests.conftest import Database
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path, database: Database) -> Command:
+def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
 
 
@@ -38,29 +38,29 @@ def told(database: Database) -> Database:
     return database
 
 
-def test_the_list_has_memories_of_users_and_threads_with_marks_or_a_summary(told: Database, holdfast: Command) -> None:
-    lines = holdfast("memory").stdout.splitlines()
+def test_the_list_has_memories_of_users_and_threads_with_marks_or_a_summary(told: Database, byssus: Command) -> None:
+    lines = byssus("memory").stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["summed up", "trip of ann"]
     assert lines[1].endswith("2 messages, 1 marked")
-    assert json.loads(holdfast("memory", "--user", "ann", "--json").stdout)[0]["session_id"] == "trip"
-    assert len(holdfast("memory", "--limit", 1).stdout.splitlines()) == 1
-    assert "--limit N shows more" in holdfast("memory", "--limit", 1).stderr
-    assert holdfast("memory", "--user", "bob").stderr.startswith("User 'bob' has no memories")
+    assert json.loads(byssus("memory", "--user", "ann", "--json").stdout)[0]["session_id"] == "trip"
+    assert len(byssus("memory", "--limit", 1).stdout.splitlines()) == 1
+    assert "--limit N shows more" in byssus("memory", "--limit", 1).stderr
+    assert byssus("memory", "--user", "bob").stderr.startswith("User 'bob' has no memories")
 
 
-def test_a_memory_is_shown_with_its_marks_and_its_summary(told: Database, holdfast: Command) -> None:
-    shown = holdfast("memory", "trip", "--user", "ann").stdout
+def test_a_memory_is_shown_with_its_marks_and_its_summary(told: Database, byssus: Command) -> None:
+    shown = byssus("memory", "trip", "--user", "ann").stdout
     assert shown.startswith("-- ann (user), noon, #a, #b, #a\nWhere to?")
     assert "\x1b" not in shown
     assert '北京\n{"type": "other"}\n' in shown
-    assert holdfast("memory", "summed up").stdout.startswith("-- summary\nThey met.\n\n-- user, ")
-    found = json.loads(holdfast("memory", "trip", "--user", "ann", "--json").stdout)
+    assert byssus("memory", "summed up").stdout.startswith("-- summary\nThey met.\n\n-- user, ")
+    found = json.loads(byssus("memory", "trip", "--user", "ann", "--json").stdout)
     assert [message["marks"] for message in found["messages"]] == [["a", "b", "a"], []]
 
 
-def test_an_unknown_memory_is_an_error_that_says_where_to_look(told: Database, holdfast: Command) -> None:
+def test_an_unknown_memory_is_an_error_that_says_where_to_look(told: Database, byssus: Command) -> None:
     assert (
-        "no memory 'trip' without a user (--user ID names one); 'holdfast memory' lists"
-        in holdfast("memory", "trip", code=1).stderr
+        "no memory 'trip' without a user (--user ID names one); 'byssus memory' lists"
+        in byssus("memory", "trip", code=1).stderr
     )
-    assert "no memory 'x' of user 'ann'" in holdfast("memory", "x", "--user", "ann", code=1).stderr
+    assert "no memory 'x' of user 'ann'" in byssus("memory", "x", "--user", "ann", code=1).stderr

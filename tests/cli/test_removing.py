@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, Model
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.providers.scripted import ScriptedProvider
 from tests.cli.commands import Command, command
 from tests.cli.test_cli import Terminal
 from tests.cli.test_versions import fill
@@ -23,7 +23,7 @@ from tests.conftest import Database
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path, database: Database) -> Command:
+def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
 
 
@@ -73,48 +73,48 @@ def checkpoints(database: Database, thread_id: str) -> list[str]:
     ],
 )
 def test_a_prune_keeps_what_any_option_keeps(
-    holdfast: Command, trip: Database, options: list[str], kept: list[str]
+    byssus: Command, trip: Database, options: list[str], kept: list[str]
 ) -> None:
     gone = sorted({"c1", "c2", "c3"} - set(kept))
     counted = "1 checkpoint" if len(gone) == 1 else f"{len(gone)} checkpoints"
-    told = holdfast("prune", "trip", *options).stdout
+    told = byssus("prune", "trip", *options).stdout
     assert told == "".join([f"Removed {counted} and 0 messages.\n", *(f"  {name}\n" for name in gone)])
     assert checkpoints(trip, "trip") == kept
     assert checkpoints(trip, "other") == ["c2", "c1"]
 
 
-def test_a_prune_removes_messages_that_nothing_leads_to_any_more(holdfast: Command, trip: Database) -> None:
-    holdfast("rewind", "trip", "c2")
-    assert holdfast("prune", "trip", "--keep-last", "5").stdout == "Removed 1 checkpoint and 2 messages.\n  c3\n"
+def test_a_prune_removes_messages_that_nothing_leads_to_any_more(byssus: Command, trip: Database) -> None:
+    byssus("rewind", "trip", "c2")
+    assert byssus("prune", "trip", "--keep-last", "5").stdout == "Removed 1 checkpoint and 2 messages.\n  c3\n"
 
 
-def test_without_a_thread_those_with_a_time_to_live_are_pruned(holdfast: Command, trip: Database) -> None:
-    assert holdfast("prune").stdout == "Removed 0 checkpoints and 0 messages.\n"
+def test_without_a_thread_those_with_a_time_to_live_are_pruned(byssus: Command, trip: Database) -> None:
+    assert byssus("prune").stdout == "Removed 0 checkpoints and 0 messages.\n"
 
     async def main() -> None:
         async with trip.checkpointer() as cp:
             await cp.set_ttl("trip", 1e-9)
 
     asyncio.run(main())
-    assert holdfast("prune").stdout.startswith("Removed 2 checkpoints and 0 messages.\n")
+    assert byssus("prune").stdout.startswith("Removed 2 checkpoints and 0 messages.\n")
     assert checkpoints(trip, "trip") == ["c3"]
 
 
 # --- delete and erase -------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_thread_is_gone_and_its_fork_is_not(holdfast: Command, trip: Database) -> None:
-    told = holdfast("delete", "trip", "--yes").stdout
+def test_a_deleted_thread_is_gone_and_its_fork_is_not(byssus: Command, trip: Database) -> None:
+    told = byssus("delete", "trip", "--yes").stdout
     assert told == "Deleted thread trip with 6 messages and 3 checkpoints.\n"
     assert threads(trip) == {"other", "ann's"}
-    assert len(json.loads(holdfast("show", "other", "--json").stdout)["messages"]) == 4
+    assert len(json.loads(byssus("show", "other", "--json").stdout)["messages"]) == 4
 
 
 @pytest.mark.parametrize(("forks", "left"), [("keep", {"other", "ann's"}), ("erase", {"ann's"})])
 def test_an_erasure_says_what_went_and_where_copies_may_be(
-    holdfast: Command, trip: Database, forks: str, left: set[str]
+    byssus: Command, trip: Database, forks: str, left: set[str]
 ) -> None:
-    counts, note = holdfast("erase", "trip", "--forks", forks, "--yes").stdout.splitlines()
+    counts, note = byssus("erase", "trip", "--forks", forks, "--yes").stdout.splitlines()
     if forks == "keep":
         assert counts == "Erased 1 thread, 3 checkpoints and 2 messages."
     else:
@@ -123,8 +123,8 @@ def test_an_erasure_says_what_went_and_where_copies_may_be(
     assert threads(trip) == left
 
 
-def test_all_threads_of_a_user_are_erased(holdfast: Command, trip: Database) -> None:
-    told = holdfast("erase", "--user", "ann", "--yes").stdout
+def test_all_threads_of_a_user_are_erased(byssus: Command, trip: Database) -> None:
+    told = byssus("erase", "--user", "ann", "--yes").stdout
     assert told.startswith("Erased 1 thread, 0 checkpoints and 2 messages.\n")
     assert threads(trip) == {"trip", "other"}
 
@@ -138,7 +138,7 @@ def test_no_byte_of_an_erased_thread_is_in_the_file(tmp_path: Path) -> None:
             await cp.append("other", [{"role": "user", "content": "hay"}])
 
     asyncio.run(main())
-    command = [sys.executable, "-m", "holdfast", "erase", "needle-in-the-id", "--yes", "--db", str(path)]
+    command = [sys.executable, "-m", "byssus", "erase", "needle-in-the-id", "--yes", "--db", str(path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert b"needle" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"hay" in path.read_bytes()
@@ -157,7 +157,7 @@ def removal(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def tty(trip: Database, removal: list[str]) -> Iterator[Terminal]:
-    terminal = Terminal(sys.executable, "-m", "holdfast", *removal, env={"HOLDFAST_DB": trip.place, "PYTHONUTF8": "1"})
+    terminal = Terminal(sys.executable, "-m", "byssus", *removal, env={"BYSSUS_DB": trip.place, "PYTHONUTF8": "1"})
     yield terminal
     terminal.close()
 
@@ -176,7 +176,7 @@ def test_a_person_types_the_id_to_go_on(tty: Terminal, trip: Database, removal: 
 def test_any_other_word_removes_nothing(tty: Terminal, trip: Database, typed: str) -> None:
     tty.wait_for("Type the id to go on: ")
     tty.type(typed)
-    tty.wait_for(r"holdfast: '[^']*' is not '\w+': nothing was removed")
+    tty.wait_for(r"byssus: '[^']*' is not '\w+': nothing was removed")
     assert tty.process.wait(60) == 1
     assert threads(trip) == {"trip", "other", "ann's"}
 
@@ -189,10 +189,10 @@ def test_ctrl_c_at_the_question_removes_nothing(tty: Terminal, trip: Database) -
     assert threads(trip) == {"trip", "other", "ann's"}
 
 
-def test_without_a_terminal_a_script_must_say_yes(holdfast: Command, trip: Database, removal: list[str]) -> None:
-    done = holdfast(*removal, code=1)
+def test_without_a_terminal_a_script_must_say_yes(byssus: Command, trip: Database, removal: list[str]) -> None:
+    done = byssus(*removal, code=1)
     assert re.fullmatch(
-        r"holdfast: this (deletes|erases) [^\n]+ no terminal to ask at; pass --yes to go on\n", done.stderr
+        r"byssus: this (deletes|erases) [^\n]+ no terminal to ask at; pass --yes to go on\n", done.stderr
     )
     assert threads(trip) == {"trip", "other", "ann's"}
 
@@ -203,7 +203,7 @@ def test_without_a_terminal_a_script_must_say_yes(holdfast: Command, trip: Datab
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["prune", "trip"], "what is kept? holdfast prune THREAD --keep-last N"),
+        (["prune", "trip"], "what is kept? byssus prune THREAD --keep-last N"),
         (["prune", "--keep-last", "3"], "which thread?"),
         (["prune", "--keep-tagged", "plan", "trip"], "which thread?"),
         (["prune", "trip", "--keep-days", "-1"], "days above 0"),
@@ -216,11 +216,11 @@ def test_without_a_terminal_a_script_must_say_yes(holdfast: Command, trip: Datab
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_removes_nothing(
-    holdfast: Command, trip: Database, arguments: list[str], complaint: str
+    byssus: Command, trip: Database, arguments: list[str], complaint: str
 ) -> None:
-    done = holdfast(*arguments, code=1)
+    done = byssus(*arguments, code=1)
     assert complaint in done.stderr
-    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    assert re.fullmatch(r"byssus: [^\n]+\n", done.stderr)
     assert threads(trip) == {"trip", "other", "ann's"}
     assert checkpoints(trip, "trip") == ["c3", "c2", "c1"]
 
@@ -235,10 +235,10 @@ def test_what_cannot_be_done_is_one_line_and_removes_nothing(
         ["prune", "t", "--keep-last", "0"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
-    assert holdfast(*arguments, code=2).stderr.startswith("usage: holdfast")
+def test_a_wrong_command_line_is_exit_code_2(byssus: Command, arguments: list[str]) -> None:
+    assert byssus(*arguments, code=2).stderr.startswith("usage: byssus")
 
 
 @pytest.mark.parametrize("arguments", [["prune"], ["delete", "trip", "--yes"], ["erase", "--user", "ann"]])
-def test_removing_makes_no_database(holdfast: Command, arguments: list[str]) -> None:
-    assert "there is no database at" in holdfast(*arguments, code=1).stderr
+def test_removing_makes_no_database(byssus: Command, arguments: list[str]) -> None:
+    assert "there is no database at" in byssus(*arguments, code=1).stderr

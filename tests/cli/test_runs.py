@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.store import threads
-from holdfast.store.database import Store
-from holdfast.store.leases import Claim, Lease
+from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.store import threads
+from byssus.store.database import Store
+from byssus.store.leases import Claim, Lease
 from tests.cli.commands import Command, command
 from tests.conftest import Database
 
@@ -24,7 +24,7 @@ def pay(amount: int) -> str:
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path, database: Database) -> Command:
+def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
 
 
@@ -53,18 +53,18 @@ ASK: list[Step] = [[ToolCall("c1", "pay", {"amount": 7})]]
     ],
 )
 def test_a_call_that_waits_is_listed_and_answered(
-    holdfast: Command, database: Database, answer: list[str], told: str
+    byssus: Command, database: Database, answer: list[str], told: str
 ) -> None:
     assert run_agent(database, ASK, "Pay.")[0] == "waiting"
-    assert holdfast("pending").stdout == 't  c1  approval: pay with {"amount":7}\n'
-    (listed,) = json.loads(holdfast("pending", "t", "--json").stdout)
+    assert byssus("pending").stdout == 't  c1  approval: pay with {"amount":7}\n'
+    (listed,) = json.loads(byssus("pending", "t", "--json").stdout)
     assert (listed["call_id"], listed["arguments"], listed["reason"]) == ("c1", {"amount": 7}, "approval")
-    assert holdfast("unfinished").stdout == ""  # a person must speak first
-    holdfast("answer", "t", "c1", *answer)
-    assert holdfast("pending").stdout == ""
-    assert holdfast("unfinished").stdout.startswith("t  ")
+    assert byssus("unfinished").stdout == ""  # a person must speak first
+    byssus("answer", "t", "c1", *answer)
+    assert byssus("pending").stdout == ""
+    assert byssus("unfinished").stdout.startswith("t  ")
     assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", _containing(told))
-    assert json.loads(holdfast("unfinished", "--json").stdout) == []
+    assert json.loads(byssus("unfinished", "--json").stdout) == []
 
 
 class _containing(str):
@@ -89,52 +89,52 @@ class _containing(str):
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_why(
-    holdfast: Command, database: Database, arguments: list[str], complaint: str
+    byssus: Command, database: Database, arguments: list[str], complaint: str
 ) -> None:
     run_agent(database, ["hello"], "hi")
-    done = holdfast(*arguments, code=1)
+    done = byssus(*arguments, code=1)
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_said_from_outside_waits_and_can_be_taken_back(holdfast: Command, database: Database) -> None:
+def test_what_is_said_from_outside_waits_and_can_be_taken_back(byssus: Command, database: Database) -> None:
     run_agent(database, ["hello"], "hi")
-    first = holdfast("steer", "t", "not so fast").stdout.strip()
-    second = holdfast("follow-up", "t", "北京的天气怎么样?").stdout.strip()
-    assert holdfast("inbox", "t").stdout == f"{first}  steer: not so fast\n{second}  follow_up: 北京的天气怎么样?\n"
-    assert [item["kind"] for item in json.loads(holdfast("inbox", "t", "--json").stdout)] == ["steer", "follow_up"]
-    holdfast("withdraw", "t", first)
+    first = byssus("steer", "t", "not so fast").stdout.strip()
+    second = byssus("follow-up", "t", "北京的天气怎么样?").stdout.strip()
+    assert byssus("inbox", "t").stdout == f"{first}  steer: not so fast\n{second}  follow_up: 北京的天气怎么样?\n"
+    assert [item["kind"] for item in json.loads(byssus("inbox", "t", "--json").stdout)] == ["steer", "follow_up"]
+    byssus("withdraw", "t", first)
     assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", "北京的天气怎么样?")
-    assert holdfast("inbox", "t").stdout == ""
+    assert byssus("inbox", "t").stdout == ""
 
 
-def test_a_run_that_another_process_drives_is_told_to_end(holdfast: Command, store: Store) -> None:
+def test_a_run_that_another_process_drives_is_told_to_end(byssus: Command, store: Store) -> None:
     store.write_now(threads.append, "t", [], by=Claim("elsewhere:1 boot=x", "run-1", 60))
-    holdfast("abort", "t")
+    byssus("abort", "t")
     assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
 
 
-def test_a_reply_that_was_arriving_is_shown_as_interrupted(holdfast: Command, store: Store) -> None:
+def test_a_reply_that_was_arriving_is_shown_as_interrupted(byssus: Command, store: Store) -> None:
     claim = Claim("elsewhere:1 boot=x", "run-1", 60)
     position = store.write_now(threads.append, "t", [], by=claim)
     lease = Lease(position.epoch, 60)
     body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
     store.write_now(threads.save_partial, "t", body, by=lease)
-    shown = holdfast("show", "t").stdout
+    shown = byssus("show", "t").stdout
     assert "aborted: its run was interrupted" in shown
     assert "Once upon" in shown
-    assert json.loads(holdfast("show", "t", "--json").stdout)["partial"]["content"][0]["text"] == "Once upon"
+    assert json.loads(byssus("show", "t", "--json").stdout)["partial"]["content"][0]["text"] == "Once upon"
 
 
-def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, database: Database) -> None:
+def test_text_from_elsewhere_cannot_drive_the_terminal(byssus: Command, database: Database) -> None:
     run_agent(database, [[ToolCall("c\x1b[2J", "pay", {"amount": 7})]], "Pay.", thread_id="t\x1b[31m")
-    assert "\x1b" not in holdfast("pending").stdout
+    assert "\x1b" not in byssus("pending").stdout
 
 
-def test_a_thread_that_was_only_written_to_has_nothing_unfinished(holdfast: Command, database: Database) -> None:
+def test_a_thread_that_was_only_written_to_has_nothing_unfinished(byssus: Command, database: Database) -> None:
     async def main() -> None:
         async with database.checkpointer() as cp:
             await cp.append("t", [UserMessage("hi"), AssistantMessage("hello")])
 
     asyncio.run(main())
-    assert holdfast("unfinished").stdout == ""
+    assert byssus("unfinished").stdout == ""

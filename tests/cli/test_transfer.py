@@ -1,4 +1,4 @@
-"""`holdfast export` and `holdfast import`, as a person or a script sees them."""
+"""`byssus export` and `byssus import`, as a person or a script sees them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
+from byssus import UserMessage
+from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
 from tests.cli.commands import Command, command, slow_command
 from tests.cli.test_cli import Terminal
 
@@ -39,40 +39,40 @@ def db(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path) -> Command:
+def byssus(tmp_path: Path) -> Command:
     return command(tmp_path)
 
 
-def test_a_thread_goes_through_a_pipe_into_another_database(holdfast: Command, db: Path) -> None:
-    lines = holdfast("export", "trip", "--db", db).stdout
+def test_a_thread_goes_through_a_pipe_into_another_database(byssus: Command, db: Path) -> None:
+    lines = byssus("export", "trip", "--db", db).stdout
     assert [json.loads(line) for line in lines.split("\n")[:-1]][-1]["end"]["messages"] == 10
-    done = holdfast("import", "-", "--db", "new.db", input=lines)
+    done = byssus("import", "-", "--db", "new.db", input=lines)
     assert (done.stdout, done.stderr) == ("Imported thread trip\n", "")
-    assert holdfast("export", "trip", "--db", "new.db").stdout == lines
-    shown = [holdfast("show", "trip", "--json", "--db", path).stdout for path in (db, "new.db")]
+    assert byssus("export", "trip", "--db", "new.db").stdout == lines
+    shown = [byssus("show", "trip", "--json", "--db", path).stdout for path in (db, "new.db")]
     assert shown[0] == shown[1]
 
 
-def test_all_threads_of_a_user_go_through_a_file(holdfast: Command, db: Path, tmp_path: Path) -> None:
-    done = holdfast("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
+def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_path: Path) -> None:
+    done = byssus("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
     assert (done.stdout, done.stderr) == ("", "alice.jsonl: 33 lines\n")
     file = tmp_path / "alice.jsonl"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    done = holdfast("import", "alice.jsonl", "--db", "new.db")
+    done = byssus("import", "alice.jsonl", "--db", "new.db")
     assert done.stdout == "Imported thread alice's\nImported thread alice's other\n"
-    assert holdfast("export", "--user", "alice", "--db", "new.db").stdout == file.read_text("utf-8")
+    assert byssus("export", "--user", "alice", "--db", "new.db").stdout == file.read_text("utf-8")
 
 
-def test_a_thread_that_is_there_is_imported_under_another_id(holdfast: Command, db: Path) -> None:
-    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
-    done = holdfast("import", "trip.jsonl", "--db", db, code=1)
-    assert re.fullmatch(r"holdfast: there is already a thread 'trip'; .*--as\)\n", done.stderr)
-    done = holdfast("import", "trip.jsonl", "--as", "second trip", "--db", db)
+def test_a_thread_that_is_there_is_imported_under_another_id(byssus: Command, db: Path) -> None:
+    byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
+    done = byssus("import", "trip.jsonl", "--db", db, code=1)
+    assert re.fullmatch(r"byssus: there is already a thread 'trip'; .*--as\)\n", done.stderr)
+    done = byssus("import", "trip.jsonl", "--as", "second trip", "--db", db)
     assert done.stdout == "Imported thread second trip\n"
 
 
 def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
-    command = [sys.executable, "-m", "holdfast", "export", "trip", "--db", str(db)]
+    command = [sys.executable, "-m", "byssus", "export", "trip", "--db", str(db)]
     tty = Terminal(*command, env={"PYTHONUTF8": "1"})
     try:
         tty.wait_for(re.escape(r'"text":"\x9b2J \u001b[2J"'))
@@ -97,31 +97,31 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_1(
-    holdfast: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
+    byssus: Command, db: Path, tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
-    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
-    holdfast("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
+    byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
+    byssus("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
     (tmp_path / "diary.txt").write_text("dear diary\n" * 10)
     lines = (tmp_path / "trip.jsonl").read_text("utf-8").split("\n")
     (tmp_path / "half.jsonl").write_text("".join(f"{line}\n" for line in lines[:5]))
-    before = sorted(os.listdir(tmp_path)), holdfast("threads", "--json", "--db", db).stdout
-    done = holdfast(*arguments, "--db", db, code=1)
-    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    before = sorted(os.listdir(tmp_path)), byssus("threads", "--json", "--db", db).stdout
+    done = byssus(*arguments, "--db", db, code=1)
+    assert re.fullmatch(r"byssus: [^\n]+\n", done.stderr)
     assert complaint in done.stderr
     assert done.stdout == ""
-    assert (sorted(os.listdir(tmp_path)), holdfast("threads", "--json", "--db", db).stdout) == before
+    assert (sorted(os.listdir(tmp_path)), byssus("threads", "--json", "--db", db).stdout) == before
 
 
-def test_an_export_that_fails_leaves_the_file_that_was_there(holdfast: Command, db: Path, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_the_file_that_was_there(byssus: Command, db: Path, tmp_path: Path) -> None:
     (tmp_path / "trip.jsonl").write_text("what was there")
-    holdfast("export", "nowhere", "-o", "trip.jsonl", "--db", db, code=1)
+    byssus("export", "nowhere", "-o", "trip.jsonl", "--db", db, code=1)
     assert (tmp_path / "trip.jsonl").read_text() == "what was there"
-    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
-    assert (tmp_path / "trip.jsonl").read_text("utf-8").startswith('{"holdfast":"thread"')
+    byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
+    assert (tmp_path / "trip.jsonl").read_text("utf-8").startswith('{"byssus":"thread"')
 
 
-def test_ctrl_c_leaves_nothing_of_an_import(holdfast: Command, db: Path, tmp_path: Path) -> None:
-    holdfast("export", "trip", "-o", "trip.jsonl", "--db", db)
+def test_ctrl_c_leaves_nothing_of_an_import(byssus: Command, db: Path, tmp_path: Path) -> None:
+    byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
     command = [sys.executable, "-c", SLOWLY, "9", "import", tmp_path / "trip.jsonl", "--db", tmp_path / "new.db"]
     with subprocess.Popen(
         [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -131,12 +131,12 @@ def test_ctrl_c_leaves_nothing_of_an_import(holdfast: Command, db: Path, tmp_pat
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate("\n", timeout=60)
     assert (process.returncode, stdout, stderr) == (130, "", "")
-    holdfast("copy", "new.db", "empty.db")
-    copied = json.loads(holdfast("copy", "new.db", "empty.db", "--json").stdout)
+    byssus("copy", "new.db", "empty.db")
+    copied = json.loads(byssus("copy", "new.db", "empty.db", "--json").stdout)
     assert {table["rows"] for table in copied["tables"]} == {0}
-    assert holdfast("import", "trip.jsonl", "--db", "new.db").stdout == "Imported thread trip\n"
+    assert byssus("import", "trip.jsonl", "--db", "new.db").stdout == "Imported thread trip\n"
 
 
 @pytest.mark.parametrize("arguments", [["export"], ["export", "trip", "--user", "alice"], ["import"]])
-def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
-    assert holdfast(*arguments, code=2).stderr.startswith("usage: holdfast")
+def test_a_wrong_command_line_is_exit_code_2(byssus: Command, arguments: list[str]) -> None:
+    assert byssus(*arguments, code=2).stderr.startswith("usage: byssus")

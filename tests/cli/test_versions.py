@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus import UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from tests.cli.commands import Command, command
 from tests.conftest import Database
 
 
 @pytest.fixture
-def holdfast(tmp_path: Path, database: Database) -> Command:
+def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
 
 
@@ -48,20 +48,20 @@ def texts(database: Database, thread_id: str) -> list[str]:
     return asyncio.run(main())
 
 
-def test_checkpoints_are_listed_with_the_latest_first(holdfast: Command, trip: Database) -> None:
-    head, *rows = holdfast("checkpoints", "trip").stdout.splitlines()
+def test_checkpoints_are_listed_with_the_latest_first(byssus: Command, trip: Database) -> None:
+    head, *rows = byssus("checkpoints", "trip").stdout.splitlines()
     assert head.split() == ["STEP", "CHECKPOINT", "MADE", "(UTC)", "TAGS", "SUMMARY"]
     assert [row.split()[:2] for row in rows] == [["3", "c3"], ["2", "c2"], ["1", "c1"]]
     assert rows[1].endswith("plan, agreed  step 2")
     assert rows[1].index("plan") == head.index("TAGS")
-    last = holdfast("checkpoints", "trip", "--limit", "1")
+    last = byssus("checkpoints", "trip", "--limit", "1")
     assert "c3" in last.stdout
     assert "c2" not in last.stdout
     assert last.stderr == "(the latest 1; --limit N shows more)\n"
 
 
-def test_a_script_gets_checkpoints_as_json(holdfast: Command, trip: Database) -> None:
-    listed = json.loads(holdfast("checkpoints", "trip", "--json").stdout)
+def test_a_script_gets_checkpoints_as_json(byssus: Command, trip: Database) -> None:
+    listed = json.loads(byssus("checkpoints", "trip", "--json").stdout)
     assert [each["checkpoint_id"] for each in listed] == ["c3", "c2", "c1"]
     made = listed[1].pop("created_at")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", made)
@@ -75,45 +75,45 @@ def test_a_script_gets_checkpoints_as_json(holdfast: Command, trip: Database) ->
     }
 
 
-def test_a_thread_without_checkpoints_says_so(holdfast: Command, database: Database) -> None:
+def test_a_thread_without_checkpoints_says_so(byssus: Command, database: Database) -> None:
     async def main() -> None:
         async with database.checkpointer() as cp:
             await cp.append("plain", UserMessage("hi"))
 
     asyncio.run(main())
-    assert holdfast("checkpoints", "plain").stdout == "Thread plain has no checkpoints.\n"
-    assert json.loads(holdfast("checkpoints", "plain", "--json").stdout) == []
+    assert byssus("checkpoints", "plain").stdout == "Thread plain has no checkpoints.\n"
+    assert json.loads(byssus("checkpoints", "plain", "--json").stdout) == []
 
 
 @pytest.mark.parametrize(
     ("point", "length"), [([], 6), (["--at", "c2"], 4), (["--at", "step:1"], 2), (["--at", "seq:3"], 3)]
 )
-def test_a_fork_begins_where_it_is_told(holdfast: Command, trip: Database, point: list[str], length: int) -> None:
-    assert holdfast("fork", "trip", *point, "--as", "other").stdout == "other\n"
+def test_a_fork_begins_where_it_is_told(byssus: Command, trip: Database, point: list[str], length: int) -> None:
+    assert byssus("fork", "trip", *point, "--as", "other").stdout == "other\n"
     assert texts(trip, "other") == [f"message {number}" for number in range(1, length + 1)]
     assert len(texts(trip, "trip")) == 6
 
 
-def test_a_fork_without_a_name_gets_one_that_is_printed_alone(holdfast: Command, trip: Database) -> None:
-    new = holdfast("fork", "trip").stdout.removesuffix("\n")
+def test_a_fork_without_a_name_gets_one_that_is_printed_alone(byssus: Command, trip: Database) -> None:
+    new = byssus("fork", "trip").stdout.removesuffix("\n")
     assert re.fullmatch(r"[0-9a-f]{32}", new)
     assert texts(trip, new) == texts(trip, "trip")
 
 
-def test_a_rewind_says_how_to_undo_it(holdfast: Command, trip: Database) -> None:
-    done = holdfast("rewind", "trip", "step:1").stdout
-    assert done == "Thread trip has 2 messages now.\nTo undo this: holdfast rewind trip c3\n"
+def test_a_rewind_says_how_to_undo_it(byssus: Command, trip: Database) -> None:
+    done = byssus("rewind", "trip", "step:1").stdout
+    assert done == "Thread trip has 2 messages now.\nTo undo this: byssus rewind trip c3\n"
     assert len(texts(trip, "trip")) == 2
-    assert [each["checkpoint_id"] for each in json.loads(holdfast("checkpoints", "trip", "--json").stdout)] == ["c1"]
-    assert holdfast("rewind", "trip", "c3").stdout.startswith("Thread trip has 6 messages now.\n")
+    assert [each["checkpoint_id"] for each in json.loads(byssus("checkpoints", "trip", "--json").stdout)] == ["c1"]
+    assert byssus("rewind", "trip", "c3").stdout.startswith("Thread trip has 6 messages now.\n")
     assert len(texts(trip, "trip")) == 6
 
 
-def test_a_tree_shows_checkpoints_forks_and_what_was_left(holdfast: Command, trip: Database) -> None:
-    holdfast("fork", "trip", "--at", "c2", "--as", "other")
-    holdfast("fork", "other", "--as", "third")
-    holdfast("rewind", "trip", "c2")
-    assert holdfast("tree", "trip").stdout.splitlines() == [
+def test_a_tree_shows_checkpoints_forks_and_what_was_left(byssus: Command, trip: Database) -> None:
+    byssus("fork", "trip", "--at", "c2", "--as", "other")
+    byssus("fork", "other", "--as", "third")
+    byssus("rewind", "trip", "c2")
+    assert byssus("tree", "trip").stdout.splitlines() == [
         "trip (4 messages)",
         "├── 1: c1  step 1",
         "├── 2: c2  [plan, agreed]  step 2",
@@ -121,7 +121,7 @@ def test_a_tree_shows_checkpoints_forks_and_what_was_left(holdfast: Command, tri
         "└── fork at 4: other (4 messages)",
         "    └── fork at 4: third (4 messages)",
     ]
-    flat = json.loads(holdfast("tree", "trip", "--json").stdout)
+    flat = json.loads(byssus("tree", "trip", "--json").stdout)
     assert [(node["thread_id"], node["forked_from"], node["forked_at"]) for node in flat] == [
         ("trip", None, None),
         ("other", "trip", 4),
@@ -132,15 +132,15 @@ def test_a_tree_shows_checkpoints_forks_and_what_was_left(holdfast: Command, tri
     assert flat[1]["message_count"] == 4
 
 
-def test_a_difference_says_where_two_threads_part(holdfast: Command, trip: Database) -> None:
-    holdfast("fork", "trip", "--at", "seq:5", "--as", "other")
-    assert holdfast("diff", "trip", "other").stdout == (
+def test_a_difference_says_where_two_threads_part(byssus: Command, trip: Database) -> None:
+    byssus("fork", "trip", "--at", "seq:5", "--as", "other")
+    assert byssus("diff", "trip", "other").stdout == (
         "trip and other share 5 messages, up to seq:5.\n"
         "  trip goes on with 1 message\n"
         "  other goes on with 0 messages\n"
     )
-    assert holdfast("diff", "trip", "trip").stdout == "trip and trip are the same: 6 messages.\n"
-    assert json.loads(holdfast("diff", "other", "trip", "--json").stdout) == {
+    assert byssus("diff", "trip", "trip").stdout == "trip and trip are the same: 6 messages.\n"
+    assert json.loads(byssus("diff", "other", "trip", "--json").stdout) == {
         "seq": 5,
         "shared": 5,
         "only_a": 0,
@@ -156,8 +156,8 @@ def test_a_difference_says_where_two_threads_part(holdfast: Command, trip: Datab
         (["fork", "nobody"], "there is no thread 'nobody'"),
         (["rewind", "nobody", "c1"], "there is no thread 'nobody'"),
         (["diff", "trip", "nobody"], "there is no thread 'nobody'"),
-        (["fork", "trip", "--at", "c9"], "has no checkpoint 'c9'; 'holdfast tree' names them"),
-        (["rewind", "trip", "3"], "has no checkpoint '3'; 'holdfast tree' names them, and step:N or seq:N will do"),
+        (["fork", "trip", "--at", "c9"], "has no checkpoint 'c9'; 'byssus tree' names them"),
+        (["rewind", "trip", "3"], "has no checkpoint '3'; 'byssus tree' names them, and step:N or seq:N will do"),
         (["rewind", "trip", "step:9"], "has no checkpoint of step 9"),
         (["rewind", "trip", "seq:7"], "has no seq 7: its head is 6"),
         (["fork", "trip", "--as", "trip"], "there is already a thread 'trip'"),
@@ -165,21 +165,21 @@ def test_a_difference_says_where_two_threads_part(holdfast: Command, trip: Datab
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_why(
-    holdfast: Command, trip: Database, arguments: list[str], complaint: str
+    byssus: Command, trip: Database, arguments: list[str], complaint: str
 ) -> None:
-    done = holdfast(*arguments, code=1)
+    done = byssus(*arguments, code=1)
     assert complaint in done.stderr
-    assert re.fullmatch(r"holdfast: [^\n]+\n", done.stderr)
+    assert re.fullmatch(r"byssus: [^\n]+\n", done.stderr)
     assert done.stdout == ""
 
 
-def test_a_step_that_two_checkpoints_have_is_asked_about(holdfast: Command, trip: Database) -> None:
+def test_a_step_that_two_checkpoints_have_is_asked_about(byssus: Command, trip: Database) -> None:
     async def main() -> None:
         async with trip.checkpointer() as cp:
             await cp.put(Checkpoint(CheckpointMetadata("trip", "again", step=2)))
 
     asyncio.run(main())
-    assert "has 2 checkpoints of step 2" in holdfast("rewind", "trip", "step:2", code=1).stderr
+    assert "has 2 checkpoints of step 2" in byssus("rewind", "trip", "step:2", code=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_a_step_that_two_checkpoints_have_is_asked_about(holdfast: Command, trip
         ["diff", "trip"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2(holdfast: Command, arguments: list[str]) -> None:
-    assert holdfast(*arguments, code=2).stderr.startswith("usage: holdfast")
+def test_a_wrong_command_line_is_exit_code_2(byssus: Command, arguments: list[str]) -> None:
+    assert byssus(*arguments, code=2).stderr.startswith("usage: byssus")
 
 
-def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, database: Database) -> None:
+def test_text_from_elsewhere_cannot_drive_the_terminal(byssus: Command, database: Database) -> None:
     evil = "a\x1b[2J\nb\u202e"
 
     async def main() -> None:
@@ -208,12 +208,12 @@ def test_text_from_elsewhere_cannot_drive_the_terminal(holdfast: Command, databa
 
     asyncio.run(main())
     outputs = [
-        holdfast("checkpoints", evil).stdout,
-        holdfast("tree", evil).stdout,
-        holdfast("fork", evil, "--as", f"{evil}3").stdout,
-        holdfast("rewind", f"{evil}2", evil).stdout,
-        holdfast("diff", evil, f"{evil}2").stdout,
-        holdfast("rewind", evil, "nowhere", code=1).stderr,
+        byssus("checkpoints", evil).stdout,
+        byssus("tree", evil).stdout,
+        byssus("fork", evil, "--as", f"{evil}3").stdout,
+        byssus("rewind", f"{evil}2", evil).stdout,
+        byssus("diff", evil, f"{evil}2").stdout,
+        byssus("rewind", evil, "nowhere", code=1).stderr,
     ]
     for output in outputs:
         assert output

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from holdfast import (
+from byssus import (
     ToolCall,
     ToolContext,
     ToolResultMessage,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.recovery import UNKNOWN_OUTCOME
-from holdfast.tools import Tool
+from byssus.checkpointer import Checkpointer
+from byssus.recovery import UNKNOWN_OUTCOME
+from byssus.tools import Tool
 from tests.contract.driving import agent_on, die, look
 from tests.contract.opened import loaded
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     ToolCall,
     ToolContext,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.messages import ToolResultMessage
-from holdfast.results import RunResult
+from byssus.checkpointer import Checkpointer
+from byssus.messages import ToolResultMessage
+from byssus.results import RunResult
 from tests.contract.opened import loaded
 
 

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from holdfast import Agent, ToolCall, UserMessage, owners, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import StoreFull
-from holdfast.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
-from holdfast.messages import Message, stamped
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.scripted import Step
-from holdfast.rows import stored
-from holdfast.signals import Signal
-from holdfast.store import threads
-from holdfast.store.database import Row, Store, Tx
-from holdfast.store.leases import Claim, Lease
-from holdfast.tools import Tool
+from byssus import Agent, ToolCall, UserMessage, owners, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import StoreFull
+from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
+from byssus.messages import Message, stamped
+from byssus.providers.base import Provider, Request
+from byssus.providers.scripted import Step
+from byssus.rows import stored
+from byssus.signals import Signal
+from byssus.store import threads
+from byssus.store.database import Row, Store, Tx
+from byssus.store.leases import Claim, Lease
+from byssus.tools import Tool
 from tests.conftest import Database
 from tests.test_agent_events import make
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.checkpointer import Checkpointer
-from holdfast.memory import PostgresMemory, SQLiteMemory
-from holdfast.memory.stored import StoredMemory
-from holdfast.messages import dumps
-from holdfast.store import checkpoints, marks, places
-from holdfast.store.database import Row, Tx
-from holdfast.store.threads import ALONG, END
+from byssus.checkpointer import Checkpointer
+from byssus.memory import PostgresMemory, SQLiteMemory
+from byssus.memory.stored import StoredMemory
+from byssus.messages import dumps
+from byssus.store import checkpoints, marks, places
+from byssus.store.database import Row, Tx
+from byssus.store.threads import ALONG, END
 
 
 def memory_on(place: str, session_id: str, user_id: str | None = None) -> StoredMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.checkpointer import Checkpointer, Thread
+from byssus.checkpointer import Checkpointer, Thread
 from tests.conftest import Database
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.memory import InMemoryMemory, MemoryBase, Msg, PostgresMemory, SQLiteMemory
-from holdfast.memory.stored import StoredMemory
+from byssus.memory import InMemoryMemory, MemoryBase, Msg, PostgresMemory, SQLiteMemory
+from byssus.memory.stored import StoredMemory
 from tests.conftest import _KINDS, Database
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def snapshot(memory: Driven, marks: Sequence[str]) -> Any:
 ROOT = Path(__file__).parents[2]
 _PREFACE = """
 import asyncio, os, signal, sys
-from holdfast.memory import Msg, PostgresMemory, SQLiteMemory
+from byssus.memory import Msg, PostgresMemory, SQLiteMemory
 
 def memory(session):
     return (PostgresMemory if "://" in sys.argv[1] else SQLiteMemory)(sys.argv[1], "ann", session)

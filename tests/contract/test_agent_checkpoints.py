@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolCall, ToolContext, UserMessage, tool
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import ToolCall, ToolContext, UserMessage, tool
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.providers.scripted import ScriptedProvider
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, look, statuses
 from tests.contract.driving import agent_on

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     Ask,
     Deny,
@@ -20,13 +20,13 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import AnswerNeeded, InputError
-from holdfast.events import ToolExecutionStart
-from holdfast.messages import ImageContent
-from holdfast.middleware import HookContext
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
+from byssus.checkpointer import Checkpointer
+from byssus.errors import AnswerNeeded, InputError
+from byssus.events import ToolExecutionStart
+from byssus.messages import ImageContent
+from byssus.middleware import HookContext
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     Deny,
     Limits,
@@ -16,13 +16,13 @@ from holdfast import (
     ToolResult,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import AnswerNeeded, HookFailed, InputError, StoreFull, ThreadBusy
-from holdfast.events import ToolExecutionEnd, ToolExecutionStart
-from holdfast.messages import ToolResultMessage
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.store import tool_calls
+from byssus.checkpointer import Checkpointer
+from byssus.errors import AnswerNeeded, HookFailed, InputError, StoreFull, ThreadBusy
+from byssus.events import ToolExecutionEnd, ToolExecutionStart
+from byssus.messages import ToolResultMessage
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.store import tool_calls
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (

@@ -16,17 +16,17 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast import UserMessage, accounts, backups, copying, tool_log
-from holdfast.bridge import Blocking, to_the_end
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.errors import HoldfastError, InputError, StoreCorrupt, StoreFull, StoreUnusable
-from holdfast.storage import AgentStorage
-from holdfast.store import copying as queries
-from holdfast.store import memories, places, sharing, sqlite, sqlite_file, threads
-from holdfast.store.copying import TABLES
-from holdfast.store.database import Row, Store, Tx
-from holdfast.store.leases import Claim
-from holdfast.store.threads import Stored
+from byssus import UserMessage, accounts, backups, copying, tool_log
+from byssus.bridge import Blocking, to_the_end
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreFull, StoreUnusable
+from byssus.storage import AgentStorage
+from byssus.store import copying as queries
+from byssus.store import memories, places, sharing, sqlite, sqlite_file, threads
+from byssus.store.copying import TABLES
+from byssus.store.database import Row, Store, Tx
+from byssus.store.leases import Claim
+from byssus.store.threads import Stored
 from tests.conftest import Database
 from tests.crash.faults import FULL, failing_writes
 
@@ -263,7 +263,7 @@ def others_backup(path: Path) -> None:
         backup(store, path)
 
 
-THERE: dict[str, tuple[Callable[[Path], object], type[HoldfastError], str]] = {
+THERE: dict[str, tuple[Callable[[Path], object], type[ByssusError], str]] = {
     "a text file": (lambda path: path.write_text("dear diary\n" * 500), StoreUnusable, "is not a SQLite database"),
     "an empty file": (lambda path: path.touch(), InputError, "is empty, and no earlier backup"),
     "another program's database": (others_database, StoreUnusable, "another program's database"),
@@ -311,14 +311,14 @@ def test_the_database_itself_is_no_target(tmp_path: Path, incremental: bool) -> 
         ("folder", StoreUnusable, "is a directory"),
         ("", InputError, "a backup is a file"),
         (":memory:", InputError, "a backup is a file"),
-        ("postgresql://localhost/x", InputError, "use 'holdfast copy'"),
+        ("postgresql://localhost/x", InputError, "use 'byssus copy'"),
         ("a\0b", InputError, "a backup is a file"),
         (None, InputError, "a backup is a file"),
         (5, InputError, "a backup is a file"),
     ],
 )
 def test_a_target_that_cannot_be_is_a_clear_error(
-    store: Store, tmp_path: Path, path: Any, kind: type[HoldfastError], told: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, path: Any, kind: type[ByssusError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -570,10 +570,10 @@ def test_a_cancelled_backup_stops_and_leaves_nothing(
 
 CHILD = """\
 import sys
-from holdfast import backups
-from holdfast.bridge import Blocking, to_the_end
-from holdfast.store import copying, places, sqlite_file
-from holdfast.store.database import Store
+from byssus import backups
+from byssus.bridge import Blocking, to_the_end
+from byssus.store import copying, places, sqlite_file
+from byssus.store.database import Store
 
 place, target, incremental, share = sys.argv[1], sys.argv[2], sys.argv[3] == "True", sys.argv[4]
 copying.PAGE_ROWS, sqlite_file._BACKUP_PAGES = 7, 5
@@ -674,8 +674,8 @@ def test_a_backup_that_somebody_has_looked_at_comes_back(store: Store, tmp_path:
     assert set(files(tmp_path)) == {"live.db", "backup.db"}
 
 
-def test_a_backup_of_an_older_holdfast_comes_back(store: Store, tmp_path: Path) -> None:
-    old = Path(__file__).parent.parent.parent / "src/holdfast/store/migrations"
+def test_a_backup_of_an_older_byssus_comes_back(store: Store, tmp_path: Path) -> None:
+    old = Path(__file__).parent.parent.parent / "src/byssus/store/migrations"
     connection = apsw.Connection(str(tmp_path / "old.db"))
     for file in sorted(old.glob("000[1245]*.sql")):
         connection.execute(file.read_text("utf-8").replace("{key}", "INTEGER PRIMARY KEY"))
@@ -773,7 +773,7 @@ def test_a_damaged_backup_is_not_restored(store: Store, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_backup_is_not_restored(
-    store: Store, tmp_path: Path, name: str, kind: type[HoldfastError], told: str
+    store: Store, tmp_path: Path, name: str, kind: type[ByssusError], told: str
 ) -> None:
     (tmp_path / "text").write_text("dear diary\n" * 500)
     (tmp_path / "nothing").touch()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     Ask,
     Deny,
@@ -31,8 +31,8 @@ from holdfast import (
     Usage,
     UserMessage,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     AnswerNeeded,
     HookFailed,
     InputError,
@@ -41,11 +41,11 @@ from holdfast.errors import (
     NothingToContinue,
     ThreadBusy,
 )
-from holdfast.events import MessageEnd, StreamDone, StreamEvent, StreamStart, ToolCallEnd, ToolCallStart
-from holdfast.leasing import is_gone
-from holdfast.providers.base import Request
-from holdfast.signals import Signal
-from holdfast.tools import Tool
+from byssus.events import MessageEnd, StreamDone, StreamEvent, StreamStart, ToolCallEnd, ToolCallStart
+from byssus.leasing import is_gone
+from byssus.providers.base import Request
+from byssus.signals import Signal
+from byssus.tools import Tool
 from tests.conftest import Database
 from tests.contract.driving import agent_on, die, is_free, lease_of, unfinished, with_two
 from tests.contract.opened import loaded

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import apsw
 import pytest
 
-from holdfast import AssistantMessage, Usage, UserMessage, accounts, checking, searching, spending, tool_log
-from holdfast.bridge import Blocking, to_the_end
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from holdfast.storage import AgentStorage
-from holdfast.store import deleting, memories, sqlite_file
-from holdfast.store.database import Store
-from holdfast.store.threads import Stored
+from byssus import AssistantMessage, Usage, UserMessage, accounts, checking, searching, spending, tool_log
+from byssus.bridge import Blocking, to_the_end
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus.storage import AgentStorage
+from byssus.store import deleting, memories, sqlite_file
+from byssus.store.database import Store
+from byssus.store.threads import Stored
 from tests.conftest import Database
 from tests.contract.marking import mark, summarize
 from tests.contract.opened import with_cp

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpointer import Checkpointer, Difference
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.messages import AssistantMessage, UserMessage
-from holdfast.rows import stored
-from holdfast.store import threads
+from byssus.checkpointer import Checkpointer, Difference
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.messages import AssistantMessage, UserMessage
+from byssus.rows import stored
+from byssus.store import threads
 from tests.conftest import Database
 from tests.contract.driving import agent_on, claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

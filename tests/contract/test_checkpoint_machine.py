@@ -20,19 +20,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.checkpointer import Checkpointer
-from holdfast.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
-from holdfast.errors import InputError
-from holdfast.messages import UserMessage
-from holdfast.rows import stored
-from holdfast.store import threads
-from holdfast.store.database import Tx
+from byssus.checkpointer import Checkpointer
+from byssus.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
+from byssus.errors import InputError
+from byssus.messages import UserMessage
+from byssus.rows import stored
+from byssus.store import threads
+from byssus.store.database import Tx
 from tests.conftest import Database
 from tests.contract.versions import UNREACHABLE, Log, Model, Saved, Thread, Value, count, spoken, text_of, values
 
 T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "18"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "18"))
 TABLES = ("hidden", "inherited", "checkpoints", "tool_calls", "messages", "segments", "branches", "threads")
 any_number = st.integers(0, 40)
 any_values = st.lists(st.sampled_from([value for text in "ab" for value in spoken(text)]), max_size=3)

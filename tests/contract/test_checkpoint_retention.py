@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpointer import (
+from byssus.checkpointer import (
     Checkpoint,
     Checkpointer,
     CheckpointMetadata,
@@ -18,9 +18,9 @@ from holdfast.checkpointer import (
     keep_last,
     keep_tagged,
 )
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.messages import UserMessage
-from holdfast.store import deleting
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.messages import UserMessage
+from byssus.store import deleting
 from tests.conftest import Database
 from tests.contract.driving import claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpointer import Checkpointer, Thread
-from holdfast.errors import InputError, StoreCorrupt
-from holdfast.messages import (
+from byssus.checkpointer import Checkpointer, Thread
+from byssus.errors import InputError, StoreCorrupt
+from byssus.messages import (
     AssistantMessage,
     Failure,
     ImageContent,
@@ -29,8 +29,8 @@ from holdfast.messages import (
     from_value,
     to_value,
 )
-from holdfast.store import threads
-from holdfast.store.threads import Stored
+from byssus.store import threads
+from byssus.store.threads import Stored
 from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 
@@ -312,7 +312,7 @@ def test_a_message_id_or_role_may_be_any_string(database: Database, name: str) -
     with_cp(database, use)
 
 
-def test_names_that_holdfast_uses_inside_survive_as_data(database: Database) -> None:
+def test_names_that_byssus_uses_inside_survive_as_data(database: Database) -> None:
     bodies: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "x"}], "~unknown": {"a": 1}},
         {"role": "user", "content": [{"type": "text", "text": "x", "~unknown": 3}]},

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpointer, ThreadInfo
-from holdfast.errors import InputError, StoreNotOpen
+from byssus import UserMessage
+from byssus.checkpointer import Checkpointer, ThreadInfo
+from byssus.errors import InputError, StoreNotOpen
 from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpointer import Checkpoint, CheckpointBackend, Checkpointer, CheckpointMetadata
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
-from holdfast.rows import stored
-from holdfast.store import threads
+from byssus.checkpointer import Checkpoint, CheckpointBackend, Checkpointer, CheckpointMetadata
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
+from byssus.rows import stored
+from byssus.store import threads
 from tests.conftest import Database
 from tests.contract.driving import claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

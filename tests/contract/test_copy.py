@@ -18,16 +18,16 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast import AssistantMessage, Usage, UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
-from holdfast.copying import Copied, Progress, copy
-from holdfast.errors import InputError, StoreError, StoreUnusable
-from holdfast.messages import from_value
-from holdfast.store import copying as queries
-from holdfast.store import memories, places, sharing, threads
-from holdfast.store.copying import TABLES
-from holdfast.store.database import Row, Store, Tx
-from holdfast.store.threads import Stored
+from byssus import AssistantMessage, Usage, UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
+from byssus.copying import Copied, Progress, copy
+from byssus.errors import InputError, StoreError, StoreUnusable
+from byssus.messages import from_value
+from byssus.store import copying as queries
+from byssus.store import memories, places, sharing, threads
+from byssus.store.copying import TABLES
+from byssus.store.database import Row, Store, Tx
+from byssus.store.threads import Stored
 from tests import postgres
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -368,9 +368,9 @@ async def fill_more(cp: Checkpointer) -> None:
 # Its writes are counted before and after each commit, and it dies at one of them.
 COPY_AND_DIE = """\
 import os, signal, sys
-from holdfast import copying
-from holdfast.store import copying as queries
-from holdfast.store.database import Store
+from byssus import copying
+from byssus.store import copying as queries
+from byssus.store.database import Store
 
 source, target, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 

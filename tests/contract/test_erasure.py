@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import AssistantMessage, Usage, UserMessage
-from holdfast.checkpointer import (
+from byssus import AssistantMessage, Usage, UserMessage
+from byssus.checkpointer import (
     Checkpoint,
     Checkpointer,
     CheckpointMetadata,
@@ -24,12 +24,12 @@ from holdfast.checkpointer import (
     checkpointer_for,
     keep_last,
 )
-from holdfast.errors import InputError
-from holdfast.messages import dumps
-from holdfast.store import deleting, memories
-from holdfast.store.copying import TABLES
-from holdfast.store.database import Store, Tx
-from holdfast.store.threads import Stored
+from byssus.errors import InputError
+from byssus.messages import dumps
+from byssus.store import deleting, memories
+from byssus.store.copying import TABLES
+from byssus.store.database import Store, Tx
+from byssus.store.threads import Stored
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import CALL_SLOW, Slow, agent_on, die, expire
@@ -510,8 +510,8 @@ def test_on_postgres_the_answer_says_what_vacuum_and_backups_still_hold(database
 
 ERASE_AND_DIE = """
     import asyncio, os, signal, sys
-    from holdfast.checkpointer import checkpointer_for
-    from holdfast.store import deleting
+    from byssus.checkpointer import checkpointer_for
+    from byssus.store import deleting
 
     deleting.CHUNK = 7
 
@@ -575,7 +575,7 @@ def test_an_erasure_that_was_killed_anywhere_is_finished_by_the_next_one(databas
 
 OPEN_AND_CLOSE = """
     import asyncio, sys
-    from holdfast.checkpointer import checkpointer_for
+    from byssus.checkpointer import checkpointer_for
 
     async def main(place):
         async with checkpointer_for(place):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import Agent, Model, ToolCall
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError
-from holdfast.providers.scripted import ScriptedProvider
+from byssus import Agent, Model, ToolCall
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError
+from byssus.providers.scripted import ScriptedProvider
 from tests.conftest import Database
 from tests.contract.opened import with_cp
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from holdfast.errors import NotFound, ThreadInactive
-from holdfast.store.database import Row, Tx
+from byssus import UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus.errors import NotFound, ThreadInactive
+from byssus.store.database import Row, Tx
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import Limits, ToolCall, UserMessage
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, NothingToContinue
-from holdfast.events import MessageEnd
-from holdfast.inbox import Receipt
-from holdfast.messages import ImageContent, TextContent
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.store import inbox, threads
-from holdfast.store.leases import Lease
+from byssus import Limits, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, NothingToContinue
+from byssus.events import MessageEnd
+from byssus.inbox import Receipt
+from byssus.messages import ImageContent, TextContent
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.store import inbox, threads
+from byssus.store.leases import Lease
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from holdfast import Middleware, ToolCall, UserMessage
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import StoreFull
-from holdfast.events import Event, TurnEnd
-from holdfast.inbox import Receipt
-from holdfast.messages import stamped
-from holdfast.providers.base import Request
-from holdfast.rows import stored
-from holdfast.store import inbox, threads
-from holdfast.store.database import Store, Tx
-from holdfast.store.leases import Claim
+from byssus import Middleware, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer
+from byssus.errors import StoreFull
+from byssus.events import Event, TurnEnd
+from byssus.inbox import Receipt
+from byssus.messages import stamped
+from byssus.providers.base import Request
+from byssus.rows import stored
+from byssus.store import inbox, threads
+from byssus.store.database import Store, Tx
+from byssus.store.leases import Claim
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,

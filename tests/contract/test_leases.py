@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     HookContext,
@@ -22,20 +22,20 @@ from holdfast import (
     owners,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     InputError,
     NothingToContinue,
     ProviderError,
     StoreFull,
     ThreadBusy,
 )
-from holdfast.events import AgentEnd, Event, MessageEnd, ToolExecutionEnd
-from holdfast.messages import Note
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import open_calls
-from holdfast.results import RunResult
+from byssus.events import AgentEnd, Event, MessageEnd, ToolExecutionEnd
+from byssus.messages import Note
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import open_calls
+from byssus.results import RunResult
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

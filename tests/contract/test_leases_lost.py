@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     AssistantMessage,
     Middleware,
     ToolCall,
@@ -22,24 +22,24 @@ from holdfast import (
     owners,
     tool,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     LeaseLost,
     StoreError,
     ThreadBusy,
     ThreadMoved,
 )
-from holdfast.events import AgentEnd, MessageEnd, TurnEnd
-from holdfast.messages import encode, stamped
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.rows import stored
-from holdfast.store import inbox, leases, threads, tool_calls
-from holdfast.store.database import Tx
-from holdfast.store.leases import Claim, Held, Lease
-from holdfast.store.postgres_tx import PostgresTx
-from holdfast.store.threads import Stored
-from holdfast.store.tool_calls import Start
+from byssus.events import AgentEnd, MessageEnd, TurnEnd
+from byssus.messages import encode, stamped
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.rows import stored
+from byssus.store import inbox, leases, threads, tool_calls
+from byssus.store.database import Tx
+from byssus.store.leases import Claim, Held, Lease
+from byssus.store.postgres_tx import PostgresTx
+from byssus.store.threads import Stored
+from byssus.store.tool_calls import Start
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

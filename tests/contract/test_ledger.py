@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     AssistantMessage,
     Deny,
     Middleware,
@@ -17,12 +17,12 @@ from holdfast import (
     UserMessage,
     tool,
 )
-from holdfast.checkpointer import Checkpointer, ToolCallRecord
-from holdfast.errors import InputError, StoreFull
-from holdfast.providers.scripted import Step
-from holdfast.store import tool_calls
-from holdfast.store.database import Tx
-from holdfast.tools import Tool
+from byssus.checkpointer import Checkpointer, ToolCallRecord
+from byssus.errors import InputError, StoreFull
+from byssus.providers.scripted import Step
+from byssus.store import tool_calls
+from byssus.store.database import Tx
+from byssus.tools import Tool
 from tests.conftest import Database
 from tests.contract.acting import UNKNOWN, Acting, act, interrupt, ledger, results
 from tests.contract.driving import agent_on, break_query, die, look, until, with_two

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast import (
+from byssus import (
     AssistantMessage,
     Done,
     Middleware,
@@ -22,11 +22,11 @@ from holdfast import (
     Unknown,
     UserMessage,
 )
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer
-from holdfast.messages import encode
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import open_calls
-from holdfast.store import schema
+from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
+from byssus.messages import encode
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import open_calls
+from byssus.store import schema
 from tests.conftest import Database
 from tests.contract.acting import UNKNOWN, Acting, act, interrupt, ledger, results
 from tests.contract.driving import Slow, agent_on, die, is_free, look, until, with_two
@@ -381,7 +381,7 @@ def make_schema_1(path: Path, messages: list[Any], reserved: int) -> None:
     connection = apsw.Connection(str(path))
     connection.execute(first.sql)
     connection.pragma("user_version", 1)
-    connection.pragma("application_id", 0x484F4C44)
+    connection.pragma("application_id", 0x42595353)
     now = "2026-01-01T00:00:00.000000Z"
     connection.execute(
         "INSERT INTO threads (key, namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
-from holdfast.memory import InMemoryMemory, Msg
-from holdfast.memory.stored import StoredMemory
-from holdfast.store import checkpoints, threads
-from holdfast.store.database import Tx
-from holdfast.store.threads import END
-from holdfast.transfer import export_thread, export_user
+from byssus import UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
+from byssus.memory import InMemoryMemory, Msg
+from byssus.memory.stored import StoredMemory
+from byssus.store import checkpoints, threads
+from byssus.store.database import Tx
+from byssus.store.threads import END
+from byssus.transfer import export_thread, export_user
 from tests.conftest import Database
 from tests.contract.marking import marked, memory_on, stray
 from tests.contract.opened import loaded, texts

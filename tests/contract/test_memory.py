@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from holdfast.errors import InputError, NoMessage, WrongType
-from holdfast.memory import InMemoryMemory, Msg
+from byssus.errors import InputError, NoMessage, WrongType
+from byssus.memory import InMemoryMemory, Msg
 from tests.conftest import Database
 from tests.contract.remembering import KINDS, Driven, ids, makers, msg, msgs, snapshot, stored, texts
 
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     ExcludeMarked,
@@ -21,9 +21,9 @@ from holdfast import (
     ToolResultMessage,
     UserMessage,
 )
-from holdfast.errors import HoldfastError, InputError, NotFound, ThreadBusy
-from holdfast.memory import InMemoryMemory, Msg, SQLiteMemory, compress
-from holdfast.providers.scripted import ScriptedProvider
+from byssus.errors import ByssusError, InputError, NotFound, ThreadBusy
+from byssus.memory import InMemoryMemory, Msg, SQLiteMemory, compress
+from byssus.providers.scripted import ScriptedProvider
 from tests.conftest import Database
 from tests.contract.driving import Slow, agent_on
 from tests.contract.opened import with_cp
@@ -38,7 +38,7 @@ def test_a_call_that_a_load_overtakes_writes_nothing_into_the_other_thread(datab
         call = asyncio.create_task(one.add(msg("for ann")))
         await asyncio.sleep(0)  # the call waits for the database to be opened
         one.load_state_dict(state)
-        with pytest.raises(HoldfastError, match="in the middle of a call"):
+        with pytest.raises(ByssusError, match="in the middle of a call"):
             await call
         assert await other.size() == 0
         await one.add(msg("for bob"))

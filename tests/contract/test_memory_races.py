@@ -9,7 +9,7 @@ import signal
 import time
 from collections import Counter
 
-from holdfast.memory import Msg
+from byssus.memory import Msg
 from tests.conftest import Database
 from tests.contract.remembering import children, hear, ids, msgs, outcome, stored, tell
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import ExcludeMarked, Model, ToolCall, UserMessage
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
-    HoldfastError,
+from byssus import ExcludeMarked, Model, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
+    ByssusError,
     InputError,
     ProviderError,
     StoreNotOpen,
@@ -27,11 +27,11 @@ from holdfast.errors import (
     StoreUnusable,
     ThreadBusy,
 )
-from holdfast.memory import InMemoryMemory, Msg, PostgresMemory, SQLiteMemory, compress
-from holdfast.messages import AssistantMessage, TextContent, ToolResultMessage
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.storage import AgentStorage
-from holdfast.store.database import Store
+from byssus.memory import InMemoryMemory, Msg, PostgresMemory, SQLiteMemory, compress
+from byssus.messages import AssistantMessage, TextContent, ToolResultMessage
+from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
+from byssus.store.database import Store
 from tests.conftest import Database
 from tests.contract.driving import CALL_SLOW, LOOK, Slow, agent_on, brief, look
 from tests.contract.opened import with_cp
@@ -155,7 +155,7 @@ def released() -> None:
     """Wait until all that was let go of by the collector is closed."""
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name == "holdfast-release":
+        if thread.name == "byssus-release":
             thread.join()
 
 
@@ -1005,7 +1005,7 @@ def test_who_is_always_too_late_to_compress_gives_up_and_changes_nothing(memory:
         await memory.memory.update_compressed_summary(f"of another {len(tries)}")
         return "too late"
 
-    with pytest.raises(HoldfastError, match="somebody else compressed the memory meanwhile"):
+    with pytest.raises(ByssusError, match="somebody else compressed the memory meanwhile"):
         memory.run(compress(memory.memory, write, keep=0))
     assert memory.compressed_summary() == f"of another {len(tries)}"
     assert memory.get_memory("compressed", prepend_summary=False) == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import AssistantMessage, Middleware, ToolCall
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import HookFailed, LeaseLost, NetworkFailed, ThreadBusy
-from holdfast.events import (
+from byssus import AssistantMessage, Middleware, ToolCall
+from byssus.checkpointer import Checkpointer
+from byssus.errors import HookFailed, LeaseLost, NetworkFailed, ThreadBusy
+from byssus.events import (
     MessageEnd,
     StreamDone,
     StreamEvent,
@@ -24,11 +24,11 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.messages import TextContent, ThinkingContent, encode
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.signals import Signal
-from holdfast.store import threads
+from byssus.messages import TextContent, ThinkingContent, encode
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider
+from byssus.signals import Signal
+from byssus.store import threads
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,

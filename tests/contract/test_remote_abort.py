@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Middleware, ToolCall, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import RateLimited
-from holdfast.events import (
+from byssus import Agent, AssistantMessage, Middleware, ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import RateLimited
+from byssus.events import (
     AgentEnd,
 )
-from holdfast.providers.base import Request
-from holdfast.recovery import valid_history
+from byssus.providers.base import Request
+from byssus.recovery import valid_history
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,
@@ -238,7 +238,7 @@ def test_a_run_is_ended_as_soon_as_it_has_begun(database: Database) -> None:
 
 ELSEWHERE = """
 import asyncio, sys
-from holdfast.checkpointer import checkpointer_for
+from byssus.checkpointer import checkpointer_for
 
 async def main():
     async with checkpointer_for(sys.argv[1]) as cp:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast.store import threads
-from holdfast.store.database import Store, Tx
+from byssus.store import threads
+from byssus.store.database import Store, Tx
 from tests.store.grouping import PATIENCE, Gate, appending, half_done, stored, together
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import AssistantMessage, UserMessage, accounts, indexer, searching, sessions, tool_log, words
-from holdfast.checkpointer import Checkpointer, SQLiteCheckpointer, checkpointer_for
-from holdfast.copying import copy
-from holdfast.errors import InputError
-from holdfast.indexer import Indexer
-from holdfast.messages import Block, ThinkingContent, ToolCall, ToolResultMessage
-from holdfast.store import search as queries
-from holdfast.store.database import Tx
+from byssus import AssistantMessage, UserMessage, accounts, indexer, searching, sessions, tool_log, words
+from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, checkpointer_for
+from byssus.copying import copy
+from byssus.errors import InputError
+from byssus.indexer import Indexer
+from byssus.messages import Block, ThinkingContent, ToolCall, ToolResultMessage
+from byssus.store import search as queries
+from byssus.store.database import Tx
 from tests.conftest import Database
 from tests.contract.opened import with_cp
 
@@ -489,8 +489,8 @@ def test_long_texts_are_found_by_every_word(database: Database) -> None:
 def test_processes_may_index_while_others_write(database: Database) -> None:
     script = """
         import asyncio, sys
-        from holdfast import UserMessage, searching
-        from holdfast.checkpointer import checkpointer_for
+        from byssus import UserMessage, searching
+        from byssus.checkpointer import checkpointer_for
 
         async def main(place, name):
             async with checkpointer_for(place) as cp:

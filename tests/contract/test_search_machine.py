@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from holdfast import accounts, searching, sessions, tool_log, words
-from holdfast.checkpointer import Checkpointer
-from holdfast.checkpoints import keep_last
-from holdfast.errors import InputError
-from holdfast.indexer import Indexer
-from holdfast.messages import AssistantMessage, Message, ToolResultMessage, UserMessage
-from holdfast.store import search as queries
-from holdfast.store.database import Tx
+from byssus import accounts, searching, sessions, tool_log, words
+from byssus.checkpointer import Checkpointer
+from byssus.checkpoints import keep_last
+from byssus.errors import InputError
+from byssus.indexer import Indexer
+from byssus.messages import AssistantMessage, Message, ToolResultMessage, UserMessage
+from byssus.store import search as queries
+from byssus.store.database import Tx
 from tests.conftest import _KINDS, Database
 
 T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "15"))
 TABLES = ("hidden", "inherited", "checkpoints", "tool_calls", "messages", "segments", "branches", "threads", "users")
 PIECES = [
     *(

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from holdfast import Agent, AssistantMessage, Middleware, Model, ToolCall, UserMessage
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus import Agent, AssistantMessage, Middleware, Model, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     HookFailed,
     InputError,
     NotFound,
@@ -24,18 +24,18 @@ from holdfast.errors import (
     QuotaExceeded,
     ThreadInactive,
 )
-from holdfast.events import StreamDone, StreamEvent, StreamStart
-from holdfast.messages import Usage
-from holdfast.middleware import HookContext
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.rows import stored
-from holdfast.signals import Signal
-from holdfast.storage import AgentStorage
-from holdfast.store import quotas, threads, users
-from holdfast.store.leases import RELEASE, Claim, Lease
-from holdfast.store.quotas import Charge, Left
-from holdfast.windows import Summarize
+from byssus.events import StreamDone, StreamEvent, StreamStart
+from byssus.messages import Usage
+from byssus.middleware import HookContext
+from byssus.providers.base import Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.rows import stored
+from byssus.signals import Signal
+from byssus.storage import AgentStorage
+from byssus.store import quotas, threads, users
+from byssus.store.leases import RELEASE, Claim, Lease
+from byssus.store.quotas import Charge, Left
+from byssus.windows import Summarize
 from tests.conftest import Database
 from tests.contract.driving import CALL_SLOW, FAR_AWAY, Slow, Streaming, agent_on, expire, is_free, look
 from tests.contract.opened import loaded, texts, with_cp
@@ -712,7 +712,7 @@ def test_settling_a_reply_is_part_of_the_commit_that_stores_it(
             raise ProviderError("the quota could not be written")
 
         with monkeypatch.context() as broken:
-            broken.setattr("holdfast.store.quotas.settle", fail)
+            broken.setattr("byssus.store.quotas.settle", fail)
             with pytest.raises(ProviderError):
                 await of_ann(cp, [spending("lost", 30)]).prompt("go")
         assert (await texts(cp, "t"), await used_by(cp)) == (["go"], 0)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import AssistantMessage, ToolCall, ToolResultMessage, UserMessage, clock
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.messages import MAX_DEPTH, Usage
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import UNKNOWN_OUTCOME
-from holdfast.storage import AgentStorage
+from byssus import AssistantMessage, ToolCall, ToolResultMessage, UserMessage, clock
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.messages import MAX_DEPTH, Usage
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import UNKNOWN_OUTCOME
+from byssus.storage import AgentStorage
 from tests.conftest import Database
 from tests.contract.acting import Acting, act
 from tests.contract.driving import Slow, agent_on, brief, look

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InputError, NotFound
-from holdfast.messages import MAX_DEPTH
-from holdfast.storage import AgentStorage
+from byssus.errors import InputError, NotFound
+from byssus.messages import MAX_DEPTH
+from byssus.storage import AgentStorage
 from tests.conftest import Database
 from tests.contract.test_storage_users import nested
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolCall, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, NotFound
-from holdfast.messages import MAX_DEPTH
-from holdfast.storage import AgentStorage
+from byssus import ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, NotFound
+from byssus.messages import MAX_DEPTH
+from byssus.storage import AgentStorage
 from tests.conftest import Database
 from tests.contract.acting import Acting, act
 from tests.contract.driving import CALL_SLOW, Slow, agent_on, look

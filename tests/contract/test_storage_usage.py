@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import AssistantMessage, Model, clock
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, NotFound
-from holdfast.messages import Usage
-from holdfast.storage import AgentStorage
-from holdfast.store.database import Tx
+from byssus import AssistantMessage, Model, clock
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, NotFound
+from byssus.messages import Usage
+from byssus.storage import AgentStorage
+from byssus.store.database import Tx
 from tests.conftest import Database
 from tests.contract.driving import agent_on
 from tests.contract.opened import with_cp

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InputError, NotFound, ThreadBusy
-from holdfast.messages import MAX_DEPTH
-from holdfast.storage import AgentStorage
-from holdfast.store import sessions, threads, users
-from holdfast.store.leases import Claim
+from byssus.errors import InputError, NotFound, ThreadBusy
+from byssus.messages import MAX_DEPTH
+from byssus.storage import AgentStorage
+from byssus.store import sessions, threads, users
+from byssus.store.leases import Claim
 from tests.conftest import Database
 from tests.contract.driving import FAR_AWAY
 

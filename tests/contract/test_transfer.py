@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, ToolCall, ToolResultMessage, Usage, UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last, keep_tagged
-from holdfast.errors import InputError, NotFound, StoreError
-from holdfast.messages import Message, dumps, from_value
-from holdfast.rows import stored
-from holdfast.store import checkpoints, deleting, putting, threads
-from holdfast.store import exporting as queries
-from holdfast.store import usage as counting
-from holdfast.store.copying import TABLES
-from holdfast.store.database import Row, Tx
-from holdfast.store.threads import Stored
-from holdfast.transfer import export_thread, export_user, import_lines
-from holdfast.transfer_shapes import COUNTED
+from byssus import Agent, AssistantMessage, ToolCall, ToolResultMessage, Usage, UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last, keep_tagged
+from byssus.errors import InputError, NotFound, StoreError
+from byssus.messages import Message, dumps, from_value
+from byssus.rows import stored
+from byssus.store import checkpoints, deleting, putting, threads
+from byssus.store import exporting as queries
+from byssus.store import usage as counting
+from byssus.store.copying import TABLES
+from byssus.store.database import Row, Tx
+from byssus.store.threads import Stored
+from byssus.transfer import export_thread, export_user, import_lines
+from byssus.transfer_shapes import COUNTED
 from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -61,7 +61,7 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", 2)
-    monkeypatch.setattr("holdfast.transfer.PAGE_ROWS", 2)
+    monkeypatch.setattr("byssus.transfer.PAGE_ROWS", 2)
 
 
 def with_both(
@@ -573,7 +573,7 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
         ends = [number for number, line in enumerate(lines, 1) if line.startswith('{"end"')]
-        begin = next(number for number, line in enumerate(lines) if line.startswith('{"holdfast":"thread"'))
+        begin = next(number for number, line in enumerate(lines) if line.startswith('{"byssus":"thread"'))
         damages: list[tuple[list[str], str]] = [
             (lines[:-1], f"line {len(lines)} is missing: the export of a user has no end"),
             (lines[: ends[1]], f"line {ends[1] + 1} is missing: the export of a user has no end"),
@@ -816,7 +816,7 @@ def as_before(lines: list[str], written: int = 1) -> list[str]:
     old: list[str] = []
     for line in lines[:-1]:
         row = json.loads(line)
-        kind = row.get("holdfast", row.get("row"))
+        kind = row.get("byssus", row.get("row"))
         names = [name for new in lacking for name in new.get(kind, ())]
         if names or kind == "thread":
             row = {name: value for name, value in row.items() if name not in names}
@@ -946,14 +946,14 @@ def test_nobody_takes_an_imported_thread_for_the_one_that_they_knew(database: Da
 
 IMPORT_AND_DIE = """\
 import asyncio, os, signal, sys
-from holdfast.checkpointer import checkpointer_for
-from holdfast.store.database import Store
-from holdfast.store import transfer as queries
-from holdfast.transfer import import_lines
+from byssus.checkpointer import checkpointer_for
+from byssus.store.database import Store
+from byssus.store import transfer as queries
+from byssus.transfer import import_lines
 
 place, path, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import holdfast.transfer
-holdfast.transfer.PAGE_ROWS = 2
+import byssus.transfer
+byssus.transfer.PAGE_ROWS = 2
 
 def boundary(_):
     global left
@@ -1125,11 +1125,11 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
             ([*lines, "x"], f"line {size + 1}: this is not JSON"),
             ([*lines, lines[0]], f"line {size + 2} is missing"),
             (lines + lines, "there is already a thread 'f'"),
-            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: .*newer holdfast, in format 4"),
+            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: .*newer byssus, in format 4"),
             ([lines[0].replace('"format":3', '"format":"3"'), *lines[1:]], "line 1: the format of an export cannot be"),
             (['{"role":"user","content":"hello"}'], "line 1: this is JSON, but no line of an export"),
             (["[1]"], "line 1: this is JSON, but no line of an export"),
-            (['{"holdfast":"diary","format":1}'], "line 1: this is no beginning of a thread"),
+            (['{"byssus":"diary","format":1}'], "line 1: this is no beginning of a thread"),
             (["dear diary"], "line 1: this is not JSON"),
             (["[" * 100_000], "line 1: this cannot be read|line 1: this is not JSON"),
             ([b"\x00\x01\x02"], "line 1: this is not JSON"),
@@ -1281,7 +1281,7 @@ def test_no_value_is_taken_for_granted(database: Database, kind: str, small_page
         lines = await exported(cp, name)
         await cp.delete_thread(name)
         assert sealed(lines) == lines
-        at = next(n for n, line in enumerate(lines) if f'"row":"{kind}"' in line or f'"holdfast":"{kind}"' in line)
+        at = next(n for n, line in enumerate(lines) if f'"row":"{kind}"' in line or f'"byssus":"{kind}"' in line)
         cases: list[tuple[list[Any], str]] = []
         for field, values in HOSTILE[kind].items():
             for value in values:

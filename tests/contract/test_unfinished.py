@@ -6,21 +6,21 @@ import asyncio
 
 import pytest
 
-from holdfast import (
+from byssus import (
     AssistantMessage,
     ToolCall,
     UserMessage,
 )
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import (
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
     NothingToContinue,
     ProviderError,
 )
-from holdfast.events import MessageEnd
-from holdfast.messages import stamped
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.rows import stored
-from holdfast.store import threads
+from byssus.events import MessageEnd
+from byssus.messages import stamped
+from byssus.providers.scripted import ScriptedProvider
+from byssus.rows import stored
+from byssus.store import threads
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

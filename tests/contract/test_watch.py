@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from holdfast import ToolCall, UserMessage, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import InputError, StoreNotOpen
-from holdfast.messages import Message
+from byssus import ToolCall, UserMessage, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError, StoreNotOpen
+from byssus.messages import Message
 from tests.conftest import Database
 from tests.contract.driving import agent_on
 from tests.contract.opened import texts, with_cp
 
 WRITE = """
     import asyncio, sys
-    from holdfast import UserMessage
-    from holdfast.checkpointer import checkpointer_for
+    from byssus import UserMessage
+    from byssus.checkpointer import checkpointer_for
 
     async def main():
         async with checkpointer_for(sys.argv[1]) as cp:

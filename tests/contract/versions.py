@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from holdfast.messages import AssistantMessage, Message, UserMessage
-from holdfast.store.database import Row, Tx
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus.messages import AssistantMessage, Message, UserMessage
+from byssus.store.database import Row, Tx
 
 Value = Message | dict[str, Any]
 

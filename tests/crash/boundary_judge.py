@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.messages import AssistantMessage, decode
-from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from byssus.messages import AssistantMessage, decode
+from byssus.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.crash.boundaries import Life, Story, read
 from tests.crash.boundary_scene import BY_HAND, NEVER_AGAIN, STAGES, THREAD, effect, entries
 from tests.crash.place import Place

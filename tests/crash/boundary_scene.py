@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from holdfast import Agent, Model, ToolCall, clock
-from holdfast.checkpointer import Checkpointer
-from holdfast.decisions import Ask, Pending
-from holdfast.errors import AnswerNeeded, InputError, ThreadBusy
-from holdfast.events import (
+from byssus import Agent, Model, ToolCall, clock
+from byssus.checkpointer import Checkpointer
+from byssus.decisions import Ask, Pending
+from byssus.errors import AnswerNeeded, InputError, ThreadBusy
+from byssus.events import (
     Event,
     MessageEnd,
     StreamDone,
@@ -47,16 +47,16 @@ from holdfast.events import (
     ToolExecutionEnd,
     ToolExecutionStart,
 )
-from holdfast.inbox import FOLLOW_UP, STEER, Receipt
-from holdfast.messages import AssistantMessage, Message, UserMessage, dumps
-from holdfast.middleware import HookContext
-from holdfast.providers.base import Request
-from holdfast.results import RunResult, ToolResult
-from holdfast.rows import stored
-from holdfast.signals import Signal
-from holdfast.store import threads
-from holdfast.store.database import Store, Tx
-from holdfast.tools import Done, NotDone, Tool, ToolContext, Unknown
+from byssus.inbox import FOLLOW_UP, STEER, Receipt
+from byssus.messages import AssistantMessage, Message, UserMessage, dumps
+from byssus.middleware import HookContext
+from byssus.providers.base import Request
+from byssus.results import RunResult, ToolResult
+from byssus.rows import stored
+from byssus.signals import Signal
+from byssus.store import threads
+from byssus.store.database import Store, Tx
+from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from tests.crash.place import Place
 from tests.test_recovery import flaws
 

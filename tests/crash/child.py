@@ -16,13 +16,13 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta, TextStart, ToolExecutionEnd
-from holdfast.messages import encode
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta, TextStart, ToolExecutionEnd
+from byssus.messages import encode
+from byssus.providers.base import Provider, Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
 from tests.crash.place import Place
 
 PLACE = Place.told(sys.argv[2])

@@ -25,7 +25,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
     if not os.access(_SHM, os.W_OK):
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(dir=_SHM, prefix="holdfast-") as directory:
+    with tempfile.TemporaryDirectory(dir=_SHM, prefix="byssus-") as directory:
         yield Path(directory)
 
 

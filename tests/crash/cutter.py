@@ -106,8 +106,8 @@ def number(server: postgres.Server, query: str) -> int:
 
 
 def connections(server: postgres.Server) -> int:
-    """How many connections holdfast has there."""
-    return number(server, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+    """How many connections byssus has there."""
+    return number(server, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'byssus'")
 
 
 def name_standby(server: postgres.Server, name: str) -> None:
@@ -120,5 +120,5 @@ def name_standby(server: postgres.Server, name: str) -> None:
 
 def waiting(server: postgres.Server, event: str) -> int:
     """How many of our connections wait for it: SyncRep for a standby, transactionid for another transaction's end."""
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast' AND wait_event = '{event}'"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'byssus' AND wait_event = '{event}'"
     return number(server, query)

@@ -14,9 +14,9 @@ from typing import TypeVar
 import apsw
 import psycopg
 
-from holdfast.store.database import Tx
-from holdfast.store.postgres_tx import PostgresTx
-from holdfast.store.sqlite import SQLiteTx
+from byssus.store.database import Tx
+from byssus.store.postgres_tx import PostgresTx
+from byssus.store.sqlite import SQLiteTx
 from tests import postgres
 from tests.crash.place import Place
 
@@ -74,7 +74,7 @@ def environment(kind: str) -> dict[str, str]:
         return dict(os.environ)
     schema = postgres.server_for_tests().fresh_schema()
     postgres.server_for_tests().drop(schema)
-    return {**os.environ, "HOLDFAST_TEST_POSTGRES": schema.dsn}
+    return {**os.environ, "BYSSUS_TEST_POSTGRES": schema.dsn}
 
 
 def _as_stranger(dsn: str) -> str:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import apsw
 
-from holdfast import Agent, Model
-from holdfast.checkpointer import SQLiteCheckpointer, Thread
-from holdfast.errors import HoldfastError
-from holdfast.messages import Message, UserMessage
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import valid_history
+from byssus import Agent, Model
+from byssus.checkpointer import SQLiteCheckpointer, Thread
+from byssus.errors import ByssusError
+from byssus.messages import Message, UserMessage
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import valid_history
 from tests.crash.power import Disk, Log, Synced, SyncFailed, Told, write_image
 from tests.crash.power_scenes import DATABASE, SHARED, is_whole
 from tests.test_recovery import flaws
@@ -85,7 +85,7 @@ def examine(path: Path, log: Log) -> list[tuple[str, str]]:
     told = [entry for entry in log if isinstance(entry, Told)]
     try:
         return asyncio.run(_examine(path, told))
-    except (HoldfastError, apsw.Error, UnicodeDecodeError) as error:
+    except (ByssusError, apsw.Error, UnicodeDecodeError) as error:
         return [("damaged", repr(error))]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from holdfast.checkpointer import Checkpointer, checkpointer_for
+from byssus.checkpointer import Checkpointer, checkpointer_for
 
 
 class Place(Struct, frozen=True):

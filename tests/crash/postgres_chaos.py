@@ -32,16 +32,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage
-from holdfast.checkpointer import Checkpointer, PostgresCheckpointer
-from holdfast.errors import LeaseLost, StoreUnreachable
-from holdfast.events import Event, MessageEnd, ToolExecutionEnd
-from holdfast.messages import Message, stamped
-from holdfast.providers.base import Request
-from holdfast.providers.scripted import Reply, ScriptedProvider
-from holdfast.recovery import valid_history
-from holdfast.store.database import Row, Tx
-from holdfast.tools import Tool
+from byssus import Agent, AssistantMessage, Model, ToolCall, ToolContext, ToolResultMessage, UserMessage
+from byssus.checkpointer import Checkpointer, PostgresCheckpointer
+from byssus.errors import LeaseLost, StoreUnreachable
+from byssus.events import Event, MessageEnd, ToolExecutionEnd
+from byssus.messages import Message, stamped
+from byssus.providers.base import Request
+from byssus.providers.scripted import Reply, ScriptedProvider
+from byssus.recovery import valid_history
+from byssus.store.database import Row, Tx
+from byssus.tools import Tool
 from tests import postgres
 from tests.crash.cutter import Cutter, schema_on
 from tests.test_recovery import flaws

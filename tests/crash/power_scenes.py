@@ -20,12 +20,12 @@ from pathlib import Path
 
 import apsw
 
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import SQLiteCheckpointer
-from holdfast.errors import HoldfastError, StoreError
-from holdfast.events import Event, MessageEnd, ToolExecutionEnd
-from holdfast.messages import UserMessage
-from holdfast.providers.scripted import ScriptedProvider, Step
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.errors import ByssusError, StoreError
+from byssus.events import Event, MessageEnd, ToolExecutionEnd
+from byssus.messages import UserMessage
+from byssus.providers.scripted import ScriptedProvider, Step
 from tests.crash.power import Log, Told, recording
 
 DATABASE = "x.db"
@@ -122,7 +122,7 @@ class Scene:
             agent.subscribe(lambda event: self.hear(source, event))
             for number in range(rounds):
                 agent.state.extra["round"] = number
-                with contextlib.suppress(HoldfastError):  # what counts is what it was told before
+                with contextlib.suppress(ByssusError):  # what counts is what it was told before
                     await agent.prompt(f"prompt {number}")
 
     def hear(self, source: str, event: Event) -> None:

@@ -14,10 +14,10 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast import Agent, Model, ToolCall, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.errors import LeaseLost
-from holdfast.events import (
+from byssus import Agent, Model, ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import LeaseLost
+from byssus.events import (
     Event,
     MessageEnd,
     StreamDone,
@@ -30,9 +30,9 @@ from holdfast.events import (
     ToolCallStart,
     ToolExecutionEnd,
 )
-from holdfast.messages import ToolResultMessage
-from holdfast.providers.base import Provider, Request
-from holdfast.signals import Signal
+from byssus.messages import ToolResultMessage
+from byssus.providers.base import Provider, Request
+from byssus.signals import Signal
 from tests.crash.place import Place
 
 NAME = sys.argv[2]

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, Self
 import apsw
 import pytest
 
-from holdfast import Agent, ToolCall, ToolContext, tool
-from holdfast.checkpointer import SQLiteCheckpointer, Thread
-from holdfast.errors import NothingToContinue, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnusable
-from holdfast.events import AgentEnd, MessageEnd, ToolExecutionEnd
-from holdfast.messages import Message, ToolResultMessage, UserMessage
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import valid_history
+from byssus import Agent, ToolCall, ToolContext, tool
+from byssus.checkpointer import SQLiteCheckpointer, Thread
+from byssus.errors import NothingToContinue, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnusable
+from byssus.events import AgentEnd, MessageEnd, ToolExecutionEnd
+from byssus.messages import Message, ToolResultMessage, UserMessage
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import valid_history
 from tests.crash.faults import (
     BROKEN,
     FULL,

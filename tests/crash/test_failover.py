@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast import UserMessage
-from holdfast.checkpointer import PostgresCheckpointer
-from holdfast.errors import LeaseLost, ThreadBusy
+from byssus import UserMessage
+from byssus.checkpointer import PostgresCheckpointer
+from byssus.errors import LeaseLost, ThreadBusy
 from tests import postgres
 from tests.contract.driving import CALL_SLOW, Slow, agent_on, brief, claim, dead_owner, take_over, unfinished
 from tests.contract.opened import loaded, texts

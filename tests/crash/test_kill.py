@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Model
-from holdfast.checkpointer import Checkpointer, Thread, ToolCallRecord
-from holdfast.errors import NothingToContinue
-from holdfast.messages import Message, ToolResultMessage, decode
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from byssus import Agent, AssistantMessage, Model
+from byssus.checkpointer import Checkpointer, Thread, ToolCallRecord
+from byssus.errors import NothingToContinue
+from byssus.messages import Message, ToolResultMessage, decode
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.test_recovery import flaws

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast import UserMessage
-from holdfast.checkpointer import PostgresCheckpointer
+from byssus import UserMessage
+from byssus.checkpointer import PostgresCheckpointer
 from tests import postgres
 from tests.contract.opened import texts
 from tests.crash.cutter import Cutter, connections, name_standby, schema_on, waiting
@@ -92,7 +92,7 @@ def test_after_the_chaos_no_connection_and_no_thread_is_left(server: postgres.Se
     restarts = Restarts(server, random.Random(SEED), every=50)
     _, wrong = play(schema_on(server), Plan(threads=30, shared=0, processes=0, killed=0), SEED, restarts)
     assert wrong == [], f"seed {SEED}"
-    ours = {"holdfast-read", "holdfast-write", "holdfast-write-first", "holdfast-news"}
+    ours = {"byssus-read", "byssus-write", "byssus-write-first", "byssus-news"}
     assert [thread.name for thread in threading.enumerate() if thread.name in ours] == []
     postgres.wait_until(lambda: connections(server) == 0, "connections are left")
 

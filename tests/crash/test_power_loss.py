@@ -31,7 +31,7 @@ def some_points(log: Log, number: int) -> list[int]:
     return sorted(rng.sample(points_of(log, rng, 20), number))
 
 
-# --- holdfast on an honest disk ---------------------------------------------------------------------------------------
+# --- byssus on an honest disk ---------------------------------------------------------------------------------------
 
 
 def test_nothing_that_was_told_is_lost_wherever_the_power_fails(crowd: Log, memory: Path) -> None:

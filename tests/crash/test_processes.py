@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Model
-from holdfast.checkpointer import Thread
-from holdfast.messages import Message
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.recovery import UNKNOWN_OUTCOME, valid_history
+from byssus import Agent, Model
+from byssus.checkpointer import Thread
+from byssus.messages import Message
+from byssus.providers.scripted import ScriptedProvider
+from byssus.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.test_recovery import flaws

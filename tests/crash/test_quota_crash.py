@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, AssistantMessage, Model, ToolCall, tool
-from holdfast.checkpointer import Checkpointer
-from holdfast.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta, TextStart
-from holdfast.messages import Usage
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.scripted import ScriptedProvider, Step
-from holdfast.signals import Signal
-from holdfast.store import quotas, threads
-from holdfast.store.database import Row, Tx
+from byssus import Agent, AssistantMessage, Model, ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta, TextStart
+from byssus.messages import Usage
+from byssus.providers.base import Provider, Request
+from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.signals import Signal
+from byssus.store import quotas, threads
+from byssus.store.database import Row, Tx
 from tests.contract.driving import expire
 from tests.crash import databases
 from tests.crash.place import Place

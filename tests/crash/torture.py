@@ -254,7 +254,7 @@ def _report(bad: Told, directory: Path, arguments: str) -> None:
 
 def main() -> int:
     options = _options()
-    root: Path = options.directory or Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
+    root: Path = options.directory or Path(tempfile.mkdtemp(prefix="byssus-torture-"))
     options.directory = root
     options.kinds = databases.KINDS if options.database == "both" else (options.database,)
     if options.plan is not None:

@@ -26,7 +26,7 @@ SCENES = ("crowd", "crowd", "crowd", "failing", "heavy")
 
 def main() -> int:
     options = _options()
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-power-"))
+    directory = Path(tempfile.mkdtemp(prefix="byssus-power-"))
     began, tried, findings = time.monotonic(), 0, list[Finding]()
     print(f"seed {options.seed}, {options.rounds} rounds, in {directory}", flush=True)
     for number in range(options.first, options.first + options.rounds):

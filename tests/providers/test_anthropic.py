@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import (
+from byssus.errors import (
     AuthenticationFailed,
     ContentRefused,
     ContextTooLong,
@@ -28,7 +28,7 @@ from holdfast.errors import (
     ProviderError,
     RateLimited,
 )
-from holdfast.events import (
+from byssus.events import (
     StreamDone,
     StreamEvent,
     StreamStart,
@@ -42,7 +42,7 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.messages import (
+from byssus.messages import (
     AssistantMessage,
     ImageContent,
     Message,
@@ -55,10 +55,10 @@ from holdfast.messages import (
     Usage,
     UserMessage,
 )
-from holdfast.providers.anthropic import AnthropicProvider, _call_id, _clean
-from holdfast.providers.base import Model, Prices, Request, ToolSpec
-from holdfast.reply import Reply
-from holdfast.signals import Signal
+from byssus.providers.anthropic import AnthropicProvider, _call_id, _clean
+from byssus.providers.base import Model, Prices, Request, ToolSpec
+from byssus.reply import Reply
+from byssus.signals import Signal
 from tests.wire import Anthropic, Server
 from tests.wire import Reply as WireReply
 
@@ -782,7 +782,7 @@ def run_python(code: str) -> str:
 def test_the_sdk_is_not_imported_before_it_is_used() -> None:
     code = """
 import sys
-from holdfast.providers.anthropic import AnthropicProvider
+from byssus.providers.anthropic import AnthropicProvider
 AnthropicProvider("key")
 print("anthropic" in sys.modules, "httpx2" in sys.modules)
 """
@@ -793,10 +793,10 @@ def test_a_missing_package_names_the_extra() -> None:
     code = """
 import sys
 sys.modules["anthropic"] = None
-from holdfast.errors import MissingExtra
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.base import Model, Request
-from holdfast.signals import Signal
+from byssus.errors import MissingExtra
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.base import Model, Request
+from byssus.signals import Signal
 try:
     AnthropicProvider("key").stream(Request(Model("claude-opus-5"), []), Signal())
 except MissingExtra as error:
@@ -804,7 +804,7 @@ except MissingExtra as error:
 """
     told = run_python(code)
     assert told.startswith("AnthropicProvider needs an optional dependency")
-    assert "pip install 'holdfast[anthropic]'" in told
+    assert "needs the extra 'anthropic'" in told
     assert "pip install '.[anthropic]'" in told
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast import Agent, Model, RunResult, ToolCall, ToolResultMessage, tool
-from holdfast.errors import (
+from byssus import Agent, Model, RunResult, ToolCall, ToolResultMessage, tool
+from byssus.errors import (
     AuthenticationFailed,
     ContentRefused,
     ContextTooLong,
@@ -18,9 +18,9 @@ from holdfast.errors import (
     ProviderError,
     RateLimited,
 )
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.base import Provider
-from holdfast.providers.openai import OpenAIProvider
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.base import Provider
+from byssus.providers.openai import OpenAIProvider
 from tests.wire import Anthropic, OpenAI, Reply, Server
 
 

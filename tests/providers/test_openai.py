@@ -17,7 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from holdfast.errors import (
+from byssus.errors import (
     AuthenticationFailed,
     ContentRefused,
     ContextTooLong,
@@ -28,7 +28,7 @@ from holdfast.errors import (
     ProviderError,
     RateLimited,
 )
-from holdfast.events import (
+from byssus.events import (
     StreamDone,
     StreamEvent,
     StreamStart,
@@ -42,7 +42,7 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.messages import (
+from byssus.messages import (
     AssistantMessage,
     ImageContent,
     Message,
@@ -55,11 +55,11 @@ from holdfast.messages import (
     Usage,
     UserMessage,
 )
-from holdfast.providers.anthropic import AnthropicProvider
-from holdfast.providers.base import Model, Prices, Request, ToolSpec
-from holdfast.providers.openai import OpenAIProvider
-from holdfast.reply import Reply
-from holdfast.signals import Signal
+from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.base import Model, Prices, Request, ToolSpec
+from byssus.providers.openai import OpenAIProvider
+from byssus.reply import Reply
+from byssus.signals import Signal
 from tests.wire import Anthropic, OpenAI, Server
 from tests.wire import Reply as WireReply
 
@@ -1160,7 +1160,7 @@ def run_python(code: str) -> str:
 def test_the_sdk_is_not_imported_before_it_is_used() -> None:
     code = """
 import sys
-from holdfast.providers.openai import OpenAIProvider
+from byssus.providers.openai import OpenAIProvider
 OpenAIProvider("key")
 print("openai" in sys.modules, "httpx2" in sys.modules)
 """
@@ -1171,10 +1171,10 @@ def test_a_missing_package_names_the_extra() -> None:
     code = """
 import sys
 sys.modules["openai"] = None
-from holdfast.errors import MissingExtra
-from holdfast.providers.base import Model, Request
-from holdfast.providers.openai import OpenAIProvider
-from holdfast.signals import Signal
+from byssus.errors import MissingExtra
+from byssus.providers.base import Model, Request
+from byssus.providers.openai import OpenAIProvider
+from byssus.signals import Signal
 try:
     OpenAIProvider("key").stream(Request(Model("gpt-5"), []), Signal())
 except MissingExtra as error:
@@ -1182,7 +1182,7 @@ except MissingExtra as error:
 """
     told = run_python(code)
     assert told.startswith("OpenAIProvider needs an optional dependency")
-    assert "pip install 'holdfast[openai]'" in told
+    assert "needs the extra 'openai'" in told
     assert "pip install '.[openai]'" in told
 
 

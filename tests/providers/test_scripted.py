@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import InputError, Overloaded
-from holdfast.events import (
+from byssus.errors import InputError, Overloaded
+from byssus.events import (
     StreamDone,
     StreamEvent,
     StreamStart,
@@ -21,7 +21,7 @@ from holdfast.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from holdfast.messages import (
+from byssus.messages import (
     AssistantMessage,
     Block,
     ImageContent,
@@ -32,10 +32,10 @@ from holdfast.messages import (
     Usage,
     UserMessage,
 )
-from holdfast.providers.base import Model, Provider, Request
-from holdfast.providers.scripted import ScriptedProvider, ScriptError, Step
-from holdfast.reply import Reply
-from holdfast.signals import Signal
+from byssus.providers.base import Model, Provider, Request
+from byssus.providers.scripted import ScriptedProvider, ScriptError, Step
+from byssus.reply import Reply
+from byssus.signals import Signal
 
 
 def request(*messages: Message) -> Request:

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import holdfast
+import byssus
 
-_SOURCE = str(Path(holdfast.__file__).parents[1])
+_SOURCE = str(Path(byssus.__file__).parents[1])
 
 # What most of the scripts need.
 PRELUDE = """\
 import asyncio, json, os, sys, threading, warnings
-from holdfast.errors import *
-from holdfast.store import sharing, sqlite, threads
-from holdfast.store.threads import Stored
+from byssus.errors import *
+from byssus.store import sharing, sqlite, threads
+from byssus.store.threads import Stored
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import psycopg
 
-from holdfast.store import threads
-from holdfast.store.database import Store, Tx
-from holdfast.store.postgres import PostgresStore
-from holdfast.store.postgres_server import Server
-from holdfast.store.threads import Position, Stored
+from byssus.store import threads
+from byssus.store.database import Store, Tx
+from byssus.store.postgres import PostgresStore
+from byssus.store.postgres_server import Server
+from byssus.store.threads import Position, Stored
 from tests.postgres import Schema
 
 PATIENCE = 30  # seconds until a test that hangs is a test that fails

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import apsw
 
-from holdfast import UserMessage
-from holdfast.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer
-from holdfast.store import schema
-from holdfast.store.database import Tx
+from byssus import UserMessage
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer
+from byssus.store import schema
+from byssus.store.database import Tx
 from tests.conftest import Database
 from tests.contract.opened import texts, with_cp
 
@@ -24,7 +24,7 @@ def make_old(path: Path, version: int) -> None:
         if migration.number <= version:
             connection.execute(migration.sql)
     connection.pragma("user_version", version)
-    connection.pragma("application_id", 0x484F4C44)
+    connection.pragma("application_id", 0x42595353)
     connection.execute(
         "INSERT INTO threads (key, namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
         " VALUES (1, '', 't', 3, 1, 2, 1, '{}', ?, ?)",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, StoreError, StoreNotOpen, ThreadMoved
-from holdfast.store import postgres, threads
-from holdfast.store.database import Tx
-from holdfast.store.postgres import PostgresStore
-from holdfast.store.threads import Position
+from byssus.errors import ByssusError, StoreError, StoreNotOpen, ThreadMoved
+from byssus.store import postgres, threads
+from byssus.store.database import Tx
+from byssus.store.postgres import PostgresStore
+from byssus.store.threads import Position
 from tests.postgres import Schema, wait_until
 from tests.store.grouping import (
     PATIENCE,
@@ -246,7 +246,7 @@ def test_calling_the_store_from_inside_a_query_raises(store: PostgresStore, oute
     def query(tx: Tx) -> None:
         getattr(store, inner)(threads.find, "t")
 
-    with pytest.raises(HoldfastError, match="use the transaction"):
+    with pytest.raises(ByssusError, match="use the transaction"):
         getattr(store, outer)(query)
     store.write_now(appending("alive"))
     assert stored(store) == ["alive"]

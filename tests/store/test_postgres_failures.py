@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import StoreBusy, StoreError, StoreUnreachable
-from holdfast.store import postgres, threads
-from holdfast.store.database import Tx
-from holdfast.store.postgres import PostgresStore
+from byssus.errors import StoreBusy, StoreError, StoreUnreachable
+from byssus.store import postgres, threads
+from byssus.store.database import Tx
+from byssus.store.postgres import PostgresStore
 from tests.pooler import pooling
 from tests.postgres import Schema, Server, running, wait_until
 from tests.store.grouping import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def fragile(server: Server) -> Schema:
     """An empty database on it."""
-    return Schema(server.create(), "holdfast")
+    return Schema(server.create(), "byssus")
 
 
 # --- what is tried again ----------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_commit_that_cannot_be_announced_is_a_commit_all_the_same(
         store._writers[hash("") % len(store._writers)].start()
         with monkeypatch.context() as patched:
             start = "socket.socketpair" if what == "socketpair" else "threading.Thread.start"
-            patched.setattr(f"holdfast.store.postgres_news.{start}", fail)
+            patched.setattr(f"byssus.store.postgres_news.{start}", fail)
             futures = [store.submit(appending("once")) for _ in range(size)]
             outcomes: list[Any] = [future.exception(PATIENCE) or future.result() for future in futures]
         assert outcomes == [(i + 1, i + 1) for i in range(size)]
@@ -301,7 +301,7 @@ def through(request: pytest.FixtureRequest) -> str:
 def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
     server: Server, through: str, default: str, durability: str, expected: str
 ) -> None:
-    place = Schema(server.create(), "holdfast")
+    place = Schema(server.create(), "byssus")
     name = psycopg.conninfo.conninfo_to_dict(place.dsn)["dbname"]
     server.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = {default}')
     with pooling(place.dsn) as pooler:

@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.store import keeper, leases, postgres_news, threads
-from holdfast.store.leases import Claim, Held
-from holdfast.store.postgres import PostgresStore
+from byssus.store import keeper, leases, postgres_news, threads
+from byssus.store.leases import Claim, Held
+from byssus.store.postgres import PostgresStore
 from tests.pooler import pooling
 from tests.postgres import Schema, Server, running, server_for_tests, wait_until
 from tests.store import child
@@ -64,7 +64,7 @@ def test_a_commit_of_another_process_is_heard_and_not_waited_for(where: Schema) 
 @pytest.mark.usefixtures("words_only")
 def test_a_commit_of_a_process_that_ends_at_once_is_heard(where: Schema) -> None:
     script = """
-        from holdfast.store import places, sharing
+        from byssus.store import places, sharing
         store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
         store.write_now(threads.append, "t", rows("x"))
         sharing.release(store)
@@ -89,7 +89,7 @@ def wait_until_soon(condition: Callable[[], bool], complaint: str) -> None:
 @pytest.mark.usefixtures("words_only")
 def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> None:
     script = """
-        from holdfast.store import leases, places, sharing
+        from byssus.store import leases, places, sharing
         store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
         for line in sys.stdin:
             print(store.write_now(leases.abort, "t"), flush=True)
@@ -207,7 +207,7 @@ def test_a_listener_that_reaches_nobody_delays_no_commit_and_no_close(where: Sch
 def test_a_store_is_closed_while_the_server_is_gone_and_nothing_is_left() -> None:
     before = set(threading.enumerate())
     with running() as server:
-        with opened(Schema(server.create(), "holdfast"), patience=0.2) as store:
+        with opened(Schema(server.create(), "byssus"), patience=0.2) as store:
             store.write_now(appending("x"))
             listening(store)
             server.stop("immediate")

@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import AssistantMessage, UserMessage
-from holdfast.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
-from holdfast.errors import HoldfastError, InputError, StoreError, StoreNotOpen, StoreUnreachable, StoreUnusable
-from holdfast.store import postgres_server, threads
-from holdfast.store.postgres_server import Server as Place
+from byssus import AssistantMessage, UserMessage
+from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
+from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, StoreUnreachable, StoreUnusable
+from byssus.store import postgres_server, threads
+from byssus.store.postgres_server import Server as Place
 from tests import postgres
 from tests.postgres import Schema, Server, running, server_for_tests
 from tests.store import child
@@ -68,7 +68,7 @@ def test_tables_are_made_and_found_again(empty: str) -> None:
     for _ in range(2):
         open_and_close(empty)
     admin = Admin(empty)
-    assert admin.one("SELECT count(*) FROM holdfast.messages") == 2
+    assert admin.one("SELECT count(*) FROM byssus.messages") == 2
     assert admin.all("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     admin.close()
 
@@ -111,11 +111,11 @@ def test_a_schema_is_named_once() -> None:
         PostgresCheckpointer("postgresql://h/db?schema=")
 
 
-def test_a_database_from_a_newer_holdfast_is_refused_and_left_alone(where: Schema) -> None:
+def test_a_database_from_a_newer_byssus_is_refused_and_left_alone(where: Schema) -> None:
     open_and_close(where.dsn, schema=where.name)
     admin = Admin(where.dsn)
-    admin.all(f'UPDATE "{where.name}".holdfast_schema SET version = 9999')
-    with pytest.raises(StoreUnusable, match=r"newer holdfast \(schema 9999.*upgrade"):
+    admin.all(f'UPDATE "{where.name}".byssus_schema SET version = 9999')
+    with pytest.raises(StoreUnusable, match=r"newer byssus \(schema 9999.*upgrade"):
         open_and_close(where.dsn, schema=where.name)
     assert admin.one(f'SELECT count(*) FROM "{where.name}".messages') == 1
     admin.close()
@@ -134,7 +134,7 @@ def test_another_programs_tables_are_refused_and_nothing_is_written(where: Schem
 
 def test_an_older_server_is_refused_with_both_versions(where: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_server, "OLDEST", 99)
-    with pytest.raises(StoreUnusable, match=r"is Postgres \d+; holdfast needs 99 or newer"):
+    with pytest.raises(StoreUnusable, match=r"is Postgres \d+; byssus needs 99 or newer"):
         open_and_close(where.dsn, schema=where.name)
 
 
@@ -186,11 +186,11 @@ def test_a_user_without_rights_is_told_what_to_grant(strict: Server) -> None:
         open_and_close(poor)
     assert_one_line(caught.value)
     strict_admin = Admin(strict.dsn("taken"))
-    strict_admin.all("GRANT USAGE ON SCHEMA holdfast TO poor")
-    strict_admin.all("GRANT SELECT ON holdfast.holdfast_schema TO poor")
+    strict_admin.all("GRANT USAGE ON SCHEMA byssus TO poor")
+    strict_admin.all("GRANT SELECT ON byssus.byssus_schema TO poor")
     with pytest.raises(StoreError, match="permission denied for table"):
         open_and_close(poor)
-    strict_admin.all("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO poor")
+    strict_admin.all("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA byssus TO poor")
     open_and_close(poor)
     strict_admin.close()
 
@@ -204,11 +204,11 @@ def assert_one_line(error: BaseException) -> None:
     assert len(str(error).splitlines()) == 1, str(error)
 
 
-def told(make: Callable[[], object], caplog: pytest.LogCaptureFixture) -> tuple[HoldfastError, str]:
+def told(make: Callable[[], object], caplog: pytest.LogCaptureFixture) -> tuple[ByssusError, str]:
     """The error, and all that anybody may get to see of it."""
     caplog.set_level(logging.DEBUG)
     caplog.clear()
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(ByssusError) as caught:
         make()
     error = caught.value
     return error, "\n".join([str(error), repr(error), *traceback.format_exception(error), caplog.text])
@@ -312,7 +312,7 @@ def test_a_login_that_works_leaves_no_trace_of_its_password(strict: Server, capl
     strict.execute(f"CREATE ROLE fine LOGIN PASSWORD '{SECRET}'")
     strict.execute("CREATE DATABASE fine OWNER fine")
     dsn = strict.dsn("fine").replace("postgres@", f"fine:{SECRET}@")
-    with opened(Schema(dsn, "holdfast")) as store:
+    with opened(Schema(dsn, "byssus")) as store:
         store.write_now(appending("x"))
         with pytest.raises(StoreError) as caught:
             store.write_now(lambda tx: tx.run("SELEKT"))
@@ -330,13 +330,13 @@ def test_without_psycopg_the_extra_is_named() -> None:
                     raise ImportError(name)
 
         sys.meta_path.insert(0, Blocked())
-        from holdfast.checkpointer import PostgresCheckpointer
-        from holdfast.store import places
+        from byssus.checkpointer import PostgresCheckpointer
+        from byssus.store import places
         for make in (PostgresCheckpointer, places.open_store):
             try:
                 make("postgresql://u:hunter2@h/db")
             except MissingExtra as error:
-                assert "holdfast[postgres]" in str(error), error
+                assert "byssus[postgres]" in str(error), error
                 assert "hunter2" not in str(error), error
                 print("told")
     """

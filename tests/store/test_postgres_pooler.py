@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StoreError
-from holdfast.store import postgres, threads
-from holdfast.store.database import Job, Tx
-from holdfast.store.postgres import PostgresStore
+from byssus.errors import StoreError
+from byssus.store import postgres, threads
+from byssus.store.database import Job, Tx
+from byssus.store.postgres import PostgresStore
 from tests import pooler as pooler_module
 from tests.pooler import Pooler, pooling
 from tests.postgres import Schema, Server, running, wait_until
@@ -146,7 +146,7 @@ class Waiting:
     """A server whose commits wait for a standby that is not there."""
 
     def __init__(self, server: Server) -> None:
-        self.place = Schema(server.create(), "holdfast")
+        self.place = Schema(server.create(), "byssus")
         self.admin = Admin(named(self.place.dsn, "admin", synchronous_commit="off"))
 
     def standby(self, name: str) -> None:

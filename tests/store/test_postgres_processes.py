@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.store import threads
-from holdfast.store.database import Tx
+from byssus.store import threads
+from byssus.store.database import Tx
 from tests.postgres import Schema, running, server_for_tests, wait_until
 from tests.store import child
 from tests.store.grouping import PATIENCE, Admin, named, opened, rows, stored
 
 OPEN = """
-    from holdfast.store import places, sharing
+    from byssus.store import places, sharing
 
     def open_store(dsn=sys.argv[1], schema=sys.argv[2]):
         return places.open_postgres(places.postgres_server(dsn, schema=schema), pool_size=2)
@@ -40,12 +40,12 @@ def test_twenty_processes_open_an_empty_database_at_once_and_all_write() -> None
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            store = open_store(line.strip(), "holdfast")
+            store = open_store(line.strip(), "byssus")
             for i in range(3):
                 store.write_now(threads.append, "t", rows(f"{sys.argv[1]} {i}"))
             sharing.release(store)
             print("done", flush=True)
-        except HoldfastError as error:
+        except ByssusError as error:
             print(repr(error), flush=True)
     """
     )
@@ -59,7 +59,7 @@ def test_twenty_processes_open_an_empty_database_at_once_and_all_write() -> None
                 one.tell(dsn)
             assert [one.hear() for one in children] == ["done"] * 20
     for dsn in databases:
-        seen = bodies(Schema(dsn, "holdfast"))
+        seen = bodies(Schema(dsn, "byssus"))
         assert sorted(seen) == sorted(f"{n} {i}" for n in range(20) for i in range(3))
         for n in range(20):
             assert [body for body in seen if body.startswith(f"{n} ")] == [f"{n} {i}" for i in range(3)]
@@ -135,7 +135,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     script = (
         OPEN
         + """
-    from holdfast.store import postgres
+    from byssus.store import postgres
     postgres._SETTINGS["idle_in_transaction_session_timeout"] = "300ms"
     store = open_store()
 
@@ -307,7 +307,7 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
     script = (
         OPEN
         + """
-    from holdfast.store import postgres
+    from byssus.store import postgres
     postgres._PATIENCE = 0.5
     postgres.PostgresStore.__init__.__defaults__ = (0.5,)
     store = open_store()
@@ -320,7 +320,7 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
         store.submit(threads.append, f"thread {i}", rows("never"))
     """
     )
-    with running() as server, child.started(script, server.create(), "holdfast") as leaving:
+    with running() as server, child.started(script, server.create(), "byssus") as leaving:
         assert leaving.hear() == "ready"
         server.stop("immediate")
         leaving.tell()

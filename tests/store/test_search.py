@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from holdfast import searching
-from holdfast.bridge import Blocking, to_the_end
-from holdfast.indexer import Indexer
-from holdfast.messages import UserMessage
-from holdfast.rows import stored
-from holdfast.store import search, threads
-from holdfast.store.postgres import PostgresStore
+from byssus import searching
+from byssus.bridge import Blocking, to_the_end
+from byssus.indexer import Indexer
+from byssus.messages import UserMessage
+from byssus.rows import stored
+from byssus.store import search, threads
+from byssus.store.postgres import PostgresStore
 from tests.postgres import Schema
 from tests.store.grouping import opened
 

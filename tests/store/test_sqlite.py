@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
-from holdfast.store import sharing, sqlite, threads
-from holdfast.store.database import Tx
-from holdfast.store.sqlite import SQLiteStore
-from holdfast.store.threads import Position
+from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
+from byssus.store import sharing, sqlite, threads
+from byssus.store.database import Tx
+from byssus.store.sqlite import SQLiteStore
+from byssus.store.threads import Position
 from tests.store import child
 from tests.store.grouping import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 
@@ -300,7 +300,7 @@ def test_calling_the_store_from_inside_a_query_raises(any_store: SQLiteStore, ou
     def query(tx: Tx) -> None:
         getattr(any_store, inner)(threads.find, "t")
 
-    with pytest.raises(HoldfastError, match="use the transaction"):
+    with pytest.raises(ByssusError, match="use the transaction"):
         getattr(any_store, outer)(query)
     any_store.write_now(threads.append, "t", rows("alive"))
     assert stored(any_store) == ["alive"]
@@ -326,7 +326,7 @@ def test_calling_the_store_from_an_event_loop_inside_a_query_raises_and_does_not
             for _ in range(5):  # more than there are readers
                 try:
                     getattr(store, sys.argv[2])(query)
-                except HoldfastError as error:
+                except ByssusError as error:
                     outcomes.append(error)
 
         asking = threading.Thread(target=ask, daemon=True)
@@ -348,7 +348,7 @@ def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchron
         "synchronous": synchronous,
         "journal_mode": "wal",
         "foreign_keys": 1,
-        "application_id": 0x484F4C44,
+        "application_id": 0x42595353,
         "user_version": 8,
     }
     assert opened.write_now(settings_of) == expected

@@ -15,10 +15,10 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
-from holdfast.store import sharing, sqlite, sqlite_file, threads
-from holdfast.store.sqlite import SQLiteStore
-from holdfast.store.threads import Stored
+from byssus.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
+from byssus.store import sharing, sqlite, sqlite_file, threads
+from byssus.store.sqlite import SQLiteStore
+from byssus.store.threads import Stored
 from tests.store import child
 
 ROW = [Stored("id", "user", "{}")]
@@ -271,13 +271,13 @@ def test_another_programs_wal_is_left_to_that_program(tmp_path: Path) -> None:
     assert {name: after.get(name) for name in before} == before
 
 
-def test_a_database_of_a_newer_holdfast_is_refused_by_name_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_database_of_a_newer_byssus_is_refused_by_name_and_left_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with opened(file) as store:
         store.write_now(threads.append, "t", ROW)
     foreign(file, "PRAGMA user_version = 9999", "CREATE TABLE of_the_future (x)")
     before = digest(file)
-    with pytest.raises(StoreUnusable, match=r"a\.db.*newer holdfast.*9999.*upgrade"):
+    with pytest.raises(StoreUnusable, match=r"a\.db.*newer byssus.*9999.*upgrade"):
         sqlite.open_store(file)
     assert digest(file) == before
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import StoreBusy
-from holdfast.store import sharing, sqlite, threads
-from holdfast.store.threads import Stored
+from byssus.errors import StoreBusy
+from byssus.store import sharing, sqlite, threads
+from byssus.store.threads import Stored
 from tests.store import child
 
 ROW = [Stored("id", "user", '"x"')]
@@ -410,8 +410,8 @@ def test_a_program_that_is_killed_keeps_what_was_acknowledged(path: Path) -> Non
 
 def test_a_checkpointer_that_is_never_closed_lets_the_program_end(path: Path) -> None:
     script = """
-        from holdfast import UserMessage
-        from holdfast.checkpointer import SQLiteCheckpointer
+        from byssus import UserMessage
+        from byssus.checkpointer import SQLiteCheckpointer
 
         async def main():
             cp = await SQLiteCheckpointer(sys.argv[1]).open()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import ThreadMoved
-from holdfast.store import threads
-from holdfast.store.database import Store, Tx
-from holdfast.store.threads import Position, Stored, ThreadInfo, ThreadRow
+from byssus.errors import ThreadMoved
+from byssus.store import threads
+from byssus.store.database import Store, Tx
+from byssus.store.threads import Position, Stored, ThreadInfo, ThreadRow
 
 
 def rows(*bodies: str) -> list[Stored]:

@@ -1,0 +1,54 @@
+"""byssus: a durable agent runtime and conversation store."""
+
+from byssus.agent import Agent
+from byssus.decisions import Ask, Deny, Pending
+from byssus.messages import (
+    AssistantMessage,
+    ImageContent,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from byssus.middleware import HookContext, Middleware
+from byssus.providers.base import Model, Prices
+from byssus.results import RunResult, ToolResult
+from byssus.setup import Limits
+from byssus.tools import Done, NotDone, ToolContext, Unknown, tool
+from byssus.windows import ExcludeMarked, Redact, SlidingWindow, Summarize, TokenBudget
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Agent",
+    "Ask",
+    "AssistantMessage",
+    "Deny",
+    "Done",
+    "ExcludeMarked",
+    "HookContext",
+    "ImageContent",
+    "Limits",
+    "Middleware",
+    "Model",
+    "NotDone",
+    "Pending",
+    "Prices",
+    "Redact",
+    "RunResult",
+    "SlidingWindow",
+    "Summarize",
+    "TextContent",
+    "ThinkingContent",
+    "TokenBudget",
+    "ToolCall",
+    "ToolContext",
+    "ToolResult",
+    "ToolResultMessage",
+    "Unknown",
+    "Usage",
+    "UserMessage",
+    "tool",
+]

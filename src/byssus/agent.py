@@ -1,0 +1,504 @@
+"""Agent: joins the loop, a provider, tools and a thread.
+
+    agent = Agent(provider=..., model=Model(id="..."), checkpointer=cp, thread_id="trip")
+    result = await agent.prompt("hello")
+
+A run is a task of its own. Cancelling `prompt()` aborts the run, waits until it has ended in good order, and then
+raises. An agent without a checkpointer works in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+from byssus import clock, inbox, recovery, telemetry, termination
+from byssus.bridge import at_hand, later
+from byssus.calling import Patience, Route
+from byssus.checkpointer import At, Checkpointer
+from byssus.decisions import Answer, Pending, encode_answer
+from byssus.errors import AgentBusy, InputError
+from byssus.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
+from byssus.journal import Journal, Mark, MemoryJournal, pending
+from byssus.leasing import checked_wait
+from byssus.listeners import Listener, Listeners
+from byssus.loop import Run, answer_needed, nothing_to_continue
+from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
+from byssus.middleware import Chain
+from byssus.output import Output
+from byssus.prompts import Prompt, as_prompts, single
+from byssus.providers.base import Model, Provider
+from byssus.results import RunResult
+from byssus.rows import checked_id, encode_extra
+from byssus.setup import Limits, Setup
+from byssus.stream import Backlog, EventStream
+from byssus.thread_journal import ThreadJournal
+from byssus.tools import Tool
+
+if TYPE_CHECKING:
+    from byssus import versions
+else:
+    (versions,) = later("versions")
+
+_A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
+_log = logging.getLogger("byssus.agent")
+_inside: ContextVar[frozenset[Run]] = ContextVar("byssus_runs", default=frozenset())
+
+
+class AgentState:
+    """What an agent knows now. Read it; the run writes it. `extra` is yours to change."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    @property
+    def messages(self) -> list[Message]:
+        """The thread's history; empty until the first run (or `load()`) has loaded it."""
+        return self._agent._journal.messages
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """A JSON object that is stored with the thread when a run ends."""
+        return self._agent._journal.extra
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a run is going on."""
+        return self._agent._run is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """How the last run failed, or None."""
+        return self._agent._error
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and cost of all replies in the history."""
+        return sum((message.usage for message in self.messages if isinstance(message, AssistantMessage)), Usage())
+
+
+class Agent:
+    """A model, its tools and its thread.
+
+    `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
+    `model` may be a list: when one fails and nothing of its reply was shown, the next is asked. Models of several
+    services need a list of providers; a model goes to the one that its `provider` names.
+
+    `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
+    dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
+    provider or a tool that does not stop; `idle_timeout` how long a stream may be silent; `listener_timeout` how long a
+    finished run waits for async listeners. Of a tool result longer than `max_result_chars` the model sees the beginning
+    and the end; the database keeps it whole.
+
+    `wait` is how many seconds a run waits for a thread that somebody else drives, before it raises `ThreadBusy`.
+    `save_partial` is how often what has arrived of a reply is saved, in seconds; None saves only whole replies.
+
+    `checkpoint_every` is "turn", or a number of turns, after which a checkpoint is made by itself. `at` is a checkpoint
+    or a seq of the thread from which this agent starts: on a fork, whose id is `agent.thread_id`.
+    """
+
+    def __init__(
+        self,
+        *,
+        provider: Provider | Sequence[Provider],
+        model: Model | Sequence[Model],
+        system_prompt: str = "",
+        tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
+        checkpointer: Checkpointer | None = None,
+        thread_id: str | None = None,
+        user_id: str | None = None,
+        middleware: Sequence[object] = (),
+        tool_mode: str = "parallel",
+        steering_mode: str = "one-at-a-time",
+        follow_up_mode: str = "one-at-a-time",
+        limits: Limits | None = None,
+        max_retries: int = 2,
+        idle_timeout: float | None = 300.0,
+        max_result_chars: int | None = 50_000,
+        abort_grace: float = 1.0,
+        listener_timeout: float = 5.0,
+        wait: float = 0,
+        save_partial: float | None = 1.0,
+        checkpoint_every: Literal["turn"] | int | None = None,
+        at: At | None = None,
+    ) -> None:
+        _check_options(tool_mode, system_prompt, limits)
+        _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
+        self._setup = Setup(
+            _routes(provider, model),
+            system_prompt,
+            _by_name(tools),
+            tool_mode == "sequential",
+            Chain(middleware),
+            limits or Limits(),
+            Patience(max_retries, idle_timeout, abort_grace, save_partial),
+            thread_id if at is None else clock.new_id(),
+            None if user_id is None else checked_id(user_id, "a user id"),
+            _checked_every(checkpoint_every, checkpointer),
+        )
+        if self._setup.checkpoint_every or at is not None:
+            at_hand(versions)  # a reply that is there is not lost for want of it
+        modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
+        self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
+        self._history = recovery.ValidHistory(max_result_chars)
+        self._listeners = Listeners()
+        self._listener_timeout = listener_timeout
+        self._task: asyncio.Task[Any] | None = None
+        self._run: Run | None = None
+        self._error: BaseException | None = None
+        self.state = AgentState(self)
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread that this agent drives; with `at=`, the fork that its first run makes."""
+        return self._setup.thread_id
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult:
+        """Say something and run until the agent has nothing left to do.
+
+        A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`. With `output=` (a
+        msgspec Struct, pydantic model, dataclass, ...) the final reply is read as that type: `result.output`.
+        """
+        prompts = [stamped(prompt) for prompt in as_prompts(message)]
+        wanted = None if output is None else Output(output)
+        return await self._start(self._check_promptable, prompts, wanted)
+
+    async def resume(self, *, output: type[Any] | None = None) -> RunResult:
+        """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
+        return await self._start(self._check_resumable, None, None if output is None else Output(output))
+
+    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
+        """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
+
+        `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
+        down; one that leaves early aborts it. `events.result` is there in the end.
+        """
+
+        async def run(backlog: Backlog) -> RunResult:
+            wanted = None if output is None else Output(output)
+            if message is None:
+                return await self._start(self._check_resumable, None, wanted, backlog)
+            prompts = [stamped(prompt) for prompt in as_prompts(message)]
+            return await self._start(self._check_promptable, prompts, wanted, backlog)
+
+        return EventStream(run, self._listener_timeout)
+
+    async def load(self) -> None:
+        """Load the thread now, rather than with the first run."""
+        await self._loaded()
+        self._check_idle()
+        self._task = task = asyncio.create_task(self._journal.load())
+        task.add_done_callback(self._become_idle)
+        await asyncio.shield(task)
+
+    def abort(self) -> None:
+        """End the run that is going on, if any. What was already said is kept. May be called from any thread."""
+        if self._run is not None:
+            self._run.signal.abort()
+
+    def steer(self, message: str | UserMessage) -> Receipt:
+        """Say something into the run: the model sees it before its next turn. May be called from any thread.
+
+        The message is on its way to the disk when this returns; await what it returns to know that it is there.
+        """
+        return self._journal.send(STEER, stamped(single(message, "steer")))
+
+    def follow_up(self, message: str | UserMessage) -> Receipt:
+        """As `steer`, for the moment when the run would stop."""
+        return self._journal.send(FOLLOW_UP, stamped(single(message, "follow_up")))
+
+    async def inbox(self) -> list[Waiting]:
+        """What was said and not heard yet, in order, whoever said it."""
+        return await self._journal.waiting()
+
+    async def withdraw(self, message: str | Receipt | Waiting) -> bool:
+        """Take back what was not heard yet; False if it is too late."""
+        return await self._journal.withdraw(inbox.id_of(message))
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The tool calls that wait for a person, as of the last run, `load()` or `answer()`."""
+        return pending(self._setup.thread_id, self._journal.entries)
+
+    async def answer(self, call_id: str, answer: Answer) -> None:
+        """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+
+        It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
+        """
+        await self._journal.answer(call_id, encode_answer(answer))
+
+    async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
+        """Make a checkpoint of the thread as it stands, also in the middle of a run; returns its id.
+
+        Without a summary, it is the beginning of what was said last.
+        """
+        mark = Mark(clock.new_id(), tags, summary, {} if state is None else state)
+        while not await self._marked(mark):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
+            await asyncio.sleep(_A_MOMENT)
+        return mark.id
+
+    async def _marked(self, mark: Mark) -> bool:
+        """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
+        if self._run is not None:
+            return await self._journal.mark(mark)
+        await self._loaded()
+        if self._run is not None or self._task is not None:
+            return False
+        self._task = task = asyncio.create_task(self._load_and_mark(mark))
+        task.add_done_callback(self._become_idle)
+        return await asyncio.shield(task)
+
+    async def _load_and_mark(self, mark: Mark) -> bool:
+        await self._journal.load()
+        return await self._journal.mark(mark)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
+        return self._listeners.add(listener)
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no run is going on."""
+        if self._run in _inside.get():
+            raise AgentBusy("wait_for_idle() was called from inside the agent's own run, which it would wait for")
+        while self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _start(
+        self,
+        prepare: Callable[[], Awaitable[None]],
+        prompts: list[UserMessage] | None,
+        output: Output[Any] | None = None,
+        backlog: Backlog | None = None,
+    ) -> RunResult:
+        await self._loaded()
+        self._check_idle()
+        publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
+        self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = task = asyncio.create_task(self._drive(run, prepare, prompts, ended))
+        task.add_done_callback(lambda task: self._become_idle(task, ended))
+        async with termination.Guard(run.signal):
+            return await self._wait_for(run, task, ended)
+
+    async def _wait_for(self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None]) -> RunResult:
+        try:
+            await ended
+            return task.result()
+        except asyncio.CancelledError:
+            run.signal.abort("cancelled")
+            while not task.done():  # soon: an aborted run does not wait for anybody
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+            raise
+        finally:
+            if task.done():  # also where tasks start eagerly, and end before they had a callback
+                self._become_idle(task, ended)
+
+    async def _loaded(self) -> None:
+        """Let a `load()` that is under way finish first."""
+        if self._run is None and self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _check_idle(self) -> None:
+        if self._run is not None:
+            raise AgentBusy(
+                "the agent is in the middle of a run; steer() or follow_up() to add to it, or await wait_for_idle()"
+            )
+        if self._task is not None:
+            raise AgentBusy("the agent is loading its thread; await that first, or await wait_for_idle()")
+
+    def _check_provider(self) -> None:
+        """A missing key or package is said before anything is stored; with several models, another one may serve."""
+        check = getattr(self._setup.routes[0].provider, "check", None)
+        if check is not None and len(self._setup.routes) == 1:
+            check()
+
+    def _become_idle(self, task: asyncio.Task[Any], ended: asyncio.Future[None] | None = None) -> None:
+        if self._task is task:  # and not the next one already
+            self._run = self._task = None
+        if ended is not None and not ended.done():
+            ended.set_result(None)
+
+    async def _drive(
+        self,
+        run: Run,
+        prepare: Callable[[], Awaitable[None]],
+        prompts: list[UserMessage] | None,
+        ended: asyncio.Future[None],
+    ) -> RunResult:
+        _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
+        self._error = None
+        provider, model = self._setup.routes[0]
+        _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
+        try:
+            with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
+                self._check_provider()
+                await prepare()
+                if self._history.is_far_behind(self.state.messages):  # a long thread, for the first time
+                    await asyncio.to_thread(self._history.of, self.state.messages)
+                encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
+                result = await run.go(prompts)
+                span.ran(result)
+            await self._journal.tidy()
+            self._error = result.error
+            self._report(run, result.stop_reason)
+            return result
+        except BaseException as error:
+            self._error = error
+            self._report(run, "aborted")
+            raise
+        finally:
+            try:
+                await self._listeners.drain(self._listener_timeout)
+            finally:
+                if not ended.done():  # from inside: a task's callbacks would come a round of the event loop later
+                    ended.set_result(None)
+
+    def _report(self, run: Run, stop_reason: str) -> None:
+        thread_id, error = self._setup.thread_id, self._error
+        if error is None or isinstance(error, asyncio.CancelledError):
+            _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
+        else:  # its text may quote what was said
+            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, type(error).__name__)
+            _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
+
+    # --- how a run begins ---------------------------------------------------------------------------------------------
+
+    async def _check_promptable(self) -> None:
+        await self._journal.load()
+        if self.pending:
+            await self._journal.refresh()  # somebody may have answered elsewhere
+        if self.pending:
+            raise answer_needed(self._setup.thread_id, self._journal)
+
+    async def _check_resumable(self) -> None:
+        journal = self._journal
+        await journal.load(again=True)
+        messages = journal.messages
+        if (
+            journal.is_interrupted
+            or journal.partial is not None
+            or journal.open_calls()
+            or recovery.can_continue(messages)
+            or journal.has_mail(stopping=True)
+        ):
+            return
+        raise nothing_to_continue(self._setup.thread_id, journal)
+
+
+def _routes(provider: object, model: object) -> list[Route]:
+    """Which provider serves which model, in the order in which they are asked."""
+    providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
+    models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    for item in providers or [provider]:
+        if isinstance(item, type):
+            raise InputError(f"provider must be an object, and got the class; write {item.__name__}(...)")
+        if not callable(getattr(item, "stream", None)):
+            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
+    if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):
+        raise InputError(f"two providers share one of the names {names}, so that a model could only mean the first")
+    for item in models or [model]:
+        if not isinstance(item, Model):
+            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {item!r}")
+    return [Route(_serving(providers, item), item) for item in models]
+
+
+def _serving(providers: list[Provider], model: Model) -> Provider:
+    if len(providers) == 1:
+        return providers[0]
+    for provider in providers:
+        if provider.name == model.provider:
+            return provider
+    names = ", ".join(repr(provider.name) for provider in providers)
+    raise InputError(f"model {model.id!r} names the provider {model.provider!r}, but there are only {names}")
+
+
+def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
+    named: dict[str, Tool[Any, Any]] = {}
+    if not isinstance(tools, Iterable):
+        raise InputError(f"tools must be a list of functions, got {tools!r}")
+    for item in tools:
+        if not callable(item):
+            raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")
+        tool = item if isinstance(item, Tool) else Tool(item)
+        if tool.name in named:
+            raise InputError(
+                f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...), or "
+                "mcp_tools(prefix=...)"
+            )
+        if tool.recovery == "check" and not tool.has_check:
+            raise InputError(
+                f"tool {tool.name!r} has recovery='check' and nothing to check with; pass check=..., or decorate a "
+                f"function of a ToolContext with @{tool.name}.check"
+            )
+        named[tool.name] = tool
+    return named
+
+
+def _journal(
+    checkpointer: Checkpointer | None,
+    thread_id: str | None,
+    setup: Setup,
+    modes: Modes,
+    wait: float,
+    at: At | None,
+) -> Journal:
+    if at is not None and (checkpointer is None or thread_id is None):
+        raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")
+    if checkpointer is None and thread_id is None:
+        return MemoryJournal(modes)
+    if checkpointer is None:
+        raise InputError(
+            f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
+            "or leave both out to work in memory"
+        )
+    if not hasattr(type(checkpointer), "store"):
+        raise InputError(
+            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
+        )
+    if thread_id is None:
+        raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
+    if at is None or setup.thread_id is None:
+        return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
+    origin = (checked_id(thread_id), versions.checked_at(at, "at"))
+    return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
+
+
+def _checked_every(every: object, checkpointer: object) -> int:
+    """After how many turns a checkpoint is made; 0: never."""
+    turns = 1 if every == "turn" else 0 if every is None else every
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < (every is not None):
+        raise InputError(f"checkpoint_every must be 'turn', a number of turns from 1 up, or None; got {every!r:.80}")
+    if turns and checkpointer is None:
+        raise InputError(f"checkpoint_every={every!r} without a checkpointer: pass checkpointer=... and thread_id=...")
+    return turns
+
+
+def _check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
+    if tool_mode not in ("parallel", "sequential"):
+        raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
+    if not isinstance(system_prompt, str):
+        raise InputError(f"system_prompt must be a string, got {system_prompt!r:.80}")
+    if not isinstance(limits, Limits | None):
+        raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
+
+
+def _check_patience(
+    max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object, save_partial: object
+) -> None:
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
+    for name, seconds in (("idle_timeout", idle_timeout), ("save_partial", save_partial)):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise InputError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
+    for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -1,0 +1,62 @@
+"""The command `byssus`: one file for each group of subcommands, and here what they share at the edge.
+
+Exit codes: 0, 1 for an error (one line on stderr), 2 for a wrong command line, 130, 141 and 143 for an interrupt, a
+reader that went away and a SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from byssus import __version__
+from byssus.cli import (
+    asking,
+    chat,
+    copy,
+    keeping,
+    memory,
+    removing,
+    runs,
+    show,
+    terminal,
+    threads,
+    transfer,
+    versions,
+)
+from byssus.errors import ByssusError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    terminal.prepare()
+    parser = _parser()
+    args, more = parser.parse_known_args(argv)
+    takes_more = getattr(args, "takes_more", None)
+    if more and not (takes_more and takes_more(args, more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if args.db is not None and not getattr(args, "has_database", False):
+        parser.error(f"this command takes no --db, got {args.db!r}")
+    try:
+        code: int = args.run(args)
+        terminal.flush()
+    except BrokenPipeError:
+        terminal.abandon_output()
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except (ByssusError, OSError) as error:
+        terminal.abandon_output()
+        terminal.complain(error)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="byssus", description="Agents and conversations that survive a restart.")
+    parser.add_argument("--version", action="version", version=f"byssus {__version__}")
+    parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in (chat, threads, show, memory, runs, versions, removing, transfer, copy, keeping, asking):
+        command.add_to(commands)
+    return parser

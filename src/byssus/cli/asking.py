@@ -1,0 +1,121 @@
+"""`byssus search|usage`: where something was said, and what was spent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from byssus.cli import terminal
+from byssus.cli.subcommand import add, count, number, work_on
+from byssus.errors import InputError
+
+
+def add_to(commands: Any) -> None:
+    more = "All words must be there, a -word must not. For a phrase, the quotes must reach us: '\"a phrase\"'."
+    parser = add(commands, "search", _search, "find what was said, and what tools did", more, json=True)
+    parser.set_defaults(takes_more=_take_excluded)
+    parser.add_argument("words", metavar="WORDS", nargs="+", help="all of them must be there")
+    parser.add_argument("--user", metavar="ID", help="only in threads of this user")
+    parser.add_argument("--thread", metavar="ID", help="only in this thread")
+    parser.add_argument("--role", choices=["user", "assistant", "system", "tool"], help="only what this role said")
+    parser.add_argument("--since", metavar="TIME", help="only from this time on, as 2026-01-31 or 2026-01-31T08:00:00Z")
+    parser.add_argument("--until", metavar="TIME", help="only up to this time; a day is all of it")
+    parser.add_argument("--limit", type=number, default=20, metavar="N", help="at most N hits (default: 20)")
+    parser.add_argument("--relevance", action="store_true", help="the best hits first, not the newest")
+    parser = add(commands, "usage", _usage, "show what was said and spent", json=True)
+    parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: everybody)")
+    parser.add_argument("--days", type=number, default=7, metavar="N", help="today and the days before (default: 7)")
+    parser.add_argument("--recount", action="store_true", help="count everything again, and say what differs")
+
+
+def _search(args: argparse.Namespace) -> int:
+    hits = work_on(
+        args,
+        lambda cp: cp.search(
+            " ".join(args.words),
+            user_id=args.user,
+            session_id=args.thread,
+            role=args.role,
+            since=args.since,
+            until=args.until,
+            limit=args.limit,
+            order="relevance" if args.relevance else "newest",
+        ),
+    )
+    if args.json:
+        print(json.dumps(hits, indent=2, ensure_ascii=False))
+        return 0
+    for hit in hits:
+        who = f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"]
+        print(terminal.line(f"{hit['session_id']}  {hit['created_at'][:19]}  {who}: {hit['snippet']}"))
+    if not hits:
+        terminal.remark("Nothing was found.\n")
+    elif len(hits) == args.limit:
+        terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
+    return 0
+
+
+def _take_excluded(args: argparse.Namespace, more: Sequence[str]) -> bool:
+    """Whether what looks like unknown options are words that must not be there."""
+    if any(word.startswith("--") for word in more):
+        return False
+    args.words += more
+    return True
+
+
+def _usage(args: argparse.Namespace) -> int:
+    if args.recount:
+        return _recount(args)
+    stats = work_on(args, lambda cp: cp.get_usage_stats(args.user, args.days))
+    if stats is None:
+        raise InputError(f"there is no user {args.user!r}; list_users() of the storage lists those that there are")
+    if args.json:
+        print(json.dumps(stats, indent=2, ensure_ascii=False))
+        return 0
+    print(
+        f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"
+        f" in {count(stats['session_count'], 'session')} since {stats['since']}, cost {stats['total_cost']:.4f}"
+    )
+    columns = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cost")
+    for name, rows in (("day", stats["by_day"]), ("model", stats["by_model"])):
+        _table((name, *columns), [[row[name], *(_figure(row[column]) for column in columns)] for row in rows])
+    columns = ("call_count", "failures", "avg_latency", "p50", "p95", "p99")
+    tools = [[tool["tool_name"], *(_figure(tool[column]) for column in columns)] for tool in stats["tool_usage"]]
+    _table(("tool", "calls", "failures", "average ms", "p50", "p95", "p99"), tools)
+    return 0
+
+
+def _recount(args: argparse.Namespace) -> int:
+    found = work_on(args, lambda cp: cp.recount())
+    if args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0 if found["ok"] else 1
+    for problem in found["problems"]:
+        print(terminal.line(f"{problem['where']}: {problem['detail']}"))
+    if found["ok"]:
+        print("Everything was counted right.")
+    else:
+        terminal.remark("'byssus check --repair' mends it.\n")
+    return 0 if found["ok"] else 1
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1_000 else f"{value:,.0f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
+        return
+    lines = [
+        [name.upper().replace("_", " ") for name in head],
+        *([terminal.line(cell) for cell in row] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print()
+    for first, *others in lines:
+        cells = [f"{first:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
+        print("  ".join(cells).rstrip())

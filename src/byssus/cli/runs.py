@@ -1,0 +1,139 @@
+"""`byssus unfinished|pending|answer|inbox|steer|follow-up|withdraw|abort`: runs, seen and reached from outside.
+
+Each works on the database alone, so the run may go on in any process, or in none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from byssus.checkpointer import Checkpointer
+from byssus.cli import terminal
+from byssus.cli.subcommand import add, add_thread, work_on
+from byssus.decisions import Answer, Deny, Pending
+from byssus.errors import InputError
+from byssus.inbox import Waiting
+from byssus.messages import dumps
+from byssus.results import ToolResult
+
+T = TypeVar("T")
+
+
+def add_to(commands: Any) -> None:
+    add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
+    parser = add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
+    parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
+    parser = _add_for_thread(commands, "answer", _answer, "answer for a tool call that waits")
+    parser.add_argument("call", metavar="CALL", help="the call's id; 'byssus pending' lists them")
+    parser.add_argument("answer", choices=["approve", "deny", "result"], help="let it run, or not, or say what it did")
+    parser.add_argument("text", metavar="TEXT", nargs="?", help="why it is denied, or the call's result")
+    _add_for_thread(commands, "inbox", _inbox, "list what was said to a thread and not heard yet", json=True)
+    for name, what in (("steer", "before its next turn"), ("follow-up", "when it would stop")):
+        parser = _add_for_thread(commands, name, _send, f"say something to a thread's run, {what}")
+        parser.add_argument("text", metavar="TEXT")
+        parser.set_defaults(kind=name)
+    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back what was not heard yet")
+    parser.add_argument("message", metavar="ID", help="the message's id; 'byssus inbox' lists them")
+    _add_for_thread(commands, "abort", _abort, "end the run that drives a thread, in whatever process")
+
+
+def _add_for_thread(commands: Any, *args: Any, json: bool = False) -> argparse.ArgumentParser:
+    parser = add(commands, *args, json=json)
+    add_thread(parser)
+    return parser
+
+
+def _with(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]]) -> T:
+    """Do something with the database, and with a thread only if there is such a thread."""
+    thread: str | None = getattr(args, "thread", None)
+    return work_on(args, work, *([] if thread is None else [thread]))
+
+
+def _unfinished(args: argparse.Namespace) -> int:
+    listed = _with(args, lambda cp: cp.unfinished())
+    if args.json:
+        print(json.dumps([info._asdict() for info in listed], indent=2))
+        return 0
+    for info in listed:
+        print(f"{terminal.line(info.id)}  (last written {info.updated_at[:19]} UTC)")
+    if not listed:
+        terminal.remark("No run was interrupted.\n")
+    return 0
+
+
+def _pending(args: argparse.Namespace) -> int:
+    listed = _with(args, lambda cp: cp.pending(args.thread))
+    if args.json:
+        print(json.dumps([_as_dict(call) for call in listed], indent=2))
+        return 0
+    for call in listed:
+        what = f"{call.tool_name} with {dumps(call.arguments)}"
+        print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {call.question}".rstrip()))
+    if not listed:
+        terminal.remark("Nothing waits for a person.\n")
+    return 0
+
+
+def _answer(args: argparse.Namespace) -> int:
+    answer: Answer = args.answer
+    if args.answer == "deny" and args.text:
+        answer = Deny(args.text)
+    elif args.answer == "result":
+        if args.text is None:
+            raise InputError("what is the result? byssus answer THREAD CALL result TEXT")
+        answer = ToolResult(args.text)
+    elif args.answer == "approve" and args.text is not None:
+        raise InputError(f"'approve' takes no text, got {args.text!r}; to give the call's result, say 'result'")
+    _with(args, lambda cp: cp.answer(args.thread, args.call, answer))
+    terminal.remark("Recorded. The thread's next run goes on with it.\n")
+    return 0
+
+
+def _inbox(args: argparse.Namespace) -> int:
+    listed: list[Waiting] = _with(args, lambda cp: cp.inbox(args.thread))
+    if args.json:
+        print(
+            json.dumps(
+                [
+                    {"id": item.id, "kind": item.kind, "text": item.message.text, "created_at": item.created_at}
+                    for item in listed
+                ],
+                indent=2,
+            )
+        )
+        return 0
+    for item in listed:
+        print(terminal.line(f"{item.id}  {item.kind}: {item.message.text}"))
+    if not listed:
+        terminal.remark("Nothing waits.\n")
+    return 0
+
+
+def _send(args: argparse.Namespace) -> int:
+    async def send(cp: Checkpointer) -> str:
+        receipt = await (cp.steer if args.kind == "steer" else cp.follow_up)(args.thread, args.text)
+        return receipt.id
+
+    print(_with(args, send))
+    return 0
+
+
+def _withdraw(args: argparse.Namespace) -> int:
+    if not _with(args, lambda cp: cp.withdraw(args.thread, args.message)):
+        raise InputError(
+            f"message {args.message!r} does not wait in thread {args.thread!r}: it was heard, or never sent"
+        )
+    return 0
+
+
+def _abort(args: argparse.Namespace) -> int:
+    if not _with(args, lambda cp: cp.abort(args.thread)):
+        raise InputError(f"nobody drives thread {args.thread!r}: there is nothing to end")
+    return 0
+
+
+def _as_dict(call: Pending) -> dict[str, Any]:
+    return {name: getattr(call, name) for name in call.__struct_fields__}

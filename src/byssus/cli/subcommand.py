@@ -1,0 +1,58 @@
+"""What subcommands that work on a database share: how they are declared, and how they reach it and its threads."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from byssus.checkpointer import Checkpointer
+from byssus.cli import database
+from byssus.errors import InputError
+
+T = TypeVar("T")
+
+
+def add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], help: str, more: str = "", *, json: bool = False
+) -> argparse.ArgumentParser:
+    """Declare a subcommand; `more` is what its --help says besides `help`."""
+    description = f"{help[0].upper()}{help[1:]}. {more}".strip()
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
+    if json:
+        parser.add_argument("--json", action="store_true", help="as JSON")
+    database.add_option(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_thread(parser: argparse.ArgumentParser, name: str = "thread") -> None:
+    """Let it take the id of a thread."""
+    parser.add_argument(name, metavar=name.upper(), help="the thread's id; 'byssus threads' lists them")
+
+
+def work_on(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]], *threads: str) -> T:
+    """Do something with the database and these threads, if there are such threads."""
+    checkpointer = database.existing_checkpointer_of(args)
+
+    async def main() -> T:
+        async with checkpointer as cp:
+            for thread in threads:
+                if await cp.info(thread) is None:
+                    raise InputError(f"there is no thread {thread!r} in {cp.name}; 'byssus threads' lists them")
+            return await work(cp)
+
+    return asyncio.run(main())
+
+
+def count(number: int, noun: str) -> str:
+    """So many of them, in words: 1 message, 2 messages."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def number(text: str) -> int:
+    """A number from 1 up, as it is typed."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 up, got {text!r}")
+    return int(text)

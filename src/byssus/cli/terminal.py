@@ -1,0 +1,107 @@
+"""Reading and writing a terminal, or whatever stands in its place.
+
+Text comes from models, tools and other people's databases. Nothing of it may drive the terminal, so control
+characters are shown, not sent; and a character that the output cannot encode is shown by its number.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+with suppress(ImportError):  # not every Python has it
+    import readline  # noqa: F401 - merely importing it gives input() line editing and a history
+
+# C0 without tab and newline, DEL, C1, and the marks that reorder text on the screen.
+_CONTROLS = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS}
+_SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): " ", ord("\t"): " "}
+
+
+def prepare() -> None:
+    """Let no text fail for its characters."""
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def is_interactive() -> bool:
+    """Whether a person sits at both ends."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def clean(text: str) -> str:
+    """The text with its control characters made visible."""
+    return text.translate(_SHOWN)
+
+
+def line(text: str) -> str:
+    """The same, on one line."""
+    return text.translate(_SHOWN_ON_ONE_LINE)
+
+
+def write(text: str) -> None:
+    """Show text at once, without a newline of its own."""
+    print(clean(text), end="", flush=True)
+
+
+def remark(text: str) -> None:
+    """The same, beside the output: whoever takes our output elsewhere gets only what was asked for."""
+    print(clean(text), end="", file=sys.stderr, flush=True)
+
+
+def read_line() -> str | None:
+    """The next line of input, after a prompt if a person types it; None at the end."""
+    if not is_interactive():
+        return (sys.stdin.readline() or None) if sys.stdin is not None else None
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
+
+
+@contextmanager
+def keys_to_ourselves() -> Iterator[None]:
+    """Be the terminal's foreground group, alone.
+
+    The keys' signals go to the whole group. A program that started us there and waits for us, as `make` does, would
+    die of a Ctrl-C that only meant to stop a reply. Nobody could wake us from a Ctrl-Z then, so it is ignored.
+    """
+    group = os.getpgrp() if is_interactive() and hasattr(os, "tcsetpgrp") else None
+    if group is None or group == os.getpid() or os.tcgetpgrp(sys.stdin.fileno()) != group:
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTTOU, signal.SIGTSTP)}
+    os.setpgid(0, 0)
+    os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # whoever started us may be gone
+            os.tcsetpgrp(sys.stdin.fileno(), group)
+            os.setpgid(0, group)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def complain(error: BaseException) -> None:
+    """Say what went wrong, in one line on stderr."""
+    print(f"byssus: {line(str(error) or type(error).__name__)}", file=sys.stderr, flush=True)
+
+
+def flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def abandon_output() -> None:
+    """Throw away what the reader of stdout will not take, or Python complains about it once more at its end."""
+    try:
+        flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,197 @@
+"""`byssus checkpoints|tree|fork|rewind|diff`: the versions of a thread.
+
+A point of a thread is a checkpoint's id, or `step:3`, or `seq:12`. A number alone would be ambiguous: lists show steps,
+and messages are counted too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from byssus.checkpointer import Checkpointer, CheckpointMetadata, Tree
+from byssus.cli import terminal
+from byssus.cli.subcommand import add, add_thread, count, number, work_on
+from byssus.errors import InputError, NotFound
+
+_POINT = "a checkpoint's id, or step:N for the checkpoint of a step, or seq:N for the place behind the Nth message"
+_PAGE = 500
+
+
+def add_to(commands: Any) -> None:
+    parser = add(commands, "checkpoints", _checkpoints, "list the checkpoints of a thread, the latest first", json=True)
+    add_thread(parser)
+    parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
+    more = "As JSON it is a flat list: the thread, its forks, theirs; forked_from says whose."
+    parser = add(commands, "tree", _tree, "draw a thread with its checkpoints and forks", more, json=True)
+    add_thread(parser)
+    more = "What is written to either side does not show on the other. The new thread's id is printed."
+    parser = add(commands, "fork", _fork, "make a new thread that shares the past of another", more)
+    add_thread(parser)
+    parser.add_argument("--at", type=_point, metavar="POINT", help=f"where they part (default: the end): {_POINT}")
+    parser.add_argument("--as", dest="new_id", metavar="ID", help="the new thread's id (default: a new one)")
+    more = "Nothing is removed: what came after stays in the tree."
+    parser = add(commands, "rewind", _rewind, "let a thread go on from an earlier point", more)
+    add_thread(parser)
+    parser.add_argument("to", type=_point, metavar="POINT", help=_POINT)
+    parser = add(commands, "diff", _diff, "tell where two threads part", json=True)
+    add_thread(parser, "a")
+    add_thread(parser, "b")
+
+
+def _checkpoints(args: argparse.Namespace) -> int:
+    listed = work_on(args, lambda cp: cp.list_checkpoints(args.thread, args.limit), args.thread)
+    if args.json:
+        print(json.dumps([_as_dict(each) for each in listed], indent=2))
+    elif listed:
+        _print_table(listed)
+        if len(listed) == args.limit:
+            terminal.remark(f"(the latest {args.limit}; --limit N shows more)\n")
+    else:
+        print(terminal.line(f"Thread {args.thread} has no checkpoints."))
+    return 0
+
+
+def _print_table(listed: list[CheckpointMetadata]) -> None:
+    rows = [("STEP", "CHECKPOINT", "MADE (UTC)", "TAGS", "SUMMARY")]
+    for each in listed:
+        made = each.created_at.strftime("%Y-%m-%dT%H:%M:%S")
+        rows.append((str(each.step), each.checkpoint_id, made, ", ".join(each.tags), each.summary or ""))
+    rows = [(step, *map(terminal.line, others)) for step, *others in rows]  # type: ignore[misc]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for step, name, made, tags, summary in rows:
+        first = f"{step:>{widths[0]}}  {name:{widths[1]}}  {made:{widths[2]}}"
+        print(f"{first}  {tags:{widths[3]}}  {summary}".rstrip())
+
+
+def _tree(args: argparse.Namespace) -> int:
+    tree = work_on(args, lambda cp: cp.tree(args.thread), args.thread)
+    if tree is None:  # deleted a moment ago
+        raise InputError(f"there is no thread {args.thread!r} any more")
+    print(json.dumps(_flat(tree), indent=2) if args.json else str(_cleaned(tree)))
+    return 0
+
+
+def _flat(tree: Tree) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        lists = {name: [_as_dict(each) for each in getattr(node, name)] for name in ("checkpoints", "left")}
+        found.append({name: value for name, value in {**node._asdict(), **lists}.items() if name != "forks"})
+        waiting += reversed(node.forks)
+    return found
+
+
+def _cleaned(tree: Tree) -> Tree:
+    """The same tree with names and summaries that fit on a line and cannot drive the terminal."""
+    tree = tree._replace(thread_id=terminal.line(tree.thread_id))
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for each in (*node.checkpoints, *node.left):
+            each.checkpoint_id, each.summary = terminal.line(each.checkpoint_id), terminal.line(each.summary or "")
+            each.tags = [terminal.line(tag) for tag in each.tags]
+        node.forks[:] = [fork._replace(thread_id=terminal.line(fork.thread_id)) for fork in node.forks]
+        waiting += node.forks
+    return tree
+
+
+def _fork(args: argparse.Namespace) -> int:
+    async def fork(cp: Checkpointer) -> str:
+        at = None if args.at is None else await _found(cp, args.thread, args.at)
+        with _helpfully(args.thread, at):
+            return await cp.fork(args.thread, at, new_id=args.new_id)
+
+    print(terminal.line(work_on(args, fork, args.thread)))
+    return 0
+
+
+def _rewind(args: argparse.Namespace) -> int:
+    async def rewind(cp: Checkpointer) -> tuple[str | None, int]:
+        to = await _found(cp, args.thread, args.to)
+        with _helpfully(args.thread, to):
+            stood = await cp.rewind(args.thread, to)
+        info = await cp.info(args.thread)
+        return stood, info.message_count if info else 0
+
+    stood, messages = work_on(args, rewind, args.thread)
+    print(terminal.line(f"Thread {args.thread} has {count(messages, 'message')} now."))
+    if stood is not None:
+        print(terminal.line(f"To undo this: byssus rewind {shlex.quote(args.thread)} {shlex.quote(stood)}"))
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    found = work_on(args, lambda cp: cp.diff(args.a, args.b), args.a, args.b)
+    if args.json:
+        print(json.dumps(found._asdict(), indent=2))
+        return 0
+    if found.only_a == found.only_b == 0:
+        print(terminal.line(f"{args.a} and {args.b} are the same: {count(found.shared, 'message')}."))
+        return 0
+    print(terminal.line(f"{args.a} and {args.b} share {count(found.shared, 'message')}, up to seq:{found.seq}."))
+    for thread, messages in ((args.a, found.only_a), (args.b, found.only_b)):
+        print(terminal.line(f"  {thread} goes on with {count(messages, 'message')}"))
+    return 0
+
+
+# --- points of a thread -----------------------------------------------------------------------------------------------
+
+
+def _point(text: str) -> tuple[str, int] | str:
+    """A point as it is typed: an id, or the name of a number and the number."""
+    name, colon, digits = text.partition(":")
+    if not colon or name not in ("seq", "step"):
+        return text
+    if not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be {name}: and a number from 0 up, got {text!r}")
+    return name, int(digits)
+
+
+async def _found(cp: Checkpointer, thread_id: str, point: tuple[str, int] | str) -> str | int:
+    """The point as the checkpointer takes it."""
+    if isinstance(point, str):
+        return point
+    name, position = point
+    return position if name == "seq" else await _at_step(cp, thread_id, position)
+
+
+@contextmanager
+def _helpfully(thread_id: str, point: str | int | None) -> Iterator[None]:
+    """Say of an unknown id what else it could be."""
+    try:
+        yield
+    except NotFound as error:
+        if not isinstance(point, str):
+            raise
+        raise NotFound(
+            f"thread {thread_id!r} has no checkpoint {point!r}; 'byssus tree' names them, and step:N or seq:N will do"
+        ) from error
+
+
+async def _at_step(cp: Checkpointer, thread_id: str, step: int) -> str:
+    found: list[str] = []
+    offset = 0
+    while page := await cp.list_checkpoints(thread_id, _PAGE, offset):
+        found += [each.checkpoint_id for each in page if each.step == step]
+        if page[-1].step < step:
+            break
+        offset += len(page)
+    if len(found) != 1:
+        which = f"{len(found)} checkpoints" if found else "no checkpoint"
+        raise NotFound(f"thread {thread_id!r} has {which} of step {step}; 'byssus checkpoints' lists them by id")
+    return found[0]
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _as_dict(each: CheckpointMetadata) -> dict[str, Any]:
+    names = ("thread_id", "checkpoint_id", "step", "parent_checkpoint_id", "tags", "summary")
+    made = each.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # as the other commands write times
+    return {**{name: getattr(each, name) for name in names}, "created_at": made}

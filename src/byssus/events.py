@@ -1,0 +1,209 @@
+"""Everything that a run can tell its listeners, and what a provider's stream is made of.
+
+Two layers. *Stream events* come from a provider while a reply arrives; a run passes each one on inside a
+`message_update`. *Events* come from the run. Every `..._start` has its `..._end`, also after an abort or an error, and
+a `message_end` means that the message is on disk.
+
+A stream is: `start`, then for each block `{text,thinking,toolcall}_start`, `_delta`*, `_end` with the block's index,
+then `done`. A provider does not send `error`: it raises, and the run tells it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Struct
+
+from byssus.messages import AssistantMessage, Failure, Message, ToolCall, ToolResultMessage, Usage
+
+
+class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
+    pass
+
+
+# --- what a provider streams ------------------------------------------------------------------------------------------
+
+
+class StreamStart(_Event, frozen=True, tag="start"):
+    """The service has begun to answer; `model` is the name that it gives itself, `usage` what it counts so far."""
+
+    type: ClassVar[Literal["start"]] = "start"
+    model: str | None = None
+    usage: Usage = Usage()
+
+
+class TextStart(_Event, frozen=True, tag="text_start"):
+    type: ClassVar[Literal["text_start"]] = "text_start"
+    index: int
+
+
+class TextDelta(_Event, frozen=True, tag="text_delta"):
+    type: ClassVar[Literal["text_delta"]] = "text_delta"
+    index: int
+    delta: str
+
+
+class TextEnd(_Event, frozen=True, tag="text_end"):
+    type: ClassVar[Literal["text_end"]] = "text_end"
+    index: int
+
+
+class ThinkingStart(_Event, frozen=True, tag="thinking_start"):
+    type: ClassVar[Literal["thinking_start"]] = "thinking_start"
+    index: int
+
+
+class ThinkingDelta(_Event, frozen=True, tag="thinking_delta"):
+    type: ClassVar[Literal["thinking_delta"]] = "thinking_delta"
+    index: int
+    delta: str
+
+
+class ThinkingEnd(_Event, frozen=True, tag="thinking_end"):
+    type: ClassVar[Literal["thinking_end"]] = "thinking_end"
+    index: int
+    signature: str | None = None
+    redacted: str | None = None
+
+
+class ToolCallStart(_Event, frozen=True, tag="toolcall_start"):
+    type: ClassVar[Literal["toolcall_start"]] = "toolcall_start"
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallDelta(_Event, frozen=True, tag="toolcall_delta"):
+    """A piece of the arguments' JSON text."""
+
+    type: ClassVar[Literal["toolcall_delta"]] = "toolcall_delta"
+    index: int
+    delta: str
+
+
+class ToolCallEnd(_Event, frozen=True, tag="toolcall_end"):
+    type: ClassVar[Literal["toolcall_end"]] = "toolcall_end"
+    index: int
+    tool_call: ToolCall
+
+
+class StreamDone(_Event, frozen=True, tag="done"):
+    """The reply is whole. `stop_reason` is stop, tool_use or length."""
+
+    type: ClassVar[Literal["done"]] = "done"
+    stop_reason: str = "stop"
+    usage: Usage = Usage()
+
+
+class StreamError(_Event, frozen=True, tag="error"):
+    type: ClassVar[Literal["error"]] = "error"
+    error: Failure
+
+
+StreamEvent: TypeAlias = (
+    StreamStart
+    | TextStart
+    | TextDelta
+    | TextEnd
+    | ThinkingStart
+    | ThinkingDelta
+    | ThinkingEnd
+    | ToolCallStart
+    | ToolCallDelta
+    | ToolCallEnd
+    | StreamDone
+    | StreamError
+)
+
+# --- what a run tells -------------------------------------------------------------------------------------------------
+
+
+class AgentStart(_Event, frozen=True, tag="agent_start"):
+    type: ClassVar[Literal["agent_start"]] = "agent_start"
+    run_id: str
+    thread_id: str | None = None
+
+
+class TurnStart(_Event, frozen=True, tag="turn_start"):
+    type: ClassVar[Literal["turn_start"]] = "turn_start"
+    turn: int
+
+
+class MessageStart(_Event, frozen=True, tag="message_start"):
+    """A message begins. An assistant's is still empty here; it grows by `message_update`."""
+
+    type: ClassVar[Literal["message_start"]] = "message_start"
+    message: Message
+
+
+class MessageUpdate(_Event, frozen=True, tag="message_update"):
+    type: ClassVar[Literal["message_update"]] = "message_update"
+    stream_event: StreamEvent
+
+
+class MessageEnd(_Event, frozen=True, tag="message_end"):
+    """The message is complete and committed. Only a run that fails on its database says `stored=False`."""
+
+    type: ClassVar[Literal["message_end"]] = "message_end"
+    message: Message
+    stored: bool = True
+
+
+class ToolExecutionStart(_Event, frozen=True, tag="tool_execution_start"):
+    type: ClassVar[Literal["tool_execution_start"]] = "tool_execution_start"
+    tool_call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+
+
+class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
+    """Progress that a tool reported."""
+
+    type: ClassVar[Literal["tool_execution_update"]] = "tool_execution_update"
+    tool_call_id: str
+    tool_name: str
+    update: Any
+
+
+class ToolExecutionEnd(_Event, frozen=True, tag="tool_execution_end"):
+    """The tool is done and its result is committed. Only a run that fails on its database says `stored=False`."""
+
+    type: ClassVar[Literal["tool_execution_end"]] = "tool_execution_end"
+    tool_call_id: str
+    tool_name: str
+    result: ToolResultMessage
+    is_error: bool = False
+    stored: bool = True
+
+
+class TurnEnd(_Event, frozen=True, tag="turn_end"):
+    """A model call and its tools are done. `message` is None when the turn broke off before there was a reply."""
+
+    type: ClassVar[Literal["turn_end"]] = "turn_end"
+    message: AssistantMessage | None = None
+    tool_results: list[ToolResultMessage] = []
+
+
+class AgentEnd(_Event, frozen=True, tag="agent_end"):
+    """The run is over; `messages` are those that it added."""
+
+    type: ClassVar[Literal["agent_end"]] = "agent_end"
+    run_id: str
+    messages: list[Message]
+    stop_reason: str
+    usage: Usage = Usage()
+    error: Failure | None = None
+
+
+Event: TypeAlias = (
+    AgentStart
+    | TurnStart
+    | MessageStart
+    | MessageUpdate
+    | MessageEnd
+    | ToolExecutionStart
+    | ToolExecutionUpdate
+    | ToolExecutionEnd
+    | TurnEnd
+    | AgentEnd
+)

@@ -1,0 +1,139 @@
+"""Who hears of a run, and how a listener is kept from harming it.
+
+A plain function is called inline and in order; what it raises is reported, not raised into the run. A coroutine
+function has a queue and a task of its own, so that it cannot stall the run: when it falls too far behind, it misses
+`message_update`s and `tool_execution_update`s; only one that has stopped listening altogether misses more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from byssus.errors import InputError
+from byssus.events import Event, MessageUpdate, ToolExecutionUpdate
+from byssus.signals import Signal
+
+Listener: TypeAlias = Callable[..., Any]
+_log = logging.getLogger("byssus")
+_QUEUE = 1_000  # behind this, a listener misses deltas and progress
+_FULL = 100_000  # and behind this everything: it has stopped listening
+
+
+class Listeners:
+    """The subscribers of one agent."""
+
+    def __init__(self) -> None:
+        # Made anew with each change, so that whoever unsubscribes in the middle of an event skips nobody.
+        self._plain: tuple[Callable[[Event, Signal], None], ...] = ()
+        self._queued: list[_Queued] = []
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Subscribe; returns the function that unsubscribes."""
+        wants_signal = _wants_signal(listener)
+        if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
+            queued = _Queued(listener, wants_signal)
+            self._queued.append(queued)
+            return lambda: self._forget(queued)
+        call = _guarded(listener, wants_signal)
+        self._plain += (call,)
+        return lambda: self._unsubscribe(call)
+
+    def _unsubscribe(self, call: Callable[[Event, Signal], None]) -> None:
+        self._plain = tuple(other for other in self._plain if other is not call)
+
+    def _forget(self, queued: _Queued) -> None:
+        if queued in self._queued:
+            self._queued.remove(queued)
+        queued.clear()
+
+    def publish(self, event: Event, signal: Signal) -> None:
+        for call in self._plain:
+            call(event, signal)
+        for queued in self._queued:
+            queued.put(event, signal)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until the async listeners have heard everything, or the time is over."""
+        tasks = [queued.task for queued in self._queued if queued.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            if late:
+                _log.warning("%d listener(s) are still busy %g s after the run", len(late), seconds)
+
+
+class _Queued:
+    def __init__(self, listener: Listener, wants_signal: bool) -> None:
+        self._listener = listener
+        self._wants_signal = wants_signal
+        self._events: deque[tuple[Event, Signal]] = deque()
+        self._missed = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def put(self, event: Event, signal: Signal) -> None:
+        if len(self._events) >= (_QUEUE if isinstance(event, MessageUpdate | ToolExecutionUpdate) else _FULL):
+            self._missed += 1
+            return
+        self._events.append((event, signal))
+        if self.task is None or self.task.done():
+            self.task = asyncio.get_running_loop().create_task(self._work())
+
+    def clear(self) -> None:
+        self._events.clear()
+
+    async def _work(self) -> None:
+        try:
+            while self._events:
+                event, signal = self._events.popleft()
+                try:
+                    await self._call(event, signal)
+                except Exception:  # noqa: BLE001 - reported, not raised into the run
+                    _report(self._listener, event)
+            if self._missed:
+                _log.warning("listener %r was too slow and missed %d updates", self._listener, self._missed)
+                self._missed = 0
+        finally:
+            self.task = None
+
+    def _call(self, event: Event, signal: Signal) -> Awaitable[Any]:
+        result: Awaitable[Any] = self._listener(event, signal) if self._wants_signal else self._listener(event)
+        return result
+
+
+def _guarded(listener: Listener, wants_signal: bool) -> Callable[[Event, Signal], None]:
+    def call(event: Event, signal: Signal) -> None:
+        try:
+            result = listener(event, signal) if wants_signal else listener(event)
+            if inspect.iscoroutine(result):
+                result.close()
+                _log.error("listener %r returned a coroutine, which nobody awaits; subscribe an async def", listener)
+        except Exception:  # noqa: BLE001 - reported, not raised into the run
+            _report(listener, event)
+
+    return call
+
+
+def _report(listener: Listener, event: Event) -> None:
+    _log.exception("listener %r failed on %s; the run goes on", listener, event.type)
+
+
+def _wants_signal(listener: Listener) -> bool:
+    if not callable(listener):
+        raise InputError(f"a listener must be callable as f(event) or f(event, signal), got {listener!r}")
+    try:
+        signature = inspect.signature(listener)
+    except (TypeError, ValueError):  # a builtin such as list.append tells nothing
+        return False
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wants_signal = sum(p.kind in named for p in signature.parameters.values()) > 1
+    try:
+        signature.bind(*([None, None] if wants_signal else [None]))
+    except TypeError as error:
+        raise InputError(
+            f"a listener must be callable as f(event) or f(event, signal), but {listener!r} takes {signature}"
+        ) from error
+    return wants_signal

@@ -1,0 +1,206 @@
+"""What callers of a memory may pass, read the same way by every memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from byssus.errors import InputError, NoMessage, WrongType
+from byssus.msg import ROLES, Msg, values_of
+from byssus.rows import checked_text, is_storable
+from byssus.store.marks import MAX_MARK
+
+MAX_MARKS = 1_000  # in one call
+
+
+class Item(NamedTuple):
+    """A message and its marks, as a state holds them."""
+
+    message: Msg
+    marks: list[str]
+
+
+def messages(given: Any) -> list[Any]:
+    """One message, or whatever gives several."""
+    if _is_message(given):
+        return [given]
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise _no_message(given)
+    found = list(given)
+    for item in found:
+        if not _is_message(item):
+            raise _no_message(item)
+    return found
+
+
+def _is_message(value: Any) -> bool:
+    try:
+        values_of(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def _no_message(value: object) -> NoMessage:
+    lacking = next((name for name in ("id", "name", "role", "content") if not hasattr(value, name)), "timestamp")
+    return NoMessage(
+        f"a memory holds messages, and {value!r:.80} is none: {type(value).__name__!r} object has no attribute "
+        f"{lacking!r}; use Msg(name, content, role)"
+    )
+
+
+def checked_values(message: Any) -> dict[str, Any]:
+    """The fields of a message, if they are such that it will come back as it is."""
+    values = values_of(message)
+    for name, kinds in _KINDS.items():
+        if not isinstance(values.get(name), kinds):
+            raise WrongType(f"a message's {name} must be {_SAID[name]}, got {type(values[name])}: {values[name]!r:.80}")
+    if values["role"] not in ROLES:
+        raise InputError(f"a message's role must be one of {', '.join(map(repr, ROLES))}; got {values['role']!r:.80}")
+    checked_text("a message's id", values["id"])
+    return values
+
+
+_KINDS: dict[str, Any] = {
+    "id": str,
+    "name": str | None,
+    "role": str,
+    "content": str | list,
+    "metadata": dict | None,
+    "timestamp": str | None,
+    "invocation_id": str | None,
+}
+_SAID = {
+    "id": "a string",
+    "name": "a string or None",
+    "role": "a string",
+    "content": "a string or a list of blocks",
+    "metadata": "a dict or None",
+    "timestamp": "a string or None",
+    "invocation_id": "a string or None",
+}
+
+
+def marks_to_add(marks: Any) -> list[str]:
+    if marks is None:
+        return []
+    given = [marks] if isinstance(marks, str) else marks
+    if not isinstance(given, list) or not all(isinstance(mark, str) for mark in given):
+        raise WrongType(f"The mark should be a string, a list of strings, or None, but got {type(marks)}.")
+    return _checked(given)
+
+
+def mark_to_add(mark: Any) -> str:
+    if not isinstance(mark, str):
+        raise WrongType(f"The mark should be a string, but got {type(mark)}: {mark!r:.80}.")
+    return _checked([mark])[0]
+
+
+def wanted(name: str, mark: Any) -> list[str] | None:
+    """The marks of which one is enough; None if it was not said."""
+    if mark is None:
+        return None
+    given = [mark] if isinstance(mark, str) else mark
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise WrongType(f"The {name} should be a string, a list of strings, or None, but got {type(mark)}.")
+    return _possible(given)
+
+
+def marks_to_delete(mark: Any) -> list[str]:
+    given = [mark] if isinstance(mark, str) else mark
+    if not isinstance(given, Iterable) or isinstance(given, bytes | dict):
+        raise WrongType(f"The mark should be a string or a list of strings, but got {type(mark)}.")
+    found = list(given)
+    if not all(isinstance(each, str) for each in found):
+        raise WrongType(
+            f"The mark should be a string or a list of strings, but got {type(mark)} with elements of types "
+            f"{[type(each) for each in found]}."
+        )
+    return _possible(found)
+
+
+class Change(NamedTuple):
+    """What becomes of marks: of messages with the old one, if it is named, and with these ids, if they are given."""
+
+    new: str | None
+    old: str | None
+    ids: set[str] | None
+
+
+def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> Change | None:
+    """What is to be changed; None if no message can be meant."""
+    for name, mark in (("new_mark", new_mark), ("old_mark", old_mark)):
+        if not isinstance(mark, str | None):
+            raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}: {mark!r:.80}.")
+    new = None if new_mark is None else mark_to_add(new_mark)
+    olds = None if old_mark is None else _possible([old_mark])
+    chosen = None if msg_ids is None else ids("msg_ids", msg_ids)
+    if olds == [] or chosen == set():
+        return None
+    return Change(new, olds[0] if olds else None, chosen)
+
+
+def ids(name: str, given: Any) -> set[str]:
+    """The ids, each once. What cannot be a message's id is none."""
+    if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
+        raise WrongType(f"The {name!r} should be a list of strings, but got {type(given)}.")
+    found = list(given)
+    for each in found:
+        if not isinstance(each, str):
+            hint = "; pass message.id" if _is_message(each) else ""
+            raise WrongType(f"The {name!r} should be a list of strings, but there is {each!r:.80} among them{hint}.")
+    return {str.__str__(each) for each in found if is_storable(each)}
+
+
+def summary(given: Any) -> str:
+    if not isinstance(given, str):
+        raise WrongType(f"The summary should be a string, but got {type(given)}; an empty one removes it.")
+    return str.__str__(given)
+
+
+def state(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise WrongType(f"a state is a dict, as state_dict() gives it; got {given!r:.80}")
+    return given
+
+
+def items(content: Any) -> list[Item]:
+    """The messages of a state: each with its marks, or (as older ones have them) without."""
+    if not isinstance(content, list | tuple):
+        raise InputError(f"the 'content' of a state must be a list, got {content!r:.80}")
+    return [_item(item) for item in content]
+
+
+def _item(item: Any) -> Item:
+    if isinstance(item, dict):
+        return Item(Msg.from_dict(item), [])
+    if not isinstance(item, list | tuple) or len(item) != 2:
+        raise InputError(
+            f"an item of a state's 'content' is a message, or a list of a message and its marks; got {item!r:.80}"
+        )
+    return Item(Msg.from_dict(item[0]), marks_to_add(item[1]))
+
+
+def _checked(marks: list[str]) -> list[str]:
+    """Marks as messages can bear them."""
+    _refuse_too_many(marks)
+    return [_checked_mark(mark) for mark in marks]
+
+
+def _possible(marks: list[str]) -> list[str]:
+    """Those of the marks that a message can bear, each once."""
+    _refuse_too_many(marks)
+    given = (str.__str__(mark) for mark in marks)
+    return list(dict.fromkeys(mark for mark in given if len(mark) <= MAX_MARK and is_storable(mark)))
+
+
+def _refuse_too_many(marks: list[str]) -> None:
+    if len(marks) > MAX_MARKS:
+        raise InputError(f"a call can name {MAX_MARKS:,} marks at most, got {len(marks):,}")
+
+
+def _checked_mark(mark: str) -> str:
+    text = str.__str__(mark)  # of an enum, the value
+    if len(text) > MAX_MARK:
+        raise InputError(f"a mark can have {MAX_MARK} characters at most, got {len(text):,}: {text[:60]!r}...")
+    return checked_text("a mark", text)

@@ -1,0 +1,448 @@
+"""Memories that last: threads of a SQLite file or of a Postgres database.
+
+- A memory opens its database when it is first used, and lets go of it when it is closed or collected; what was written
+  is stored, whether or not anybody ever closes it. All that work with one database share what is below them.
+- Users and sessions are columns: the thread is (user, session). Without a user, it is the thread that an agent has
+  under the session's name.
+- Each call is one transaction. What is added or removed waits for a run that drives the thread, as any other write.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import copy
+import functools
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+
+from byssus import searching
+from byssus.errors import InputError, NotFound
+from byssus.leasing import checked_wait, patiently
+from byssus.memory import arguments
+from byssus.memory.base import MemoryBase
+from byssus.memory.handle import Handle
+from byssus.memory.loading import Loaded, collect
+from byssus.messages import dumps
+from byssus.msg import Msg, Told, told
+from byssus.rows import checked_id, encode_json
+from byssus.store import memories as queries
+from byssus.store import places, sqlite
+from byssus.store.database import Store, Tx
+from byssus.store.leases import Visit
+from byssus.store.memories import Entry
+from byssus.store.sqlite_file import check_durability
+from byssus.store.threads import Stored
+
+if TYPE_CHECKING:
+    from byssus.store.postgres_server import Server
+
+T = TypeVar("T")
+_log = logging.getLogger("byssus.memory")
+
+SESSION = "default"  # of those who name none
+_SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
+
+
+class _Here(NamedTuple):
+    """The thread that a memory is, as it was named and as the store knows it, and where that store is."""
+
+    user_id: str | None
+    session_id: str | None
+    namespace: str
+    thread: str
+    handle: Handle
+
+
+class StoredMemory(MemoryBase, abc.ABC):
+    """A memory in a database. Which one it is, only those below know."""
+
+    _place: ClassVar[str]  # what a state calls the place of the database
+    _class: ClassVar[type[Any]] = Msg  # of the messages that it gives
+
+    def __init__(self, handle: Handle, user_id: str | None, session_id: str | None, *, wait: float) -> None:
+        self._wait = checked_wait(wait)
+        self._here = _named(user_id, session_id, handle)  # replaced as a whole: a call stays with the one that it met
+        self._loaded: Loaded | None = None
+
+    @abc.abstractmethod
+    def _handle_at(self, place: str) -> Handle:
+        """The database at a place."""
+
+    @abc.abstractmethod
+    def _may_be_at(self, place: str) -> bool:
+        """Whether there may be a database at a place. Makes nothing."""
+
+    @property
+    def name(self) -> str:
+        """The database, as people may see it and as another process finds it."""
+        return self._here.handle.name
+
+    @property
+    def user_id(self) -> str | None:
+        return self._here.user_id
+
+    @property
+    def session_id(self) -> str | None:
+        return self._here.session_id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, user_id={self.user_id!r}, session_id={self.session_id!r})"
+
+    def __copy__(self) -> Self:
+        """Another memory of the same thread."""
+        made = type(self).__new__(type(self))
+        made.__dict__ |= self.__dict__ | {"_here": self._here._replace(handle=self._here.handle.anew())}
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)
+
+    # --- the messages -------------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        memories: Msg | Iterable[Msg] | None,
+        marks: str | list[str] | None = None,
+        allow_duplicates: bool = False,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        if memories is None:
+            return
+        worn = arguments.marks_to_add(marks)
+        rows = [_stored(message) for message in arguments.messages(memories)]
+        if rows:
+            await self._write(queries.add, rows, worn, again=bool(allow_duplicates))
+
+    async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
+        ids = arguments.ids("msg_ids", msg_ids)
+        return await self._write(queries.delete, ids) if ids else 0
+
+    async def delete_by_mark(self, mark: str | list[str], **kwargs: Any) -> int:  # noqa: ARG002
+        doomed = arguments.marks_to_delete(mark)
+        return await self._write(queries.delete_marked, doomed) if doomed else 0
+
+    async def get_memory(
+        self,
+        mark: str | list[str] | None = None,
+        exclude_mark: str | list[str] | None = None,
+        prepend_summary: bool = True,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> list[Msg]:
+        wanted = arguments.wanted("mark", mark)
+        unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
+        store, here = await self._ready()
+        summary, found = await store.read(
+            _read, here.thread, self._message, namespace=here.namespace, marked=wanted, unmarked=unwanted
+        )
+        return [self._class("user", summary, "user"), *found] if prepend_summary and summary else found
+
+    async def search(self, query: str, limit: int = 10) -> list[Msg]:
+        store, here = await self._ready()
+        keys = await searching.find_keys(store, query, namespace=here.namespace, session_id=here.thread, limit=limit)
+        return await store.read(_at, keys, self._message)
+
+    async def size(self) -> int:
+        store, here = await self._ready()
+        return await store.read(queries.size, here.thread, namespace=here.namespace)
+
+    async def clear(self) -> None:
+        store, here = await self._ready()
+        if await self._attempt(store, here, queries.clear):
+            await collect(store, here.thread, here.namespace)
+
+    # --- marks and the summary ----------------------------------------------------------------------------------------
+
+    async def update_messages_mark(
+        self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
+    ) -> int:
+        change = arguments.change(new_mark, old_mark, msg_ids)
+        if change is None:
+            return 0
+        new, old, ids = change
+        store, here = await self._ready()
+        return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
+
+    async def update_compressed_summary(self, summary: str) -> None:
+        text = _encoded(arguments.summary("" if summary is None else summary))
+        store, here = await self._ready()
+        await store.write(queries.summarize, here.thread, text, namespace=here.namespace)
+
+    async def mark_compressed(
+        self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
+    ) -> int | None:
+        text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
+        worn = arguments.mark_to_add(mark)
+        before = None if expected is None else _encoded(arguments.summary(expected))
+        store, here = await self._ready()
+        return await store.write(
+            queries.compress, here.thread, ids, worn, text, before=before, namespace=here.namespace
+        )
+
+    async def compressed_summary(self) -> str:
+        store, here = await self._ready()
+        return _decoded(await store.read(queries.summary, here.thread, namespace=here.namespace))
+
+    # --- states -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data are, and the summary: not the data. It may have to ask the database, and waits for that."""
+        return {
+            self._place: self.name,
+            "user_id": self.user_id,
+            "session_id": self.session_id,
+            _SUMMARY: _decoded(self._look()),
+        }
+
+    def _look(self) -> str:
+        """The summary, for whoever cannot await it."""
+        if self._loaded is not None and not self._loaded.is_stored:
+            return self._loaded.summary
+        here = self._here
+        if here.handle.known() is None and not self._may_be_at(self.name):
+            return ""
+        return here.handle.look(queries.summary, here.thread, namespace=here.namespace)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
+        it, is stored by the next call that is awaited, in the place of what is there."""
+        places_named = arguments.state(state_dict).keys() & {"db_path", "dsn"}
+        if strict and _SUMMARY not in state_dict and not (places_named or "content" in state_dict):
+            raise KeyError(
+                f"Key {_SUMMARY!r} not found in state_dict; a state of {type(self).__name__} has {self._place!r}, "
+                f"'user_id', 'session_id' and {_SUMMARY!r}"
+            )
+        if places_named and "content" in state_dict:
+            raise InputError(
+                f"a state says where the data are ({', '.join(places_named)}) or has them ('content'), not both"
+            )
+        if places_named - {self._place}:
+            other = "PostgresMemory" if self._place == "db_path" else "SQLiteMemory"
+            raise InputError(
+                f"this is no state of a {type(self).__name__}, it has no {self._place!r}; load it into a {other}"
+            )
+        loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
+        if places_named:
+            self._continue(state_dict, strict)
+        if loaded is not None or places_named:
+            self._loaded = loaded
+
+    def _continue(self, state: dict[str, Any], strict: bool) -> None:
+        """Go over to the thread that a state names."""
+        for key in ("user_id", "session_id") if strict else ():
+            if key not in state:
+                raise KeyError(f"Key {key!r} not found in state_dict; strict=False keeps what the memory has")
+        place = state[self._place]
+        if not isinstance(place, str) or not place:
+            raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
+        here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id), self._here.handle)
+        if place != self.name:
+            self._expect_at(place, is_sure=strict and bool(state.get(_SUMMARY)))
+            here = here._replace(handle=self._handle_at(place))
+            self._here.handle.leave()
+        self._here = here
+
+    def _expect_at(self, place: str, *, is_sure: bool) -> None:
+        """A file that was not taken along must not look like a memory that forgot everything."""
+        if self._may_be_at(place):
+            return
+        if is_sure:
+            raise NotFound(
+                f"there is no database {place!r}, where this state was taken; bring the file there, or change "
+                f"{self._place!r} in the state"
+            )
+        _log.warning("there is no database %r, where a state was taken: its memory begins empty", place)
+
+    # --- messages of one's own ----------------------------------------------------------------------------------------
+
+    def _message(self, fields: Told) -> Any:
+        """A message as callers get it: their own."""
+        return _made(self._class, fields)
+
+    # --- the database -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Open the database now, and again after `close`."""
+        self._here.handle.reopen()
+        await self._ready()
+        return self
+
+    async def close(self) -> None:
+        """Let go of the database. What was written, or loaded, is stored."""
+        if self._loaded is not None and not self._loaded.is_stored:
+            await self.open()
+        await self._here.handle.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def _ready(self) -> tuple[Store, _Here]:
+        """The store, opened, and the thread there; what was loaded is stored."""
+        here = self._here
+        store = await here.handle.store()
+        if self._here is not here:
+            raise InputError(f"{self!r} went over to this thread in the middle of a call; await each call first")
+        if self._loaded is not None and not self._loaded.is_stored:
+            await self._loaded.settle(store, here.thread, namespace=here.namespace, wait=self._wait)
+        return store, here
+
+    async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        store, here = await self._ready()
+        return await self._attempt(store, here, query, *args, **kwargs)
+
+    async def _attempt(self, store: Store, here: _Here, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Change the log of the thread, when nobody drives it."""
+
+        def attempt(over: int) -> Awaitable[T]:
+            return store.write(query, here.thread, *args, namespace=here.namespace, by=Visit(over), **kwargs)
+
+        return await patiently(attempt, self._wait)
+
+
+class SQLiteMemory(StoredMemory):
+    """A memory in a SQLite file, which is made if it is not there.
+
+    `wait` is how many seconds a change waits for a run that drives the thread, before it raises `ThreadBusy`.
+    """
+
+    _place = "db_path"
+
+    def __init__(
+        self,
+        db_path: str | os.PathLike[str] = "memory.db",
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        durability: str = "full",
+        wait: float = 0,
+    ) -> None:
+        if not isinstance(db_path, str | os.PathLike) or places.is_dsn(db_path):
+            raise InputError(
+                f"SQLiteMemory takes the path of a file, got {db_path!r:.80}; for a DSN there is PostgresMemory"
+            )
+        check_durability(durability)
+        self._durability = durability
+        super().__init__(self._handle_at(os.fspath(db_path)), user_id, session_id, wait=wait)
+
+    def _handle_at(self, place: str) -> Handle:
+        if not place:
+            raise InputError("SQLiteMemory needs the path of a file, or ':memory:'; got an empty text")
+        if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
+            with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
+                place = str(Path(place).expanduser().absolute())
+        return Handle(place, functools.partial(sqlite.open_store, place, durability=self._durability))
+
+    def _may_be_at(self, place: str) -> bool:
+        return place != ":memory:" and places.exists(place)
+
+
+class PostgresMemory(StoredMemory):
+    """A memory in a Postgres database. The options are those of `PostgresCheckpointer`, and `wait`."""
+
+    _place = "dsn"
+
+    def __init__(
+        self,
+        dsn: str,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        schema: str | None = None,
+        durability: str = "full",
+        pool_size: int = 8,
+        listen_dsn: str | None = None,
+        wait: float = 0,
+    ) -> None:
+        check_durability(durability)
+        self._options: dict[str, Any] = {"durability": durability, "pool_size": pool_size}
+        server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        super().__init__(self._handle_of(server), user_id, session_id, wait=wait)
+
+    def _handle_at(self, place: str) -> Handle:
+        return self._handle_of(places.postgres_server(place))
+
+    def _handle_of(self, server: Server) -> Handle:
+        return Handle(server.name, functools.partial(places.open_postgres, server, **self._options))
+
+    def _may_be_at(self, place: str) -> bool:  # noqa: ARG002 - it is not asked for before it is needed
+        return True
+
+
+def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here:
+    namespace = "" if user_id is None else checked_id(user_id, "a user id")
+    if namespace.startswith("\x7f"):
+        raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
+    thread = SESSION if session_id is None else checked_id(session_id, "a session id")
+    return _Here(user_id, session_id, namespace, thread, handle)
+
+
+async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
+    """The memories of a database, or of one user, the one that was written last first: for people."""
+    rows = await store.read(queries.listed, namespace=user_id, limit=limit)
+    return [
+        {
+            "user_id": row.namespace or None,
+            "session_id": row.id,
+            "messages": row.message_count,
+            "marked": row.marked,
+            "updated_at": row.updated_at,
+        }
+        for row in rows
+    ]
+
+
+async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[str, list[tuple[Msg, list[str]]]] | None:
+    """A memory's summary, and its messages with their marks; None if there is no such memory."""
+    found = await store.read(queries.entries, session_id, namespace=user_id or "")
+    if found is None:
+        return None
+    return _decoded(found[0]), [(_made(Msg, told(*kept)), marks) for kept, marks in found[1]]
+
+
+def _made(kind: type[Any], said: Told) -> Any:
+    message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
+    message.id, message.timestamp = said.id, said.timestamp
+    return message
+
+
+def _read(
+    tx: Tx,
+    thread: str,
+    make: Callable[[Told], Any],
+    *,
+    namespace: str,
+    marked: list[str] | None,
+    unmarked: list[str],
+) -> tuple[str, list[Any]]:
+    """Read and decoded on the store's thread: a long memory does not stall an event loop."""
+    summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
+    return _decoded(summary), [make(told(*kept)) for kept in found]
+
+
+def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
+    return [make(told(*kept)) for kept in queries.at(tx, keys)]
+
+
+def _stored(message: Any) -> Stored:
+    values = arguments.checked_values(message)
+    return Stored(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
+
+
+def _loaded(state: dict[str, Any]) -> Loaded | None:
+    summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
+    if "content" in state:
+        return Loaded(summary, [Entry(_stored(each.message), each.marks) for each in arguments.items(state["content"])])
+    return Loaded(summary, None) if _SUMMARY in state else None
+
+
+def _encoded(summary: str) -> str:
+    """A summary as it is stored: JSON, so that it may hold anything; nothing, if there is none."""
+    return dumps(summary) if summary else ""
+
+
+def _decoded(stored: str) -> str:
+    return str(json.loads(stored)) if stored else ""

@@ -1,0 +1,112 @@
+"""A provider whose replies are written down beforehand: for tests, examples and benches.
+
+It is a real provider: it streams, fails and calls tools as the others do. It is strict in both directions: a call that
+nobody scripted is an error at once, and a step that nobody used is one at the end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import msgspec
+
+from byssus.events import (
+    StreamDone,
+    StreamEvent,
+    StreamStart,
+    TextDelta,
+    TextEnd,
+    TextStart,
+    ThinkingDelta,
+    ThinkingEnd,
+    ThinkingStart,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from byssus.messages import AssistantMessage, Block, TextContent, ThinkingContent, ToolCall, dumps
+from byssus.providers.base import Request
+from byssus.signals import Signal
+
+Reply: TypeAlias = str | list[Any] | AssistantMessage | BaseException
+Step: TypeAlias = Reply | Callable[[Request], Any]
+
+_WORDS = re.compile(r"\s*\S+\s*|\s+")
+
+
+class ScriptError(AssertionError):
+    """The program and its script disagree."""
+
+
+class ScriptedProvider:
+    """Plays the steps in order, one for each call. Text is streamed word by word."""
+
+    name = "scripted"
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self._steps: list[Step] = list(steps)
+        self.requests: list[Request] = []
+
+    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        position = len(self.requests)
+        if position >= len(self._steps):
+            last = request.messages[-1].text if request.messages else ""
+            raise ScriptError(
+                f"model call {position + 1} was not scripted (the script has {len(self._steps)} steps); "
+                f"its last message was {last[:80]!r}"
+            )
+        # The loop goes on using its list, so what was sent is remembered as it was.
+        request = msgspec.structs.replace(request, messages=list(request.messages))
+        self.requests.append(request)
+        return self._play(self._steps[position], request)
+
+    def assert_done(self) -> None:
+        """Complain about steps that nobody used."""
+        unused = len(self._steps) - len(self.requests)
+        if unused > 0:
+            raise ScriptError(f"{unused} of {len(self._steps)} scripted steps were never used")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.assert_done()
+
+    async def _play(self, step: Step, request: Request) -> AsyncIterator[StreamEvent]:
+        reply = step(request) if callable(step) else step
+        if inspect.isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, BaseException):
+            raise reply
+        message = reply if isinstance(reply, AssistantMessage) else AssistantMessage(reply)
+        yield StreamStart(message.model)
+        for index, block in enumerate(message.content):
+            for event in _events(index, block):
+                yield event
+        yield StreamDone(message.stop_reason, message.usage)
+
+
+def _events(index: int, block: Block) -> Iterable[StreamEvent]:
+    match block:
+        case TextContent():
+            yield TextStart(index)
+            for word in _WORDS.findall(block.text):
+                yield TextDelta(index, word)
+            yield TextEnd(index)
+        case ThinkingContent():
+            yield ThinkingStart(index)
+            yield ThinkingDelta(index, block.thinking)
+            yield ThinkingEnd(index, block.signature, block.redacted)
+        case ToolCall():
+            yield ToolCallStart(index, block.id, block.name)
+            yield ToolCallDelta(index, block.malformed or dumps(block.arguments))
+            yield ToolCallEnd(index, block)
+        case _:
+            raise ScriptError(f"a scripted reply cannot contain {block!r:.80}")

@@ -1,0 +1,132 @@
+"""AgentStorage: users, sessions, messages, tasks, tools and usage, for applications that do not use asyncio.
+
+    with AgentStorage("agent_store.db") as storage:
+        user = storage.create_user("ann", quota_total=100_000)
+        session = storage.create_session(user["id"], "a trip")
+        storage.save_message(session["id"], "user", "北京的天气怎么样?")
+
+Plain dicts and lists in and out. Each call is on disk when it returns. One object may be used from several threads, and
+inside a running event loop too, which then waits for it: there, the same methods can be awaited on a checkpointer.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Self
+
+from byssus import accounts, backups, checking, erasing, searching, sessions, spending, tasks, tool_log
+from byssus.bridge import blocking
+from byssus.errors import InputError, StoreNotOpen
+from byssus.store import places, sharing
+from byssus.store.database import Store
+from byssus.store.places import open_at
+
+__all__ = ["AgentStorage"]
+
+
+_OPTIONS = frozenset({"schema", "pool_size", "listen_dsn"})
+
+
+class AgentStorage:
+    """The database at a path, or behind a `postgresql://` DSN. It is open as soon as it is made.
+
+    `durability` is "full" or "normal", as with the checkpointers; other options are those of `PostgresCheckpointer`.
+    """
+
+    def __init__(
+        self, place: str | os.PathLike[str] = "agent_store.db", *, durability: str = "full", **options: Any
+    ) -> None:
+        if not isinstance(place, str | os.PathLike) or not options.keys() <= _OPTIONS:
+            given = f"{place!r:.80}{''.join(f', {name}=...' for name in options)}"
+            raise InputError(
+                f"AgentStorage takes a path or a postgresql:// DSN, and for a DSN {', '.join(sorted(_OPTIONS))}; "
+                f"got {given}"
+            )
+        self._name = places.name(os.fspath(place))
+        self._store: Store | None = None
+        self._store = store = open_at(place, durability=durability, **options)
+        self._release = sharing.release_with(self, store)
+        try:
+            erasing.finish_what_was_left(store)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the database."""
+        store, self._store = self._store, None
+        if self._release.detach() is not None and store is not None:
+            sharing.release(store)
+
+    def __repr__(self) -> str:
+        return f"AgentStorage({self._name!r}{'' if self._store else ', closed'})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def store(self) -> Store:
+        """What runs the queries; an error after `close`."""
+        if self._store is None:
+            raise StoreNotOpen(f"this AgentStorage on {self._name!r} was closed; make a new one to go on")
+        return self._store
+
+    create_user = blocking(accounts.create_user)
+    get_user = blocking(accounts.get_user)
+    list_users = blocking(accounts.list_users)
+    find_users = blocking(accounts.find_users)
+    update_user = blocking(accounts.update_user)
+    delete_user = blocking(accounts.delete_user)
+    check_quota = blocking(accounts.check_quota)
+    consume_quota = blocking(accounts.consume_quota)
+
+    create_session = blocking(sessions.create_session)
+    get_session = blocking(sessions.get_session)
+    list_user_sessions = blocking(sessions.list_user_sessions)
+    update_session = blocking(sessions.update_session)
+    pause_session = blocking(sessions.pause_session)
+    resume_session = blocking(sessions.resume_session)
+    complete_session = blocking(sessions.complete_session)
+    cancel_session = blocking(sessions.cancel_session)
+    delete_session = blocking(sessions.delete_session)
+
+    save_message = blocking(sessions.save_message)
+    get_conversation_history = blocking(sessions.get_conversation_history)
+    get_message = blocking(sessions.get_message)
+    update_message = blocking(sessions.update_message)
+    delete_message = blocking(sessions.delete_message)
+
+    log_tool_call = blocking(tool_log.log_tool_call)
+    get_tool_call = blocking(tool_log.get_tool_call)
+    list_tool_calls = blocking(tool_log.list_tool_calls)
+    update_tool_call = blocking(tool_log.update_tool_call)
+    delete_tool_call = blocking(tool_log.delete_tool_call)
+
+    create_task = blocking(tasks.create_task)
+    get_task = blocking(tasks.get_task)
+    list_tasks = blocking(tasks.list_tasks)
+    update_task = blocking(tasks.update_task)
+    update_task_status = blocking(tasks.update_task_status)
+    delete_task = blocking(tasks.delete_task)
+
+    get_usage_stats = blocking(spending.get_usage_stats)
+    get_session_usage = blocking(spending.get_session_usage)
+    set_price = blocking(spending.set_price)
+    get_prices = blocking(spending.get_prices)
+    delete_price = blocking(spending.delete_price)
+
+    search = blocking(searching.search)
+    find_messages = blocking(searching.find_messages)
+    index = blocking(searching.index)
+    reindex = blocking(searching.reindex)
+    backup = blocking(backups.backup)
+    restore = blocking(backups.restore)
+    check = blocking(checking.check)
+    repair = blocking(checking.repair)
+    recount = blocking(checking.recount)

@@ -1,0 +1,144 @@
+"""Leases: who drives a thread.
+
+A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it. A
+lease that has run out, by the database's clock, can be neither used nor renewed: whoever slept through its end finds
+out at the next write, and nothing of that write is kept.
+
+The checks are part of the statement that takes the thread's row (`threads.advance`), so they cost no round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
+from byssus.store.database import Tx
+
+NOBODY = -1  # the epoch of no lease
+
+
+class Claim(NamedTuple):
+    """A run that wants a thread's lease. `over` is an epoch whose owner is known to be gone."""
+
+    owner: str
+    run: str
+    seconds: float
+    over: int = NOBODY
+
+
+class Lease(NamedTuple):
+    """The right to write to a thread."""
+
+    epoch: int
+    seconds: float
+
+
+class Visit(NamedTuple):
+    """A write from outside any run: welcome while nobody drives the thread."""
+
+    over: int = NOBODY
+
+
+By = Claim | Lease | Visit
+
+# What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
+# a visitor who writes over nobody's lease.
+_UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
+_FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :over)"
+_MINE = "(lease_epoch = :epoch AND lease_until > :now)"
+_ACTIVE = "status NOT IN ('paused', 'cancelled')"
+GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
+CHANGE = {
+    "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
+    "Visit": "",
+    "": "",
+    "Lease": ", lease_until = :until",
+}
+RELEASE = ", lease_owner = NULL, lease_until = NULL, run = NULL"
+# A run that would stop goes on if something was said to it: what it may release depends on the inbox. Where no run may
+# start, none goes on either.
+_SILENT = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
+RELEASE_IF_SILENT = (
+    f", lease_owner = CASE WHEN {_SILENT} THEN NULL ELSE lease_owner END"
+    f", lease_until = CASE WHEN {_SILENT} THEN NULL ELSE :until END"
+    f", run = CASE WHEN {_SILENT} THEN NULL ELSE run END"
+)
+PAUSE = ", lease_owner = NULL, lease_until = NULL"  # the run waits for a person: it has not ended
+
+
+def parameters(tx: Tx, by: By) -> dict[str, object]:
+    """The values of a guard and a change."""
+    if isinstance(by, Lease):
+        return {"epoch": by.epoch, "until": tx.later(by.seconds)}
+    if isinstance(by, Claim):
+        return {"owner": by.owner, "run": by.run, "until": tx.later(by.seconds), "over": by.over}
+    return {"over": by.over}
+
+
+def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
+    """Say why a write was refused, if that was because of a lease."""
+    row = tx.one(
+        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
+        " WHERE namespace = :namespace AND id = :id",
+        namespace=namespace,
+        id=thread_id,
+        now=tx.now(),
+    )
+    if row is None:
+        return
+    owner, epoch, until, is_alive, status = row
+    if isinstance(by, Lease):
+        if epoch != by.epoch or not is_alive:
+            raise LeaseLost(thread_id)
+    elif is_alive and epoch != by.over:
+        raise ThreadBusy(thread_id, owner, epoch, until)
+    if isinstance(by, Claim) and status in ("paused", "cancelled"):
+        raise ThreadInactive(thread_id, status)
+
+
+class Held(NamedTuple):
+    """A lease of this process, as its keeper knows it."""
+
+    thread_id: str
+    namespace: str
+    epoch: int
+    seconds: float
+    token: str = ""
+
+
+def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
+    """Renew leases; returns those that are lost."""
+    lost = []
+    for lease in sorted(held):  # in the order in which everybody takes threads' rows
+        row = tx.one(
+            f"UPDATE threads SET lease_until = :until WHERE namespace = :namespace AND id = :id AND {_MINE}"
+            " RETURNING lease_epoch",
+            namespace=lease.namespace,
+            id=lease.thread_id,
+            epoch=lease.epoch,
+            until=tx.later(lease.seconds),
+            now=tx.now(),
+        )
+        if row is None:
+            lost.append(lease)
+    return lost
+
+
+def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
+    """Those of the leases whose run was asked to stop."""
+    rows = tx.all("SELECT namespace, id, lease_abort FROM threads WHERE run IS NOT NULL AND lease_abort = lease_epoch")
+    asked = set(rows)
+    return [lease for lease in held if (lease.namespace, lease.thread_id, lease.epoch) in asked]
+
+
+def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> str | None:
+    """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
+    row = tx.one(
+        "UPDATE threads SET lease_abort = lease_epoch"
+        " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",
+        namespace=namespace,
+        id=thread_id,
+        now=tx.now(),
+    )
+    return row[0] if row else None

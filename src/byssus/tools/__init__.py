@@ -1,0 +1,300 @@
+"""Tools: plain functions that a model may call.
+
+    @tool
+    def weather(city: Annotated[str, "the city's name"], days: int = 1) -> str:
+        "The weather forecast for a city."
+
+The schema comes from the type hints, the docstring and `Annotated` descriptions. Whatever goes wrong with a call (bad
+arguments, an exception) becomes a result that tells the model how to do better; a tool never ends a run by failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+import msgspec
+from msgspec import Struct, field
+
+from byssus.errors import InputError
+from byssus.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps, image_type
+from byssus.providers.base import ToolSpec
+from byssus.results import ToolResult as ToolResult
+from byssus.schemas import convert
+from byssus.signals import Signal
+from byssus.tools.details import readable as readable
+from byssus.tools.details import told
+from byssus.tools.execution import Exited, TimedOut, run, within
+from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RECOVERIES = ("never", "retry", "check", "ask")
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_log = logging.getLogger("byssus.tool")
+
+
+class ToolContext(Struct):
+    """What a tool can ask for: a parameter annotated with this class receives it, unseen by the model."""
+
+    tool_call_id: str
+    tool_name: str
+    signal: Signal
+    thread_id: str | None = None
+    user_id: str | None = None
+    idempotency_key: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    on_update: Callable[[Any], None] | None = None
+
+    def update(self, progress: Any) -> None:
+        """Report progress: listeners hear of it as `tool_execution_update`."""
+        if self.on_update is not None:
+            self.on_update(progress)
+
+
+class Done(Struct, frozen=True):
+    """What a `check` answers when the interrupted call has taken effect; `result` is what it would have returned."""
+
+    result: Any = None
+
+
+class NotDone(Struct, frozen=True):
+    """What a `check` answers when the interrupted call has not taken effect: it is run."""
+
+
+class Unknown(Struct, frozen=True):
+    """What a `check` answers when it cannot tell: the model gets a result that says so."""
+
+
+class Outcome(NamedTuple):
+    """How a call ended: its result, whether the run ends with it, the ledger's word for it, and how long it took."""
+
+    message: ToolResultMessage
+    ends_run: bool = False
+    status: str = ""
+    elapsed_ms: float | None = None
+
+    @property
+    def ending(self) -> str:
+        return self.status or ("failed" if self.message.is_error else "done")
+
+
+class Tool(Generic[P, R]):
+    """A function with what a model needs to call it. Calling the tool calls the function.
+
+    `timeout` is in seconds. A `sequential` tool never runs beside another one: when a reply calls it, all its calls
+    run one after the other. With `approval=True` a person must approve each call before it runs.
+
+    `recovery` says what becomes of a call that was started and interrupted, so that nobody knows whether it has taken
+    effect: `never` run it again (the model is told that its outcome is unknown), `retry` it with the same idempotency
+    key, `check` with a function of the tool's own, or `ask` a person.
+    """
+
+    _check: Callable[[ToolContext], Any] | None
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float | None = None,
+        sequential: bool = False,
+        recovery: str = "never",
+        approval: bool = False,
+        check: Callable[[ToolContext], Any] | None = None,
+    ) -> None:
+        name = name or str(getattr(function, "__name__", ""))
+        summary, described = read_docstring(inspect.getdoc(inner(function)) or "")
+        self._context_parameter, self._arguments = arguments_of(function, name, described, ToolContext)
+        spec = ToolSpec(name, description or summary, schema_of(self._arguments, name))
+        self._setup(function, spec, timeout, sequential=sequential)
+        if recovery not in RECOVERIES:
+            raise InputError(f"tool {name!r}: recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+        self.recovery = "check" if check is not None and recovery == "never" else recovery
+        self.approval = bool(approval)
+        if check is not None:
+            self.check(check)
+
+    def check(self, function: Callable[[ToolContext], Any]) -> Callable[[ToolContext], Any]:
+        """Use the function to find out what became of an interrupted call: `@pay.check`.
+
+        It gets the call's context (with `arguments` and `idempotency_key`), may be async or plain, and returns
+        `Done(result)`, `NotDone()` or `Unknown()`.
+        """
+        if not callable(function):
+            raise InputError(f"tool {self.name!r}: check must be a function of a ToolContext, got {function!r}")
+        if self.recovery != "check":
+            raise InputError(
+                f"tool {self.name!r} has a check, but its recovery is {self.recovery!r}; say recovery='check'"
+            )
+        self._check = function
+        return function
+
+    @property
+    def has_check(self) -> bool:
+        return self._check is not None
+
+    async def ask_check(self, context: ToolContext) -> Done | NotDone | Unknown:
+        """What the tool's own function says about an interrupted call. One that fails or talks nonsense cannot tell."""
+        assert self._check is not None
+        check = self._check
+        try:
+            answer = await within(run(check, {"context": context}, positional=True), self._timeout)
+        except Exception:  # noqa: BLE001 - the model is told that nobody knows
+            _log.exception("the check of tool %r failed for call %r", self.name, context.tool_call_id)
+            return Unknown()
+        if isinstance(answer, Done | NotDone | Unknown):
+            return answer
+        _log.error("the check of tool %r must return Done(...), NotDone() or Unknown(), got %r", self.name, answer)
+        return Unknown()
+
+    def _setup(self, function: Callable[P, R], spec: ToolSpec, timeout: float | None, *, sequential: bool) -> None:
+        if not _NAME.fullmatch(spec.name):
+            raise InputError(f"a tool's name must be 1 to 64 letters, digits, _ or -, got {spec.name!r}; pass name=...")
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
+        ):
+            raise InputError(f"tool {spec.name!r}: timeout must be a number of seconds above 0, got {timeout!r}")
+        self.function = function
+        self.spec = spec
+        self.name = spec.name
+        self.sequential = sequential
+        self.recovery = "never"
+        self.approval = False
+        self._timeout = timeout
+        self._check = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name})"
+
+    async def execute(self, call: ToolCall, context: ToolContext) -> Outcome:
+        """Run the call; a failure of any kind is a result."""
+        try:
+            arguments = self._read(call)
+        except msgspec.ValidationError as error:
+            return Outcome(failure(call, f"Invalid arguments: {error}. Expected: {dumps(self.spec.parameters)}"))
+        except Exception as error:  # noqa: BLE001 - a validator of the tool's own
+            return Outcome(failure(call, f"Invalid arguments: {told(error)}"))
+        return await self._perform(call, arguments, context)
+
+    async def _perform(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> Outcome:
+        try:
+            return outcome(call, await within(self._run(arguments, context), self._timeout))
+        except TimedOut:
+            return Outcome(failure(call, f"Timed out after {self._timeout} s; it may or may not have taken effect."))
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            return Outcome(failure(call, told(error)))  # the function's own doing: nobody cancelled this call
+        except Exited as error:
+            return Outcome(failure(call, f"SystemExit: {error}"))
+        except Exception as error:  # noqa: BLE001 - the model sees it
+            return Outcome(failure(call, told(error)))
+
+    def _read(self, call: ToolCall) -> dict[str, Any]:
+        """The arguments of the function; raises `msgspec.ValidationError`."""
+        sent = arguments_in(call)
+        try:
+            value = convert(sent, self._arguments)
+        except msgspec.ValidationError:
+            # Models like to send "3" for 3: take it where it can only mean that.
+            value = convert(sent, self._arguments, strict=False)
+        return {name: getattr(value, name) for name in self._arguments.__struct_fields__}
+
+    async def _run(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        if self._context_parameter:
+            arguments[self._context_parameter] = context
+        return await run(self.function, arguments)
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    sequential: bool = False,
+    recovery: str = "never",
+    approval: bool = False,
+    check: Callable[[ToolContext], Any] | None = None,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Make a function a tool: `@tool`, or `@tool(name=..., timeout=..., recovery=..., approval=...)`: see `Tool`."""
+    if function is not None:
+        return Tool(function, **options)
+    return lambda wrapped: Tool(wrapped, **options)
+
+
+def unknown_tool(call: ToolCall, names: Sequence[str]) -> ToolResultMessage:
+    known = f"The tools are: {', '.join(names)}." if names else "There are no tools."
+    return failure(call, f"There is no tool {call.name!r}. {known}")
+
+
+def aborted(call: ToolCall) -> ToolResultMessage:
+    return failure(call, "The run was aborted during this call: it may or may not have taken effect.")
+
+
+def not_started(call: ToolCall, reason: str) -> ToolResultMessage:
+    return failure(call, f"This call was not started, because {reason}.")
+
+
+def failure(call: ToolCall, text: str) -> ToolResultMessage:
+    """A result that tells the model what went wrong."""
+    return ToolResultMessage(call.id, call.name, text, is_error=True)
+
+
+def arguments_in(call: ToolCall) -> dict[str, Any]:
+    """What the model sent, for the tool to keep: the history has its own, which must stay as it is."""
+    if call.malformed is not None:
+        raise msgspec.ValidationError(f"the arguments are not a JSON object: {call.malformed[:200]!r}")
+    return own_arguments(call)
+
+
+def own_arguments(call: ToolCall) -> dict[str, Any]:
+    return copy.deepcopy(call.arguments)
+
+
+def outcome(call: ToolCall, value: Any) -> Outcome:
+    """Whatever a tool returned, as a message."""
+    result = value if _is(value, ToolResult) else ToolResult(value)
+    message = ToolResultMessage(
+        call.id, call.name, _content(result.content), readable(result.details), bool(result.is_error)
+    )
+    if any(isinstance(block, ImageContent) and image_type(block) is None for block in message.content):
+        said = "The tool returned an image that is none; it has to be the base64 of a PNG, JPEG, GIF or WebP file."
+        return Outcome(failure(call, f"{said} Its text was: {message.text}" if message.text else said))
+    return Outcome(message, bool(result.end_run))
+
+
+def _content(value: Any) -> str | Sequence[Block]:
+    if value is None:
+        return "(no output)"
+    if _is(value, str):
+        return str(value)
+    blocks = value if _is(value, list, tuple) else [value]
+    if any(_is(item, TextContent, ImageContent) for item in blocks) and all(
+        _is(item, TextContent, ImageContent, str) for item in blocks
+    ):
+        return [TextContent(item) if isinstance(item, str) else item for item in blocks]
+    return json.dumps(readable(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _is(value: object, *kinds: type) -> bool:
+    """`isinstance` that trusts nobody: a proxy without its object raises when it is asked for its class."""
+    return issubclass(type(value), kinds)

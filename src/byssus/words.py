@@ -1,0 +1,442 @@
+r"""Words: how text is folded, cut into tokens, searched, and shown. Nothing here knows of a database.
+
+- Text is compared folded: NFKC, casefolded, without the accents of Latin, Greek and Cyrillic letters.
+- Scripts that are written without spaces between words (Chinese, Japanese, Thai and their like; and Korean, whose words
+  carry endings) form runs. What is searched there is a plain substring, from one character up. All other letters and
+  digits form words: those of plain Latin letters are compared by their English stem, the others as they are.
+- The tokens of a text are its words and the overlapping pairs of its runs, in order; behind them, the single characters
+  of its runs. Whatever a query matches has all the tokens of the query, and those of each of its `chains` side by side.
+  The reverse need not be true: an index over the tokens gives candidates, and `Matcher` decides. So what is found does
+  not depend on the index.
+- `VERSION` grows with each change to what the tokens of a text are: an index of another version is made anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import threading
+import unicodedata
+from collections.abc import Iterator
+from operator import add
+from typing import NamedTuple, TypeAlias
+
+import Stemmer
+
+from byssus.errors import InputError
+
+VERSION = 1
+MAX_QUERY = 1_000  # characters
+MAX_TERMS = 50
+
+_LONGEST, _KEPT = 64, 40  # characters of a token: of a longer one, the beginning and a digest
+_MANY = 1_000  # matches of one term in one text that are looked at
+_SNIPPET, _LEAD = 120, 30  # characters of a snippet, and of them those before the first match
+
+# Thai, Lao, Myanmar, Hangul, Khmer, ideographic marks, kana, bopomofo, Han.
+_RUNS = (
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e50-\u0e59\u0e81-\u0edf\u1000-\u109f\u1100-\u11ff\u1780-\u17d3\u17d7\u17dc-\u17e9"
+    "\u3005-\u3007\u3021-\u302f\u3031-\u3035\u3038-\u303c\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f"
+    "\u3131-\u318e\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97c\ua9e0-\ua9fe\uaa60-\uaa7f"
+    "\uac00-\ud7fb\uf900-\ufaff\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
+)
+# Vowel signs and the like, which continue a word: `\w` does not know them. (Letters between them do no harm.)
+_MARKS = (
+    "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u05bf\u05c1-\u05c2\u05c4-\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670"
+    "\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed\u0711-\u07f3\u07fd\u0816-\u082d\u0859-\u085b\u0898-\u08e1\u08e3-\u0963"
+    "\u0981-\u09e3\u09fe-\u0a75\u0a81-\u0ae3\u0afa-\u0b63\u0b82-\u0bd7\u0c00-\u0c63\u0c81-\u0c83\u0cbc-\u0d4d"
+    "\u0d57-\u0d63\u0d81-\u0df3\u0f18-\u0f19\u0f35\u0f37\u0f39\u0f3e-\u0f84\u0f86-\u0fbc\u0fc6\u135d-\u135f"
+    "\u1712-\u1734\u1752-\u1773\u180b-\u180d\u1885-\u1886\u18a9\u1920-\u193b\u1a17-\u1a1b\u1a55-\u1a7f\u1ab0-\u1b44"
+    "\u1b6b-\u1b73\u1b80-\u1bf3\u1c24-\u1c37\u1cd0-\u1cd2\u1cd4-\u1cf9\u1dc0-\u1dff\ua8e0-\ua8f1\ufe20-\ufe2f"
+)
+_LETTER = rf"[^\W_{_RUNS}]"
+_WORD = rf"{_LETTER}+(?:[{_MARKS}]+{_LETTER}*)*"
+
+_token = re.compile(rf"([{_RUNS}]+)|({_WORD})")
+_word = re.compile(_WORD)
+_inside = re.compile(rf"{_LETTER}|[{_MARKS}]")  # a word goes on here
+_gap = re.compile(rf"(?:(?![{_RUNS}]|{_LETTER}).)+", re.DOTALL)
+_space = re.compile(r"\s+")
+_part = re.compile(r'(-?)"([^"]*)"|(\S+)')
+_composing = re.compile("[\u1160-\u11ff\u3099\u309a\uff9e-\uffdc]")  # these join the character before them
+
+# The marks of a sentence are no part of what is searched, unless they stand inside a word, as in 1,000 and foo.bar.
+_EDGES = ",.?!:;()[]{}'"
+_STOPS = str.maketrans(dict.fromkeys("，。？！：；、「」『』《》〈〉【】（）｡､｢｣…—", " "))  # noqa: RUF001
+
+Span: TypeAlias = tuple[int, int]
+
+
+# --- folding ----------------------------------------------------------------------------------------------------------
+
+_ACCENTS = dict.fromkeys(range(0x300, 0x370))
+_QUOTES = {**dict.fromkeys("\u2018\u2019\u201b", "'"), **dict.fromkeys("\u201c\u201d\u201e", '"')}
+
+
+class _Folds(dict[int, str]):
+    """What each character is folded to, found out when it is first seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resized: set[str] = set()  # those that become none, or more than one
+
+    def __missing__(self, code: int) -> str:
+        folded = self[code] = _fold_character(chr(code))
+        if len(folded) != 1:
+            self.resized.add(chr(code))
+        return folded
+
+
+def _fold_character(character: str) -> str:
+    if ord(character) in _ACCENTS:
+        return ""
+    folded = unicodedata.normalize("NFKC", _QUOTES.get(character, character)).casefold()
+    if folded and folded[0].isalpha():
+        folded = unicodedata.normalize("NFD", folded).translate(_ACCENTS)
+    return unicodedata.normalize("NFKC", folded)
+
+
+_folds = _Folds()
+
+
+class Folded:
+    """A text in its folded form, and the way back to the original."""
+
+    __slots__ = ("_edges", "_words", "source", "text")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._words: list[tuple[int, int, str]] | None = None
+        # Where the forms differ in length: begin and end there, begin and end here. None: not looked for yet.
+        self._edges: list[tuple[int, int, int, int]] | None = None
+        if source.isascii():
+            self.text, self._edges = source.lower(), []
+        elif unicodedata.is_normalized("NFC", source) and not _composing.search(source):
+            self.text = source.translate(_folds)
+        else:
+            self.text, self._edges = _fold_clusters(source)
+
+    def words(self) -> list[tuple[int, int, str]]:
+        """The words, each with its place and its token."""
+        if self._words is None:
+            self._words = [(*match.span(), token_of(match[0])) for match in _word.finditer(self.text)]
+        return self._words
+
+    def original(self, span: Span) -> Span:
+        """The same place in the original."""
+        start, end = self._back(span[0], 2), self._back(span[1] - 1, 3)
+        while end < len(self.source) and ord(self.source[end]) in _ACCENTS:  # folded to nothing
+            end += 1
+        return start, end
+
+    def _back(self, place: int, side: int) -> int:
+        if self._edges is None:
+            self._edges = _edges_of(self.source)
+        low, high = 0, len(self._edges)
+        while low < high:  # the last edge that begins at the place or before it
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._edges[middle][0] <= place else (low, middle)
+        if low == 0:
+            return place + (side == 3)
+        edge = self._edges[low - 1]
+        return edge[side] if place < edge[1] else place - edge[1] + edge[3] + (side == 3)
+
+
+def _edges_of(source: str) -> list[tuple[int, int, int, int]]:
+    resized = _folds.resized.intersection(source)
+    if not resized:
+        return []
+    edges, shift = [], 0
+    for match in re.finditer(f"[{re.escape(''.join(sorted(resized)))}]", source):
+        start, end = match.span()
+        size = len(_folds[ord(match[0])])
+        edges.append((start + shift, start + shift + size, start, end))
+        shift += size - 1
+    return edges
+
+
+def _joins(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M" or _composing.match(character) is not None
+
+
+def _fold_clusters(source: str) -> tuple[str, list[tuple[int, int, int, int]]]:
+    """The slow way, for text whose characters are composed of several: each with what joins it, as one."""
+    starts = [place for place, character in enumerate(source) if place == 0 or not _joins(character)]
+    parts: list[str] = []
+    edges: list[tuple[int, int, int, int]] = []
+    size = 0
+    for start, end in zip(starts, [*starts[1:], len(source)], strict=True):
+        folded = unicodedata.normalize("NFKC", source[start:end]).translate(_folds)
+        if len(folded) != 1 or end - start != 1:
+            edges.append((size, size + len(folded), start, end))
+        size += len(folded)
+        parts.append(folded)
+    return "".join(parts), edges
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+_stemmer = Stemmer.Stemmer("english", 0)
+_stemming = threading.Lock()
+
+
+def _unlock() -> None:
+    global _stemming, _stemmer
+    _stemming, _stemmer = threading.Lock(), Stemmer.Stemmer("english", 0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
+
+
+@functools.lru_cache(maxsize=100_000)
+def token_of(word: str) -> str:
+    """What stands for a folded word in an index."""
+    token = word
+    if word.isascii() and word.isalpha():
+        with _stemming:
+            token = _stemmer.stemWord(word)
+    if len(token) <= _LONGEST:
+        return token
+    return token[:_KEPT] + hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def tokens(text: str) -> tuple[list[str], list[str]]:
+    """The tokens of a text, as an index holds them: those in order, and the single characters of its runs."""
+    sequence: list[str] = []
+    singles: set[str] = set()
+    for match in _token.finditer(Folded(text).text):
+        run = match[1]
+        if run is None:
+            sequence.append(token_of(match[2]))
+        else:
+            singles.update(run)
+            sequence.extend(map(add, run, run[1:]))
+    return sequence, sorted(singles)
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+
+class _Piece:
+    """A part of a term without white space: a word, a run, or a literal in which every character counts."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        word = _word.match(text)  # not fullmatch: letters may count as marks, and it would try all ways to part them
+        self.token = token_of(text) if word and word.end() == len(text) else None
+        self.is_spaced = not _token.match(text)  # it begins with what else would be taken for a gap
+        self._starts_word = _inside.match(text) is not None
+        self._ends_word = _inside.match(text[-1]) is not None
+
+    def at(self, folded: Folded, place: int) -> int:
+        """Where it ends, if it is at this place; else -1."""
+        text = folded.text
+        if self.token is not None:
+            word = _word.match(text, place)
+            return word.end() if word and token_of(word[0]) == self.token else -1
+        end = place + len(self.text)
+        if not text.startswith(self.text, place):
+            return -1
+        cuts_start = self._starts_word and place > 0 and _inside.match(text, place - 1)
+        cuts_end = self._ends_word and _inside.match(text, end)
+        return -1 if cuts_start or cuts_end else end
+
+    def spans(self, folded: Folded) -> Iterator[Span]:
+        """All places where it is, also those that overlap."""
+        if self.token is not None:
+            yield from ((start, end) for start, end, token in folded.words() if token == self.token)
+            return
+        place = folded.text.find(self.text)
+        while place >= 0:
+            end = self.at(folded, place)
+            if end >= 0:
+                yield place, end
+            place = folded.text.find(self.text, place + 1)
+
+
+class Term:
+    """What must be in a text, or must not: pieces, one after the other, with nothing but gaps between them."""
+
+    def __init__(self, text: str) -> None:
+        self._first, *self._others = [_Piece(piece) for piece in text.split()]
+
+    def spans(self, folded: Folded) -> Iterator[Span]:
+        for start, end in self._first.spans(folded):
+            last = self._follow(folded, end)
+            if last >= 0:
+                yield start, last
+
+    def _follow(self, folded: Folded, end: int) -> int:
+        for piece in self._others:
+            gap = (_space if piece.is_spaced else _gap).match(folded.text, end)
+            end = piece.at(folded, gap.end()) if gap else -1
+            if end < 0:
+                break
+        return end
+
+    def chains(self) -> Iterator[list[str]]:
+        """Tokens that are side by side in each text with this term."""
+        chain: list[str] = []
+        for piece in (self._first, *self._others):
+            for match in _token.finditer(piece.text):
+                run = match[1]
+                if run is None:
+                    chain.append(token_of(match[2]))
+                elif len(run) > 1:
+                    chain.extend(map(add, run, run[1:]))
+                else:  # it may be a part of a longer run there, and then it is in another place
+                    yield [run]
+                    if chain:
+                        yield chain
+                    chain = []
+        if chain:
+            yield chain
+
+
+class Found(NamedTuple):
+    """A text that matches: where each of the terms is, in its folded form."""
+
+    folded: Folded
+    spans: list[list[Span]]
+
+    def counts(self) -> list[int]:
+        return [len(spans) for spans in self.spans]
+
+
+class Matcher:
+    """A query, read: what must be there, and what must not."""
+
+    def __init__(self, required: list[Term], excluded: list[Term]) -> None:
+        self._required = required
+        self._excluded = excluded
+
+    def find(self, text: str) -> Found | None:
+        """Where the query matches in a text; None if it does not."""
+        folded = Folded(text)
+        spans: list[list[Span]] = []
+        for term in self._required:
+            found = [span for span, _ in zip(term.spans(folded), range(_MANY), strict=False)]
+            if not found:
+                return None
+            spans.append(found)
+        for term in self._excluded:
+            if next(term.spans(folded), None) is not None:
+                return None
+        return Found(folded, spans)
+
+    def chains(self) -> list[list[str]]:
+        """Tokens that each text which matches has, those of a list side by side."""
+        unique = {tuple(chain): None for term in self._required for chain in term.chains()}
+        return [list(chain) for chain in unique]
+
+
+def parse(query: object) -> Matcher:
+    """Read a query: words that must all be there, `"phrases"`, and `-words` or `-"phrases"` that must not."""
+    if not isinstance(query, str):
+        raise InputError(f"a search is for text, got {type(query).__name__}: {query!r:.80}")
+    if len(query) > MAX_QUERY:
+        raise InputError(f"a search takes up to {MAX_QUERY:,} characters, got {len(query):,}; use fewer words")
+    required: list[Term] = []
+    excluded: list[Term] = []
+    for match in _part.finditer(Folded(query.translate(_STOPS)).text):
+        text, is_excluded = _read_part(match)
+        if text.strip():
+            (excluded if is_excluded else required).append(Term(text))
+    if len(required) + len(excluded) > MAX_TERMS:
+        raise InputError(
+            f"a search takes up to {MAX_TERMS} words and phrases, got {len(required) + len(excluded)}; use fewer"
+        )
+    matcher = Matcher(required, excluded)
+    if not matcher.chains():
+        raise InputError(f"a search needs a letter or a digit that is not excluded, got {query!r:.80}; add a word")
+    return matcher
+
+
+def _read_part(match: re.Match[str]) -> tuple[str, bool]:
+    sign, phrase, plain = match.groups()
+    if plain is None:
+        return phrase, sign == "-"
+    is_excluded = len(plain) > 1 and plain[0] == "-" and plain[1] != "-"  # not `--help`: that is text
+    text = plain[is_excluded:].strip(_EDGES)
+    return ("" if all(map(_is_mark, text)) else text), is_excluded
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it only parts words: not a letter, nor a sign that means something, as = or an emoji."""
+    return unicodedata.category(character)[0] == "P"
+
+
+# --- snippets ---------------------------------------------------------------------------------------------------------
+
+
+def snippet(found: Found, marks: tuple[str, str]) -> str:
+    """A line of the original around the place where most of the terms are close to each other, with matches marked."""
+    source = found.folded.source
+    first = _best(found.spans)
+    start = max(0, found.folded.original(first)[0] - _LEAD)
+    end = min(len(source), start + _SNIPPET)
+    start, end = _whole(source, start), _whole(source, end)
+    parts = ["\u2026"] if start > 0 else []
+    place = start
+    for left, right in _merged(found, first[0], start, end):
+        parts += [_line(source[place:left]), marks[0], _line(source[left:right]), marks[1]]
+        place = right
+    parts += [_line(source[place:end]), "\u2026" if end < len(source) else ""]
+    return "".join(parts).strip()
+
+
+def _best(spans: list[list[Span]]) -> Span:
+    """The match behind which most of the terms follow within a snippet; the first of those."""
+    places = sorted((span, term) for term, found in enumerate(spans) for span in found)
+    best, most, last = places[0][0], 0, 0
+    inside = [0] * len(spans)
+    for position, (span, term) in enumerate(places):
+        while last < len(places) and places[last][0][0] < span[0] + _SNIPPET - _LEAD:
+            inside[places[last][1]] += 1
+            last += 1
+        terms = sum(count > 0 for count in inside)
+        if terms > most:
+            best, most = span, terms
+        if last > position:
+            inside[term] -= 1
+    return best
+
+
+def _merged(found: Found, near: int, start: int, end: int) -> list[Span]:
+    """The matches inside a part of the original, those that touch as one."""
+    merged: list[Span] = []
+    close = [span for spans in found.spans for span in spans if abs(span[0] - near) <= 4 * _SNIPPET or span[1] > near]
+    for left, right in sorted(map(found.folded.original, sorted(close)[: 8 * _SNIPPET])):
+        left, right = max(left, start), min(right, end)
+        if left >= right:
+            continue
+        if merged and left <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(right, merged[-1][1]))
+        else:
+            merged.append((left, right))
+    return merged
+
+
+def _whole(source: str, place: int) -> int:
+    """The place, moved back so that it cuts no character in two that consists of several."""
+    for _ in range(_LEAD):
+        if place == 0 or place == len(source) or not _is_inside(source[place - 1], source[place]):
+            break
+        place -= 1
+    return place
+
+
+def _is_inside(before: str, here: str) -> bool:
+    joiner = "\u200d"
+    return _joins(here) or joiner in (before, here) or "\U0001f3fb" <= here <= "\U0001f3ff" or _is_flag(before, here)
+
+
+def _is_flag(before: str, here: str) -> bool:
+    return all("\U0001f1e6" <= character <= "\U0001f1ff" for character in (before, here))
+
+
+def _line(text: str) -> str:
+    return _space.sub(" ", text)
