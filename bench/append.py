@@ -12,9 +12,9 @@ import time
 
 from bench import append_postgres
 from bench.measure import alternate, append_rate, message, raw_append, raw_database, report, scratch
-from byssus import clock
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.messages import encode
+from byssus.values import clock
 
 
 def main() -> None:

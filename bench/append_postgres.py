@@ -17,9 +17,9 @@ from collections.abc import Callable
 import psycopg
 
 from bench.measure import alternate, append_rate, message, report
-from byssus import clock
 from byssus.checkpointer import PostgresCheckpointer
 from byssus.messages import encode
+from byssus.values import clock
 from tests import postgres
 
 _RAW_CONNECTIONS = 16

@@ -17,15 +17,16 @@ from typing import Any
 
 from bench.growth_peers import Database, database, payload, rows, text, turn
 from bench.measure import alternate, report
-from byssus import Agent, Model, clock
+from byssus import Agent, Model
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.scripted import ScriptedProvider
-from byssus.rows import stored
-from byssus.store import putting
-from byssus.store.checkpoints import New
+from byssus.queries.log.threads import VISITOR, Stored
+from byssus.queries.versions import putting
+from byssus.queries.versions.checkpoints import New
 from byssus.store.database import Tx
-from byssus.store.threads import VISITOR, Stored
+from byssus.threads.encoding import stored
+from byssus.values import clock
 
 TURNS = 800
 EDGE = 50  # so many turns are the start, and the end

@@ -20,7 +20,7 @@ import apsw
 from byssus.checkpointer import Checkpointer
 from byssus.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
 from byssus.store.sharing import release
-from byssus.store.sqlite import open_store
+from byssus.store.sqlite.store import open_store
 
 TEXT = "x" * 330  # a message of about 400 bytes
 

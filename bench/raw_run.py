@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import COUNT, INSERT, MOVE, TEXT, message, raw_database, raw_thread
-from byssus import clock, owners
 from byssus.messages import AssistantMessage, encode
+from byssus.store import owners
+from byssus.values import clock
 
 _TAKE = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, run = :run"
 _KEEP = ", lease_until = :until"

@@ -17,9 +17,9 @@ from pathlib import Path
 import apsw
 
 from bench.measure import alternate, append_rate, report, scratch
-from byssus import indexer, searching, words
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
 from byssus.messages import UserMessage, decode
+from byssus.search import index, search, tokens
 from tests import postgres
 
 QUERIES = 40  # of each kind
@@ -100,7 +100,7 @@ async def _fill(cp: Checkpointer, count: int) -> None:
 
 def _index(runner: asyncio.Runner, cp: Checkpointer, count: int) -> None:
     started = time.perf_counter()
-    assert runner.run(searching.index(cp.store)) == count
+    assert runner.run(search.index(cp.store)) == count
     rate = count / (time.perf_counter() - started)
     report("messages indexed a second", f"{rate:,.0f}/s", rate / 3_000, 1, at_least=True)
 
@@ -144,7 +144,7 @@ def _queries(count: int) -> dict[str, list[str]]:
 
 def _ask(runner: asyncio.Runner, cp: Checkpointer, asked: dict[str, list[str]]) -> None:
     def took(query: str, order: str = "newest") -> float:
-        return _timed(lambda: runner.run(searching.search(cp.store, query, order=order)))
+        return _timed(lambda: runner.run(search.search(cp.store, query, order=order)))
 
     for kind, queries in asked.items():
         bar = 200 if kind == "one character" else 50
@@ -168,7 +168,7 @@ def _compare(runner: asyncio.Runner, cp: Checkpointer, folder: Path, asked: dict
     other = apsw.Connection(str(folder / "trigram.db"))
     other.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
     other.execute("CREATE VIRTUAL TABLE grams USING fts5 (text, content = '', tokenize = 'trigram')")
-    checked = {query: words.parse(query) for queries in asked.values() for query in _rare(connection, queries)}
+    checked = {query: tokens.parse(query) for queries in asked.values() for query in _rare(connection, queries)}
     expected: dict[str, set[int]] = {query: set() for query in checked}
     spent = 0.0
     other.execute("BEGIN")
@@ -192,7 +192,7 @@ def _compare(runner: asyncio.Runner, cp: Checkpointer, folder: Path, asked: dict
         found = dict.fromkeys(("byssus", "LIKE", "trigram"), 0)
         sure = [query for query in queries if query in checked]
         for query in sure:
-            hits = runner.run(searching.search(cp.store, query, limit=10_000))
+            hits = runner.run(search.search(cp.store, query, limit=10_000))
             found["byssus"] += len(expected[query] & {keys[hit["message_id"]] for hit in hits})
             assert len(hits) == len(expected[query]), f"{query}: {len(hits)} hits, and {len(expected[query])} by a scan"
             found["LIKE"] += len(expected[query] & _like(connection, query, -1))
@@ -245,10 +245,10 @@ def _appends(runner: asyncio.Runner) -> None:
     folder = scratch()
     plain = runner.run(SQLiteCheckpointer(folder / "plain.db").open())
     indexed = runner.run(SQLiteCheckpointer(folder / "indexed.db").open())
-    indexer.of(indexed.store).start()
+    index.of(indexed.store).start()
 
     def caught_up() -> bool:
-        return all(kind.waiting == 0 for kind in runner.run(searching.state(indexed.store)).values())
+        return all(kind.waiting == 0 for kind in runner.run(search.state(indexed.store)).values())
 
     def behind(at_once: int, each: int) -> float:
         rate = runner.run(append_rate(indexed, at_once, each))

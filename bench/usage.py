@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.measure import report, scratch
-from byssus import clock
 from byssus.messages import AssistantMessage, Usage, UserMessage
-from byssus.rows import stored
+from byssus.queries.log import threads
 from byssus.storage import AgentStorage
-from byssus.store import threads
 from byssus.store.database import Tx
+from byssus.threads.encoding import stored
+from byssus.values import clock
 from tests import postgres
 
 TEXT = "x" * 330

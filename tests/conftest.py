@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import pytest
 
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
-from byssus.store import places, sharing, sqlite
+from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
+from byssus.store.sqlite import store as sqlite
 from tests import postgres
 
 # AgentScope needs another mcp than we do: tests/test_agentscope.py runs these in processes that have it.
@@ -96,7 +97,7 @@ class PostgresSchema:
 
     @contextlib.contextmanager
     def store(self) -> Iterator[Store]:
-        store = places.open_postgres(places.postgres_server(self._place.dsn, schema=self._place.name))
+        store = opening.open_postgres(opening.postgres_server(self._place.dsn, schema=self._place.name))
         try:
             yield store
         finally:

@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).parents[1]
 FILES = {file.relative_to(ROOT).as_posix(): file for file in sorted(ROOT.rglob("*.py"))}
 TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
 
-# Each room, from the top: what lies in it (a folder, or files of the root), and the rooms that it may use besides itself.
-# It says less than "everything below": a provider knows no store.
+# Each room, from the top: what lies in it (a folder, or files of the root), and the rooms that it may use besides
+# itself. It says less than "everything below": a provider knows no store.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"cli", "__main__"}, {"doors", "memory", "maintenance", "threads", "providers", "values"}),
     "adapters": ({"adapters"}, {"memory", "values"}),
@@ -43,92 +43,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # What runs SQL knows no message: of the values it may use these alone.
 SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py"}
 
-# Where a file will lie, and the arrows that have to turn round after that.
-MOVES = {
-    "loop": "run/loop",
-    "setup": "run/settings",
-    "calls": "run/tool_calls",
-    "journal": "run/journal",
-    "thread_journal": "run/thread_journal",
-    "listeners": "run/listeners",
-    "termination": "run/termination",
-    "middleware": "middleware/__init__",
-    "windows": "middleware/windows",
-    "quota": "middleware/tokens",
-    "calling": "providers/model_call",
-    "recovery": "providers/history",
-    "reply": "providers/reply",
-    "bridge": "store/operations",
-    "rows": "threads/encoding",
-    "accounts": "accounts/users",
-    "sessions": "accounts/sessions",
-    "tool_log": "accounts/tool_log",
-    "tasks": "accounts/tasks",
-    "spending": "accounts/usage",
-    "searching": "search/search",
-    "indexer": "search/index",
-    "words": "search/tokens",
-    "versions": "threads/checkpoints",
-    "checkpoints": "values/checkpoints",
-    "pruning": "threads/retention",
-    "erasing": "threads/erasure",
-    "inbox": "threads/inbox",
-    "leasing": "threads/waiting",
-    "watching": "threads/watching",
-    "backups": "maintenance/backup",
-    "checking": "maintenance/check",
-    "copying": "maintenance/copy",
-    "transfer": "maintenance/export",
-    "transfer_lines": "maintenance/lines",
-    "transfer_shapes": "maintenance/shapes",
-    "msg": "memory/msg",
-    "decisions": "values/decisions",
-    "results": "values/results",
-    "prompts": "values/prompts",
-    "schemas": "values/schemas",
-    "output": "values/output",
-    "clock": "values/clock",
-    "owners": "store/owners",
-    "memory/handle": "store/handle",
-    "memory/loading": "memory/loaded_state",
-    "tools/process": "tools/mcp_process",
-    "store/places": "store/opening",
-    "store/sqlite": "store/sqlite/store",
-    "store/sqlite_file": "store/sqlite/file",
-    "store/postgres": "store/postgres/store",
-    "store/postgres_tx": "store/postgres/tx",
-    "store/postgres_server": "store/postgres/server",
-    "store/postgres_news": "store/postgres/notifications",
-    "store/threads": "queries/log/threads",
-    "store/branches": "queries/log/branches",
-    "store/leases": "queries/log/leases",
-    "store/marks": "queries/log/marks",
-    "store/editing": "queries/log/editing",
-    "store/inbox": "queries/log/inbox",
-    "store/tool_calls": "queries/log/ledger",
-    "store/memories": "queries/log/memories",
-    "store/checkpoints": "queries/versions/checkpoints",
-    "store/putting": "queries/versions/putting",
-    "store/forks": "queries/versions/forks",
-    "store/deleting": "queries/versions/deleting",
-    "store/erasures": "queries/versions/erasures",
-    "store/erasure_notes": "queries/versions/erasure_notes",
-    "store/users": "queries/accounts/users",
-    "store/quotas": "queries/accounts/quotas",
-    "store/sessions": "queries/accounts/sessions",
-    "store/tasks": "queries/accounts/tasks",
-    "store/usage": "queries/accounts/usage",
-    "store/tool_log": "queries/accounts/tool_log",
-    "store/search": "queries/search/search",
-    "store/exporting": "queries/moving/exporting",
-    "store/transfer": "queries/moving/importing",
-    "store/copying": "queries/moving/copying",
-    "store/checks": "queries/moving/checks",
-    "cli/keeping": "cli/maintenance",
-    "cli/asking": "cli/search",
-    "cli/removing": "cli/retention",
-    "cli/versions": "cli/checkpoints",
-}
+# Arrows that have to turn round.
 TO_TURN = {
     ("middleware/__init__.py", "run/journal.py"),
     ("middleware/windows.py", "run/journal.py"),
@@ -144,23 +59,35 @@ TO_TURN = {
 # Packages that only these files may import, so that everything else works without them.
 ONLY_IN = {
     "agentscope": ["adapters/agentscope.py"],
-    "apsw": ["store/sqlite.py", "store/sqlite_file.py"],
+    "apsw": ["store/sqlite/file.py", "store/sqlite/store.py"],
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": [f"store/postgres{part}.py" for part in ("", "_news", "_server", "_tx")],
+    "psycopg": [f"store/postgres/{part}.py" for part in ("notifications", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
-    "Stemmer": ["words.py"],
+    "Stemmer": ["search/tokens.py"],
     "xllamacpp": ["providers/local.py"],
 }
 
 # What is imported when it is first used: each of them would cost every start a millisecond or so.
 LATE = {
     *("pathlib", "tempfile"),
-    *("byssus.accounts", "byssus.backups", "byssus.checking", "byssus.erasing", "byssus.pruning"),
-    *("byssus.searching", "byssus.sessions", "byssus.spending", "byssus.tasks", "byssus.tool_log"),
-    *("byssus.transfer", "byssus.versions", "byssus.watching", "byssus.words"),
-    *("byssus.store.copying", "byssus.store.memories", "byssus.store.search"),
+    *(
+        "byssus.accounts.users",
+        "byssus.maintenance.backup",
+        "byssus.maintenance.check",
+        "byssus.threads.erasure",
+        "byssus.threads.retention",
+    ),
+    *(
+        "byssus.search.search",
+        "byssus.accounts.sessions",
+        "byssus.accounts.usage",
+        "byssus.accounts.tasks",
+        "byssus.accounts.tool_log",
+    ),
+    *("byssus.maintenance.export", "byssus.threads.checkpoints", "byssus.threads.watching", "byssus.search.tokens"),
+    *("byssus.queries.moving.copying", "byssus.queries.log.memories", "byssus.queries.search.search"),
 }
 PUBLIC = [
     "Agent",
@@ -195,13 +122,8 @@ PUBLIC = [
 ]
 
 
-def moved(file: str) -> str:
-    path = file.removesuffix(".py").removesuffix("/__init__")
-    return f"{MOVES[path]}.py" if path in MOVES else file
-
-
 def room_of(file: str) -> str:
-    top = moved(file).split("/", maxsplit=1)[0].removesuffix(".py")
+    top = file.split("/", maxsplit=1)[0].removesuffix(".py")
     (found,) = [name for name, (lies_in_it, _) in ROOMS.items() if top in lies_in_it]
     return found
 
@@ -229,7 +151,7 @@ def imported_files(file: str) -> set[str]:
 
 
 def test_every_module_has_its_room() -> None:
-    tops = {moved(file).split("/", maxsplit=1)[0].removesuffix(".py") for file in FILES}
+    tops = {file.split("/", maxsplit=1)[0].removesuffix(".py") for file in FILES}
     placed = [each for lies_in_it, _ in ROOMS.values() for each in lies_in_it]
     assert len(placed) == len(set(placed))
     assert tops == set(placed), f"a new folder or file of the root needs a room: {sorted(tops ^ set(placed))}"
@@ -245,10 +167,10 @@ def wrong_arrows(file: str) -> set[tuple[str, str]]:
     mine = room_of(file)
     knows_no_message = mine in {"queries", "store"}
     return {
-        (moved(file), moved(other))
+        (file, other)
         for other in imported_files(file)
         if room_of(other) not in {mine, *ROOMS[mine][1]}
-        or (knows_no_message and room_of(other) == "values" and moved(other) not in SQL_MAY_USE)
+        or (knows_no_message and room_of(other) == "values" and other not in SQL_MAY_USE)
     }
 
 
@@ -318,7 +240,7 @@ def test_an_agent_has_at_hand_what_its_run_will_need() -> None:
         "cp = SQLiteCheckpointer('a.db')\n"
         "provider, model = ScriptedProvider(), Model('m')\n"
         "Agent(provider=provider, model=model, checkpointer=cp, thread_id='t', checkpoint_every='turn')\n"
-        "print({'byssus.versions', 'byssus.store.putting'} <= sys.modules.keys())"
+        "print({'byssus.threads.checkpoints', 'byssus.queries.versions.putting'} <= sys.modules.keys())"
     )
     assert printed_by(script) == ["True"]
 
@@ -356,9 +278,8 @@ def test_a_function_ends_after_50_lines_at_most(file: str) -> None:
 # --- databases --------------------------------------------------------------------------------------------------------
 
 KNOW_DATABASES = {
-    *("store/sqlite.py", "store/sqlite_file.py"),
-    *("store/postgres.py", "store/postgres_news.py", "store/postgres_server.py", "store/postgres_tx.py"),
-    *("store/places.py", "store/search.py", "checkpointer.py"),
+    *(file for file in FILES if file.startswith(("store/sqlite/", "store/postgres/"))),
+    *("store/opening.py", "queries/search/search.py", "checkpointer.py"),
 }
 DATABASE_WORDS = ("sqlite", "postgres", "psycopg")
 
@@ -401,8 +322,8 @@ def test_nothing_asks_which_database_it_is_on(file: str) -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize("file", sorted(file for file in FILES if not file.startswith("store/")))
-def test_sql_stands_in_the_store_alone(file: str) -> None:
+@pytest.mark.parametrize("file", sorted(file for file in FILES if not file.startswith(("queries/", "store/"))))
+def test_sql_stands_in_the_queries_and_the_store_alone(file: str) -> None:
     verbs = ("SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "CREATE ", "PRAGMA ", "BEGIN", "COMMIT", "ROLLBACK")
     statements = [
         f"{file}:{node.lineno} {node.value[:40]!r}"

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from byssus import Agent
-from byssus.bridge import Blocking, Runner, awaited, blocking, to_the_end
 from byssus.checkpointer import Checkpointer
 from byssus.errors import ByssusError, InputError, StoreNotOpen
 from byssus.storage import AgentStorage
 from byssus.store.database import Store
-from byssus.store.sqlite import SQLiteStore
+from byssus.store.operations import Blocking, Runner, awaited, blocking, to_the_end
+from byssus.store.sqlite.store import SQLiteStore
 from tests.conftest import Database
 
 ROOT = Path(__file__).parents[1]

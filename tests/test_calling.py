@@ -37,8 +37,8 @@ from byssus.events import (
     ToolCallStart,
 )
 from byssus.providers.base import Request
+from byssus.providers.reply import parse_tool_call
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.reply import parse_tool_call
 from byssus.signals import Signal
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, look, make, run
@@ -187,7 +187,7 @@ def recorder(waits: list[float]) -> Callable[[float], Any]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     noted: list[float] = []
-    monkeypatch.setattr("byssus.calling.asyncio.sleep", recorder(noted))
+    monkeypatch.setattr("byssus.providers.model_call.asyncio.sleep", recorder(noted))
     return noted
 
 
@@ -233,7 +233,7 @@ def test_an_abort_ends_the_pause_before_the_next_attempt(database: Database, mon
             pausing.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr("byssus.calling.asyncio.sleep", endless)
+        monkeypatch.setattr("byssus.providers.model_call.asyncio.sleep", endless)
         async with database.checkpointer() as cp:
             agent = make([Overloaded("busy")], checkpointer=cp, thread_id="t")
             heard = Heard(agent)

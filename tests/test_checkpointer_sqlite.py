@@ -14,7 +14,8 @@ from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer, exists
 from byssus.errors import InputError, StoreNotOpen, StoreUnusable
 from byssus.messages import Note
-from byssus.store import sharing, sqlite
+from byssus.store import sharing
+from byssus.store.sqlite import store as sqlite
 
 
 async def texts(cp: SQLiteCheckpointer, thread_id: str = "t") -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from byssus.errors import InputError
-from byssus.msg import Msg
+from byssus.memory.msg import Msg
 
 BLOCKS = [
     {"type": "text", "text": "one"},

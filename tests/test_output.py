@@ -20,9 +20,9 @@ from byssus import Agent, Deny, Limits, Model, ToolCall, ToolResult, UserMessage
 from byssus.errors import InputError, NetworkFailed, OutputInvalid
 from byssus.events import AgentEnd
 from byssus.messages import AssistantMessage
-from byssus.output import Output
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
+from byssus.values.output import Output
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 

@@ -24,7 +24,7 @@ from byssus.messages import (
     UnknownBlock,
     UserMessage,
 )
-from byssus.recovery import (
+from byssus.providers.history import (
     UNKNOWN_OUTCOME,
     ValidHistory,
     can_continue,

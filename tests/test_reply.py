@@ -25,7 +25,7 @@ from byssus.events import (
     ToolCallStart,
 )
 from byssus.messages import AssistantMessage, Block, Failure, TextContent, ThinkingContent, ToolCall, Usage
-from byssus.reply import Reply, parse_tool_call
+from byssus.providers.reply import Reply, parse_tool_call
 
 TEXT: list[StreamEvent] = [TextStart(0), TextDelta(0, "Hello "), TextDelta(0, "world"), TextEnd(0)]
 CALL = ToolCall("c1", "look", {"at": "sky"})

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from byssus import Agent, Model, ToolCall, ToolContext, tool
-from byssus.calling import _Watch
 from byssus.errors import (
     AgentBusy,
     AuthenticationFailed,
@@ -39,10 +38,11 @@ from byssus.events import (
 )
 from byssus.messages import UserMessage
 from byssus.providers.base import Request
+from byssus.providers.model_call import _Watch
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.results import RunResult
 from byssus.signals import Signal
 from byssus.stream import Backlog, EventStream
+from byssus.values.results import RunResult
 
 from .conftest import Database
 from .test_agent_abort import can_go_on
@@ -177,7 +177,7 @@ def test_a_stream_brings_structured_output() -> None:
 
 
 def test_a_stream_tells_of_the_model_that_answered_after_others_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byssus.calling._pause", lambda attempt, error: 0.0)
+    monkeypatch.setattr("byssus.providers.model_call._pause", lambda attempt, error: 0.0)
 
     async def main() -> None:
         script: list[Step] = [Overloaded("busy"), Overloaded("busy"), AuthenticationFailed("no"), "from the third"]

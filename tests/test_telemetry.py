@@ -51,8 +51,10 @@ from byssus.errors import (
     StoreNotOpen,
 )
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.store import postgres, sharing, sqlite
+from byssus.store import sharing
 from byssus.store.database import Store, Tx
+from byssus.store.postgres import store as postgres
+from byssus.store.sqlite import store as sqlite
 from tests.conftest import Database
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)

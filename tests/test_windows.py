@@ -33,9 +33,9 @@ from byssus import (
 )
 from byssus.errors import ContextTooLong, HookFailed, InputError, NetworkFailed, Overloaded
 from byssus.messages import Block, Message, Note, UnknownBlock, encode
+from byssus.middleware.windows import estimate_tokens
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.windows import estimate_tokens
 from tests.conftest import Database
 from tests.test_middleware_full import Heard, hooks, look, make, run
 

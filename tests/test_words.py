@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byssus import words
 from byssus.errors import InputError
+from byssus.search import tokens
 
-RUNS = re.compile(f"[{words._RUNS}]")
+RUNS = re.compile(f"[{tokens._RUNS}]")
 
 
 def shown(query: str, text: str) -> str | None:
-    found = words.parse(query).find(text)
-    return None if found is None else words.snippet(found, ("[", "]"))
+    found = tokens.parse(query).find(text)
+    return None if found is None else tokens.snippet(found, ("[", "]"))
 
 
 @pytest.mark.parametrize(
@@ -143,46 +143,46 @@ def test_a_query_does_not_find(query: str, text: str) -> None:
 )
 def test_a_query_without_a_word_is_refused(query: str) -> None:
     with pytest.raises(InputError, match="needs a letter or a digit"):
-        words.parse(query)
+        tokens.parse(query)
 
 
 @pytest.mark.parametrize("query", [None, 7, b"foo", ["foo"]])
 def test_a_query_is_text(query: object) -> None:
     with pytest.raises(InputError, match="is for text"):
-        words.parse(query)
+        tokens.parse(query)
 
 
 def test_queries_have_limits() -> None:
     with pytest.raises(InputError, match="up to 1,000 characters"):
-        words.parse("x" * 1_001)
+        tokens.parse("x" * 1_001)
     with pytest.raises(InputError, match="up to 50 words"):
-        words.parse("x " * 51)
-    assert words.parse("x " * 50).find("x")
-    assert words.parse("x" * 1_000).find("x" * 1_000)
-    assert not words.parse("x" * 1_000).find("x" * 999)
+        tokens.parse("x " * 51)
+    assert tokens.parse("x " * 50).find("x")
+    assert tokens.parse("x" * 1_000).find("x" * 1_000)
+    assert not tokens.parse("x" * 1_000).find("x" * 999)
 
 
 def test_a_long_word_is_found_as_a_whole() -> None:
     long = "a1" * 500
-    assert words.parse(long).find(f"see {long}")
-    assert not words.parse(long).find(f"see {long}b")
-    assert all(len(token) <= 64 for token in words.tokens(long)[0])
+    assert tokens.parse(long).find(f"see {long}")
+    assert not tokens.parse(long).find(f"see {long}b")
+    assert all(len(token) <= 64 for token in tokens.tokens(long)[0])
 
 
 def test_the_tokens_of_a_text() -> None:
-    assert words.tokens("Running 手机壳 x\uff0c手") == (["run", "手机", "机壳", "x"], sorted("手机壳"))
-    assert words.tokens("") == ([], [])
-    assert words.tokens("hello_world 100%")[0] == ["hello", "world", "100"]
+    assert tokens.tokens("Running 手机壳 x\uff0c手") == (["run", "手机", "机壳", "x"], sorted("手机壳"))
+    assert tokens.tokens("") == ([], [])
+    assert tokens.tokens("hello_world 100%")[0] == ["hello", "world", "100"]
 
 
 def test_the_classes_of_characters_do_not_overlap() -> None:
-    letter, mark = re.compile(words._LETTER), re.compile(f"[{words._MARKS}]")
+    letter, mark = re.compile(tokens._LETTER), re.compile(f"[{tokens._MARKS}]")
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         if RUNS.match(character):
             assert not letter.match(character)
             assert not mark.match(character)
-        assert character not in "\ue000\ue001" or not words._token.match(character)
+        assert character not in "\ue000\ue001" or not tokens._token.match(character)
 
 
 # --- what an index may rely on ----------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ texts = st.text(ALPHABET, max_size=12)
 
 
 def has_chain(text: str, chain: list[str]) -> bool:
-    sequence, singles = words.tokens(text)
+    sequence, singles = tokens.tokens(text)
     if len(chain) == 1:
         return chain[0] in sequence or chain[0] in singles
     return any(sequence[at : at + len(chain)] == chain for at in range(len(sequence)))
@@ -202,7 +202,7 @@ def has_chain(text: str, chain: list[str]) -> bool:
 @given(query=texts, before=texts, after=texts)
 def test_what_matches_has_all_chains_of_the_query(query: str, before: str, after: str) -> None:
     try:
-        matcher = words.parse(query)
+        matcher = tokens.parse(query)
     except InputError:
         return
     for text in (before + query + after, before + after, query):
@@ -216,7 +216,7 @@ def test_what_matches_has_all_chains_of_the_query(query: str, before: str, after
     query=st.text("你好世界机ガ한국", min_size=1, max_size=4), text=st.text("你好世界机ガ한국ab \uff0c。1", max_size=20)
 )
 def test_chinese_japanese_and_korean_are_found_as_substrings(query: str, text: str) -> None:
-    assert (words.parse(query).find(text) is not None) == (query in text)
+    assert (tokens.parse(query).find(text) is not None) == (query in text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -224,14 +224,14 @@ def test_chinese_japanese_and_korean_are_found_as_substrings(query: str, text: s
     text=st.text(ALPHABET + "\U0001f468\u200d\U0001f469", max_size=300), query=st.sampled_from(["a", "你", "1", "ガ"])
 )
 def test_a_snippet_is_a_part_of_the_text_and_shows_the_match(text: str, query: str) -> None:
-    found = words.parse(query).find(text)
+    found = tokens.parse(query).find(text)
     if found is None:
         return
-    snippet = words.snippet(found, ("\x01", "\x02"))
+    snippet = tokens.snippet(found, ("\x01", "\x02"))
     assert "\x01" in snippet
     assert snippet.count("\x01") == snippet.count("\x02")
     for marked in re.findall("\x01(.*?)\x02", snippet, re.DOTALL):
-        assert query in words.Folded(marked).text
+        assert query in tokens.Folded(marked).text
     plain = snippet.replace("\x01", "").replace("\x02", "").strip("\u2026").strip()
     assert plain in re.sub(r"\s+", " ", text)
 
@@ -239,14 +239,14 @@ def test_a_snippet_is_a_part_of_the_text_and_shows_the_match(text: str, query: s
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=30))
 def test_every_place_has_its_way_back(text: str) -> None:
-    folded = words.Folded(text)
+    folded = tokens.Folded(text)
     last = 0
     for place in range(len(folded.text)):
         start, end = folded.original((place, place + 1))
         assert 0 <= start < end <= len(text)
         assert start >= last
         last = start
-        assert folded.text[place] in words.Folded(text[start:end]).text
+        assert folded.text[place] in tokens.Folded(text[start:end]).text
 
 
 # --- snippets ---------------------------------------------------------------------------------------------------------
@@ -288,33 +288,33 @@ def test_a_snippet_is_one_line() -> None:
 )
 def test_millions_of_characters_are_no_trouble(piece: str) -> None:
     text = piece * (2_000_000 // len(piece)) + " needle 针"
-    assert words.tokens(text)[0][-1] == words.token_of("needle")
+    assert tokens.tokens(text)[0][-1] == tokens.token_of("needle")
     for query in ("needle", "针", "needle_x"):
-        found = words.parse(query).find(text)
+        found = tokens.parse(query).find(text)
         assert (found is not None) == ("_" not in query)
-        assert found is None or "**" in words.snippet(found, ("**", "**"))
+        assert found is None or "**" in tokens.snippet(found, ("**", "**"))
 
 
 def test_a_text_that_repeats_the_query_is_no_trouble() -> None:
-    found = words.parse('"ha ha" 哈哈').find("ha " * 300_000 + "哈" * 300_000)
+    found = tokens.parse('"ha ha" 哈哈').find("ha " * 300_000 + "哈" * 300_000)
     assert found is not None
     assert found.counts() == [1_000, 1_000]
-    assert "**" in words.snippet(found, ("**", "**"))
+    assert "**" in tokens.snippet(found, ("**", "**"))
 
 
 def test_no_query_takes_long_to_read() -> None:
     """Vowel signs and letters of one script: a word that could be parted in very many ways."""
     for query in ("क" * 900 + "+", "अन्तर्राष्ट्रीयकरण" * 50 + "+", "তি" * 400 + "%"):
-        assert words.parse(query).find(f"x {query} y") is not None
+        assert tokens.parse(query).find(f"x {query} y") is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_reads_queries_though_a_thread_of_its_parent_was_at_it() -> None:
-    with words._stemming:
+    with tokens._stemming:
         child = os.fork()
         if child == 0:
             try:
-                found = words.parse("unheardofwords").find("an unheardofword")
+                found = tokens.parse("unheardofwords").find("an unheardofword")
                 os._exit(0 if found is not None else 1)
             finally:
                 os._exit(2)

@@ -1,7 +1,6 @@
 """byssus: a durable agent runtime and conversation store."""
 
 from byssus.agent import Agent
-from byssus.decisions import Ask, Deny, Pending
 from byssus.messages import (
     AssistantMessage,
     ImageContent,
@@ -13,11 +12,12 @@ from byssus.messages import (
     UserMessage,
 )
 from byssus.middleware import HookContext, Middleware
+from byssus.middleware.windows import ExcludeMarked, Redact, SlidingWindow, Summarize, TokenBudget
 from byssus.providers.base import Model, Prices
-from byssus.results import RunResult, ToolResult
-from byssus.setup import Limits
+from byssus.run.settings import Limits
 from byssus.tools import Done, NotDone, ToolContext, Unknown, tool
-from byssus.windows import ExcludeMarked, Redact, SlidingWindow, Summarize, TokenBudget
+from byssus.values.decisions import Ask, Deny, Pending
+from byssus.values.results import RunResult, ToolResult
 
 __version__ = "0.1.0"
 

@@ -16,33 +16,37 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from byssus import clock, inbox, recovery, telemetry, termination
-from byssus.bridge import at_hand, later
-from byssus.calling import Patience, Route
+from byssus import telemetry
 from byssus.checkpointer import At, Checkpointer
-from byssus.decisions import Answer, Pending, encode_answer
 from byssus.errors import AgentBusy, InputError
-from byssus.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
-from byssus.journal import Journal, Mark, MemoryJournal, pending
-from byssus.leasing import checked_wait
-from byssus.listeners import Listener, Listeners
-from byssus.loop import Run, answer_needed, nothing_to_continue
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
-from byssus.output import Output
-from byssus.prompts import Prompt, as_prompts, single
+from byssus.providers import history
 from byssus.providers.base import Model, Provider
-from byssus.results import RunResult
-from byssus.rows import checked_id, encode_extra
-from byssus.setup import Limits, Setup
+from byssus.providers.model_call import Patience, Route
+from byssus.run import termination
+from byssus.run.journal import Journal, Mark, MemoryJournal, pending
+from byssus.run.listeners import Listener, Listeners
+from byssus.run.loop import Run, answer_needed, nothing_to_continue
+from byssus.run.settings import Limits, Setup
+from byssus.run.thread_journal import ThreadJournal
+from byssus.store.operations import at_hand, later
 from byssus.stream import Backlog, EventStream
-from byssus.thread_journal import ThreadJournal
+from byssus.threads import inbox
+from byssus.threads.encoding import checked_id, encode_extra
+from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
+from byssus.threads.waiting import checked_wait
 from byssus.tools import Tool
+from byssus.values import clock
+from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.output import Output
+from byssus.values.prompts import Prompt, as_prompts, single
+from byssus.values.results import RunResult
 
 if TYPE_CHECKING:
-    from byssus import versions
+    from byssus.threads import checkpoints
 else:
-    (versions,) = later("versions")
+    (checkpoints,) = later("threads.checkpoints")
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -141,10 +145,10 @@ class Agent:
             _checked_every(checkpoint_every, checkpointer),
         )
         if self._setup.checkpoint_every or at is not None:
-            at_hand(versions)  # a reply that is there is not lost for want of it
+            at_hand(checkpoints)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
-        self._history = recovery.ValidHistory(max_result_chars)
+        self._history = history.ValidHistory(max_result_chars)
         self._listeners = Listeners()
         self._listener_timeout = listener_timeout
         self._task: asyncio.Task[Any] | None = None
@@ -387,7 +391,7 @@ class Agent:
             journal.is_interrupted
             or journal.partial is not None
             or journal.open_calls()
-            or recovery.can_continue(messages)
+            or history.can_continue(messages)
             or journal.has_mail(stopping=True)
         ):
             return
@@ -468,7 +472,7 @@ def _journal(
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
     if at is None or setup.thread_id is None:
         return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
-    origin = (checked_id(thread_id), versions.checked_at(at, "at"))
+    origin = (checked_id(thread_id), checkpoints.checked_at(at, "at"))
     return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
 
 

@@ -17,9 +17,35 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
-from byssus import clock
-from byssus.bridge import awaited, later
-from byssus.checkpoints import (
+from byssus.errors import InputError, StoreNotOpen, ThreadBusy
+from byssus.messages import Message, UserMessage, decode, stamped
+from byssus.queries.log import inbox, leases, threads, tool_calls
+from byssus.queries.log.leases import Visit
+from byssus.queries.log.threads import ThreadInfo
+from byssus.queries.versions import erasure_notes
+from byssus.store import opening as places
+from byssus.store import sharing
+from byssus.store.database import Store, in_thread
+from byssus.store.opening import exists, is_dsn
+from byssus.store.operations import awaited, later
+from byssus.store.sqlite import store as sqlite
+from byssus.store.sqlite.file import check_durability, check_path
+from byssus.threads.encoding import (
+    PAGE,
+    Appendable,
+    Thread,
+    checked_count,
+    checked_id,
+    encode_extra,
+    listed,
+    load,
+    storable,
+    stored,
+)
+from byssus.threads.inbox import Receipt, Waiting, id_of
+from byssus.threads.waiting import checked_wait, is_gone, patiently
+from byssus.values import clock
+from byssus.values.checkpoints import (
     Checkpoint,
     CheckpointBackend,
     CheckpointMetadata,
@@ -32,53 +58,29 @@ from byssus.checkpoints import (
     keep_last,
     keep_tagged,
 )
-from byssus.decisions import Answer, Pending, encode_answer
-from byssus.errors import InputError, StoreNotOpen, ThreadBusy
-from byssus.inbox import Receipt, Waiting, id_of
-from byssus.leasing import checked_wait, is_gone, patiently
-from byssus.messages import Message, UserMessage, decode, stamped
-from byssus.prompts import single
-from byssus.rows import (
-    PAGE,
-    Appendable,
-    Thread,
-    checked_count,
-    checked_id,
-    encode_extra,
-    listed,
-    load,
-    storable,
-    stored,
-)
-from byssus.store import erasure_notes, inbox, leases, places, sharing, sqlite, threads, tool_calls
-from byssus.store.database import Store, in_thread
-from byssus.store.leases import Visit
-from byssus.store.places import exists, is_dsn
-from byssus.store.sqlite_file import check_durability, check_path
-from byssus.store.threads import ThreadInfo
+from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.prompts import single
 
 if TYPE_CHECKING:
-    from byssus import (
-        accounts,
-        backups,
-        checking,
-        erasing,
-        pruning,
-        searching,
-        sessions,
-        spending,
-        tasks,
-        tool_log,
-        transfer,
-        versions,
-        watching,
-    )
-    from byssus.store import checkpoints, deleting, forks
+    from byssus.accounts import sessions, tasks, tool_log, usage, users
+    from byssus.maintenance import backup as backups
+    from byssus.maintenance import check as checking
+    from byssus.maintenance import export
+    from byssus.queries.versions import checkpoints, deleting, forks
+    from byssus.search import search as searching
+    from byssus.threads import checkpoints as versions
+    from byssus.threads import erasure, retention, watching
 else:  # an agent that starts needs none of them
-    accounts, sessions, tasks, tool_log, spending = later("accounts", "sessions", "tasks", "tool_log", "spending")
-    backups, checking, erasing, pruning, searching = later("backups", "checking", "erasing", "pruning", "searching")
-    transfer, versions, watching = later("transfer", "versions", "watching")
-    checkpoints, deleting, forks = later("store.checkpoints", "store.deleting", "store.forks")
+    users, sessions, tasks, tool_log, usage = later(
+        "accounts.users", "accounts.sessions", "accounts.tasks", "accounts.tool_log", "accounts.usage"
+    )
+    backups, checking, erasure, retention, searching = later(
+        "maintenance.backup", "maintenance.check", "threads.erasure", "threads.retention", "search.search"
+    )
+    export, versions, watching = later("maintenance.export", "threads.checkpoints", "threads.watching")
+    checkpoints, deleting, forks = later(
+        "queries.versions.checkpoints", "queries.versions.deleting", "queries.versions.forks"
+    )
 
 
 __all__ = [
@@ -172,7 +174,7 @@ class Checkpointer(abc.ABC):
             store = self.store
             left = await store.read(erasure_notes.unfinished) if store.has_files else []
             if left:
-                await in_thread(lambda: erasing.go_on(store))
+                await in_thread(lambda: erasure.go_on(store))
         except BaseException:
             await self.close()
             raise
@@ -333,7 +335,7 @@ class Checkpointer(abc.ABC):
         seconds, store = checked_wait(wait), self.store
         thread = await versions.put(store, checkpoint, seconds)
         if thread.ttl is not None:
-            await pruning.tidy(store, thread.id, thread.ttl)
+            await retention.tidy(store, thread.id, thread.ttl)
         return checkpoint.metadata.checkpoint_id
 
     async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None:
@@ -392,29 +394,29 @@ class Checkpointer(abc.ABC):
 
     def export_thread(self, thread_id: str) -> AsyncIterator[str]:
         """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
-        return transfer.export_thread(self.store, checked_id(thread_id))
+        return export.export_thread(self.store, checked_id(thread_id))
 
     def export_user(self, user_id: str) -> AsyncIterator[str]:
         """The same for all threads of a user."""
-        return transfer.export_user(self.store, checked_id(user_id, "a user id"))
+        return export.export_user(self.store, checked_id(user_id, "a user id"))
 
-    async def import_from(self, lines: transfer.Lines, as_id: str | None = None) -> list[str]:
+    async def import_from(self, lines: export.Lines, as_id: str | None = None) -> list[str]:
         """Bring back what was exported, all of it or nothing; returns the threads' ids.
 
         `lines` is the path of a file, or whatever gives lines. `as_id` is another id for it, where it is one thread.
         """
-        return await transfer.import_lines(self.store, lines, as_id)
+        return await export.import_lines(self.store, lines, as_id)
 
     # --- users, sessions, tools and usage: as AgentStorage has them ---------------------------------------------------
 
-    create_user = awaited(accounts.create_user)
-    get_user = awaited(accounts.get_user)
-    list_users = awaited(accounts.list_users)
-    find_users = awaited(accounts.find_users)
-    update_user = awaited(accounts.update_user)
-    delete_user = awaited(accounts.delete_user)
-    check_quota = awaited(accounts.check_quota)
-    consume_quota = awaited(accounts.consume_quota)
+    create_user = awaited(users.create_user)
+    get_user = awaited(users.get_user)
+    list_users = awaited(users.list_users)
+    find_users = awaited(users.find_users)
+    update_user = awaited(users.update_user)
+    delete_user = awaited(users.delete_user)
+    check_quota = awaited(users.check_quota)
+    consume_quota = awaited(users.consume_quota)
 
     create_session = awaited(sessions.create_session)
     get_session = awaited(sessions.get_session)
@@ -445,11 +447,11 @@ class Checkpointer(abc.ABC):
     update_task_status = awaited(tasks.update_task_status)
     delete_task = awaited(tasks.delete_task)
 
-    get_usage_stats = awaited(spending.get_usage_stats)
-    get_session_usage = awaited(spending.get_session_usage)
-    set_price = awaited(spending.set_price)
-    get_prices = awaited(spending.get_prices)
-    delete_price = awaited(spending.delete_price)
+    get_usage_stats = awaited(usage.get_usage_stats)
+    get_session_usage = awaited(usage.get_session_usage)
+    set_price = awaited(usage.set_price)
+    get_prices = awaited(usage.get_prices)
+    delete_price = awaited(usage.delete_price)
 
     search = awaited(searching.search)
     find_messages = awaited(searching.find_messages)
@@ -467,7 +469,7 @@ class Checkpointer(abc.ABC):
         """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
         step = checked_count("before_step", before_step)
         doomed = await self.store.read(deleting.below, checked_id(thread_id), step)
-        taken, _ = await pruning.drop(self.store, thread_id, doomed)
+        taken, _ = await retention.drop(self.store, thread_id, doomed)
         return len(taken)
 
     async def delete_thread(self, thread_id: str, *, wait: float = 0) -> int:
@@ -475,7 +477,7 @@ class Checkpointer(abc.ABC):
 
         Forks keep the past that they share. As `append` while a run is going on.
         """
-        return await pruning.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
+        return await retention.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
 
     async def set_user(self, thread_id: str, user_id: str | None) -> None:
         """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
@@ -488,13 +490,13 @@ class Checkpointer(abc.ABC):
         If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
         too. Take an `export_thread` first if it may be wanted again. As `append` while a run is going on.
         """
-        decided = erasing.checked_forks(forks)
-        return await erasing.erase_thread(self.store, checked_id(thread_id), decided, checked_wait(wait))
+        decided = erasure.checked_forks(forks)
+        return await erasure.erase_thread(self.store, checked_id(thread_id), decided, checked_wait(wait))
 
     async def erase_user(self, user_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
         """The same for all threads of a user. Forks of theirs that belong to others are what `forks` is about."""
-        decided, user = erasing.checked_forks(forks), checked_id(user_id, "a user id")
-        return await erasing.erase_user(self.store, user, decided, checked_wait(wait))
+        decided, user = erasure.checked_forks(forks), checked_id(user_id, "a user id")
+        return await erasure.erase_user(self.store, user, decided, checked_wait(wait))
 
     async def prune(self, thread_id: str | None = None, keep: Retention | None = None) -> Pruned:
         """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
@@ -503,16 +505,16 @@ class Checkpointer(abc.ABC):
         keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
         """
         if thread_id is None and keep is None:
-            return await pruning.prune_mortals(self.store)
+            return await retention.prune_mortals(self.store)
         if thread_id is None:
             raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
-        return await pruning.prune(self.store, checked_id(thread_id), pruning.checked(keep))
+        return await retention.prune(self.store, checked_id(thread_id), retention.checked(keep))
 
     async def tidy(self, thread_id: str) -> None:
         """Prune one thread by its time to live, if it has one."""
         thread = await self.store.read(checkpoints.anchor, checked_id(thread_id))
         if thread is not None and thread.ttl is not None:
-            await pruning.tidy(self.store, thread_id, thread.ttl)
+            await retention.tidy(self.store, thread_id, thread.ttl)
 
     async def set_ttl(self, thread_id: str, days: float | None, keep: Retention | None = None) -> None:
         """Let the thread's checkpoints go by themselves when they are so many days old; None ends that.
@@ -520,7 +522,7 @@ class Checkpointer(abc.ABC):
         The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
         and when `prune()` is called.
         """
-        text = None if days is None else pruning.time_to_live(days, keep)
+        text = None if days is None else retention.time_to_live(days, keep)
         await self.store.write(deleting.set_ttl, checked_id(thread_id), text)
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Type
 import msgspec
 from msgspec import Struct, field
 
-from byssus import clock
 from byssus.errors import InputError, StoreCorrupt
+from byssus.values import clock
 
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
 # looks for it and splices the content back to where it came from.

@@ -15,12 +15,16 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-from byssus import accounts, backups, checking, erasing, searching, sessions, spending, tasks, tool_log
-from byssus.bridge import blocking
+from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
-from byssus.store import places, sharing
+from byssus.maintenance import backup as backups
+from byssus.maintenance import check as checking
+from byssus.search import search as searching
+from byssus.store import opening, sharing
 from byssus.store.database import Store
-from byssus.store.places import open_at
+from byssus.store.opening import open_at
+from byssus.store.operations import blocking
+from byssus.threads import erasure
 
 __all__ = ["AgentStorage"]
 
@@ -43,12 +47,12 @@ class AgentStorage:
                 f"AgentStorage takes a path or a postgresql:// DSN, and for a DSN {', '.join(sorted(_OPTIONS))}; "
                 f"got {given}"
             )
-        self._name = places.name(os.fspath(place))
+        self._name = opening.name(os.fspath(place))
         self._store: Store | None = None
         self._store = store = open_at(place, durability=durability, **options)
         self._release = sharing.release_with(self, store)
         try:
-            erasing.finish_what_was_left(store)
+            erasure.finish_what_was_left(store)
         except BaseException:
             self.close()
             raise
@@ -77,14 +81,14 @@ class AgentStorage:
             raise StoreNotOpen(f"this AgentStorage on {self._name!r} was closed; make a new one to go on")
         return self._store
 
-    create_user = blocking(accounts.create_user)
-    get_user = blocking(accounts.get_user)
-    list_users = blocking(accounts.list_users)
-    find_users = blocking(accounts.find_users)
-    update_user = blocking(accounts.update_user)
-    delete_user = blocking(accounts.delete_user)
-    check_quota = blocking(accounts.check_quota)
-    consume_quota = blocking(accounts.consume_quota)
+    create_user = blocking(users.create_user)
+    get_user = blocking(users.get_user)
+    list_users = blocking(users.list_users)
+    find_users = blocking(users.find_users)
+    update_user = blocking(users.update_user)
+    delete_user = blocking(users.delete_user)
+    check_quota = blocking(users.check_quota)
+    consume_quota = blocking(users.consume_quota)
 
     create_session = blocking(sessions.create_session)
     get_session = blocking(sessions.get_session)
@@ -115,11 +119,11 @@ class AgentStorage:
     update_task_status = blocking(tasks.update_task_status)
     delete_task = blocking(tasks.delete_task)
 
-    get_usage_stats = blocking(spending.get_usage_stats)
-    get_session_usage = blocking(spending.get_session_usage)
-    set_price = blocking(spending.set_price)
-    get_prices = blocking(spending.get_prices)
-    delete_price = blocking(spending.delete_price)
+    get_usage_stats = blocking(usage.get_usage_stats)
+    get_session_usage = blocking(usage.get_session_usage)
+    set_price = blocking(usage.set_price)
+    get_prices = blocking(usage.get_prices)
+    delete_price = blocking(usage.delete_price)
 
     search = blocking(searching.search)
     find_messages = blocking(searching.find_messages)

@@ -27,8 +27,8 @@ from typing import Self, TypeAlias
 
 from byssus.errors import InputError
 from byssus.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecutionUpdate
-from byssus.results import RunResult
 from byssus.signals import Signal
+from byssus.values.results import RunResult
 
 _SIZE = 1_000  # events that wait for the consumer before the run waits for it
 _FULL = 100_000  # and behind this everything is missed: it has stopped listening

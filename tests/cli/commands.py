@@ -12,8 +12,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 _SLOWLY = """\
 import sys
-from byssus import cli, transfer
-from byssus.store import copying
+from byssus import cli
+from byssus.maintenance import export as transfer
+from byssus.queries.moving import copying
 from byssus.store.database import Store
 
 left = int(sys.argv[1])

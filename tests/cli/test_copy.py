@@ -15,7 +15,7 @@ import pytest
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.cli.copy import _Bar
-from byssus.copying import Progress
+from byssus.maintenance.copy import Progress
 from tests.cli.commands import Command, command, slow_command
 from tests.cli.test_cli import Terminal
 

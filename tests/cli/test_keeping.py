@@ -12,7 +12,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.cli.keeping import _Bar
+from byssus.cli.maintenance import _Bar
 from tests.cli.commands import Command, command
 
 

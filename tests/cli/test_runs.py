@@ -10,9 +10,9 @@ import pytest
 
 from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.queries.log.leases import Claim, Lease
 from byssus.store.database import Store
-from byssus.store.leases import Claim, Lease
 from tests.cli.commands import Command, command
 from tests.conftest import Database
 

@@ -11,7 +11,7 @@ from byssus import (
     ToolResultMessage,
 )
 from byssus.checkpointer import Checkpointer
-from byssus.recovery import UNKNOWN_OUTCOME
+from byssus.providers.history import UNKNOWN_OUTCOME
 from byssus.tools import Tool
 from tests.contract.driving import agent_on, die, look
 from tests.contract.opened import loaded

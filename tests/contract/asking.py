@@ -16,7 +16,7 @@ from byssus import (
 )
 from byssus.checkpointer import Checkpointer
 from byssus.messages import ToolResultMessage
-from byssus.results import RunResult
+from byssus.values.results import RunResult
 from tests.contract.opened import loaded
 
 

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from byssus import Agent, ToolCall, UserMessage, owners, tool
+from byssus import Agent, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreFull
 from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
 from byssus.messages import Message, stamped
 from byssus.providers.base import Provider, Request
 from byssus.providers.scripted import Step
-from byssus.rows import stored
+from byssus.queries.log import threads
+from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
-from byssus.store import threads
+from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
-from byssus.store.leases import Claim, Lease
+from byssus.threads.encoding import stored
 from byssus.tools import Tool
 from tests.conftest import Database
 from tests.test_agent_events import make

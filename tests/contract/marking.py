@@ -8,14 +8,16 @@ from byssus.checkpointer import Checkpointer
 from byssus.memory import PostgresMemory, SQLiteMemory
 from byssus.memory.stored import StoredMemory
 from byssus.messages import dumps
-from byssus.store import checkpoints, marks, places
+from byssus.queries.log import marks
+from byssus.queries.log.threads import ALONG, END
+from byssus.queries.versions import checkpoints
+from byssus.store import opening
 from byssus.store.database import Row, Tx
-from byssus.store.threads import ALONG, END
 
 
 def memory_on(place: str, session_id: str, user_id: str | None = None) -> StoredMemory:
     """The memory that a thread is, wherever its database is."""
-    kind: Any = PostgresMemory if places.is_dsn(place) else SQLiteMemory
+    kind: Any = PostgresMemory if opening.is_dsn(place) else SQLiteMemory
     made: StoredMemory = kind(place, user_id=user_id, session_id=session_id)
     return made
 

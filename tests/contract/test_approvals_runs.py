@@ -22,7 +22,7 @@ from byssus.events import ToolExecutionEnd, ToolExecutionStart
 from byssus.messages import ToolResultMessage
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from byssus.store import tool_calls
+from byssus.queries.log import tool_calls
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete, ends, look, results, statuses
 from tests.contract.driving import (

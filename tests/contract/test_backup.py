@@ -16,17 +16,23 @@ from typing import Any
 import apsw
 import pytest
 
-from byssus import UserMessage, accounts, backups, copying, tool_log
-from byssus.bridge import Blocking, to_the_end
+from byssus import UserMessage
+from byssus.accounts import tool_log, users
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreFull, StoreUnusable
+from byssus.maintenance import backup as backups
+from byssus.maintenance import copy as copying
+from byssus.queries.log import memories, threads
+from byssus.queries.log.leases import Claim
+from byssus.queries.log.threads import Stored
+from byssus.queries.moving import copying as queries
+from byssus.queries.moving.copying import TABLES
 from byssus.storage import AgentStorage
-from byssus.store import copying as queries
-from byssus.store import memories, places, sharing, sqlite, sqlite_file, threads
-from byssus.store.copying import TABLES
+from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
-from byssus.store.leases import Claim
-from byssus.store.threads import Stored
+from byssus.store.operations import Blocking, to_the_end
+from byssus.store.sqlite import file as sqlite_file
+from byssus.store.sqlite import store as sqlite
 from tests.conftest import Database
 from tests.crash.faults import FULL, failing_writes
 
@@ -39,7 +45,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def opened(place: str | Path) -> Iterator[Store]:
-    store = places.open_store(str(place))
+    store = opening.open_store(str(place))
     try:
         yield store
     finally:
@@ -54,7 +60,7 @@ def say(store: Store, thread_id: str, *texts: str) -> None:
 def fill(store: Store) -> None:
     for number in range(6):
         say(store, f"thread {number}", *(f"{number}.{place} 北京" for place in range(9)))
-    user = to_the_end(accounts.create_user(Blocking(store), "Ann", preferences={"ui": {"theme": "dark"}}))
+    user = to_the_end(users.create_user(Blocking(store), "Ann", preferences={"ui": {"theme": "dark"}}))
     to_the_end(tool_log.log_tool_call(Blocking(store), "thread 1", "look", {"a": 1}, "there", 12.5))
     assert user["name"] == "Ann"
     messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
@@ -570,9 +576,11 @@ def test_a_cancelled_backup_stops_and_leaves_nothing(
 
 CHILD = """\
 import sys
-from byssus import backups
-from byssus.bridge import Blocking, to_the_end
-from byssus.store import copying, places, sqlite_file
+from byssus.maintenance import backup as backups
+from byssus.store.operations import Blocking, to_the_end
+from byssus.queries.moving import copying
+from byssus.store import opening as places
+from byssus.store.sqlite import file as sqlite_file
 from byssus.store.database import Store
 
 place, target, incremental, share = sys.argv[1], sys.argv[2], sys.argv[3] == "True", sys.argv[4]

@@ -42,9 +42,9 @@ from byssus.errors import (
     ThreadBusy,
 )
 from byssus.events import MessageEnd, StreamDone, StreamEvent, StreamStart, ToolCallEnd, ToolCallStart
-from byssus.leasing import is_gone
 from byssus.providers.base import Request
 from byssus.signals import Signal
+from byssus.threads.waiting import is_gone
 from byssus.tools import Tool
 from tests.conftest import Database
 from tests.contract.driving import agent_on, die, is_free, lease_of, unfinished, with_two

@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 import apsw
 import pytest
 
-from byssus import AssistantMessage, Usage, UserMessage, accounts, checking, searching, spending, tool_log
-from byssus.bridge import Blocking, to_the_end
+from byssus import AssistantMessage, Usage, UserMessage
+from byssus.accounts import tool_log, usage, users
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
+from byssus.maintenance import check as checking
+from byssus.queries.log import memories
+from byssus.queries.log.threads import Stored
+from byssus.queries.versions import deleting
+from byssus.search import search
 from byssus.storage import AgentStorage
-from byssus.store import deleting, memories, sqlite_file
 from byssus.store.database import Store
-from byssus.store.threads import Stored
+from byssus.store.operations import Blocking, to_the_end
+from byssus.store.sqlite import file as sqlite_file
 from tests.conftest import Database
 from tests.contract.marking import mark, summarize
 from tests.contract.opened import with_cp
@@ -67,17 +72,17 @@ async def fill(cp: Checkpointer) -> None:
 @pytest.fixture
 def filled(database: Database, store: Store) -> Store:
     runner = Blocking(store)
-    to_the_end(spending.set_price(runner, "haiku", input=1.0, output=2.0))
+    to_the_end(usage.set_price(runner, "haiku", input=1.0, output=2.0))
 
     async def main() -> None:
         async with database.checkpointer() as cp:
             await fill(cp)
 
     asyncio.run(main())
-    to_the_end(accounts.create_user(runner, "Ann", user_id="ann", preferences={"ui": {"theme": "dark"}, "n": 1}))
+    to_the_end(users.create_user(runner, "Ann", user_id="ann", preferences={"ui": {"theme": "dark"}, "n": 1}))
     for elapsed in (5.0, 5.1, 80.0):
         to_the_end(tool_log.log_tool_call(runner, "a", "look", {"x": 1}, "there", elapsed, success=elapsed < 50))
-    to_the_end(searching.index(runner))
+    to_the_end(search.index(runner))
     return store
 
 
@@ -264,7 +269,7 @@ def test_an_index_entry_without_its_row_is_named_and_mended(tmp_path: Path) -> N
     """Only here can there be one: elsewhere the database itself sees to it."""
     with opened(tmp_path / "live.db") as store:
         say(store, "t", "hello")
-        to_the_end(searching.index(Blocking(store)))
+        to_the_end(search.index(Blocking(store)))
         sql(store, "INSERT INTO message_words (rowid, words) VALUES (77, 'hello')")
         found = check(store)
         assert [problem["detail"] for problem in found["problems"]] == [
@@ -276,7 +281,7 @@ def test_an_index_entry_without_its_row_is_named_and_mended(tmp_path: Path) -> N
 def test_an_index_that_is_behind_or_not_begun_is_no_problem(store: Store) -> None:
     say(store, "t", "hello")
     assert check(store)["ok"]
-    to_the_end(searching.index(Blocking(store)))
+    to_the_end(search.index(Blocking(store)))
     say(store, "t", "more")
     assert check(store)["ok"]
 

@@ -10,8 +10,8 @@ import pytest
 from byssus.checkpointer import Checkpointer, Difference
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, UserMessage
-from byssus.rows import stored
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.threads.encoding import stored
 from tests.conftest import Database
 from tests.contract.driving import agent_on, claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 )
 
 from byssus.checkpointer import Checkpointer
-from byssus.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
 from byssus.errors import InputError
 from byssus.messages import UserMessage
-from byssus.rows import stored
-from byssus.store import threads
+from byssus.queries.log import threads
 from byssus.store.database import Tx
+from byssus.threads.encoding import stored
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
 from tests.conftest import Database
 from tests.contract.versions import UNREACHABLE, Log, Model, Saved, Thread, Value, count, spoken, text_of, values
 

@@ -20,7 +20,7 @@ from byssus.checkpointer import (
 )
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import UserMessage
-from byssus.store import deleting
+from byssus.queries.versions import deleting
 from tests.conftest import Database
 from tests.contract.driving import claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

@@ -29,8 +29,8 @@ from byssus.messages import (
     from_value,
     to_value,
 )
-from byssus.store import threads
-from byssus.store.threads import Stored
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Stored
 from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 

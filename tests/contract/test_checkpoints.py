@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from byssus.checkpointer import Checkpoint, CheckpointBackend, Checkpointer, CheckpointMetadata
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
-from byssus.rows import stored
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.threads.encoding import stored
 from tests.conftest import Database
 from tests.contract.driving import claim, with_two
 from tests.contract.opened import loaded, texts, with_cp

@@ -20,14 +20,15 @@ import pytest
 
 from byssus import AssistantMessage, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
-from byssus.copying import Copied, Progress, copy
 from byssus.errors import InputError, StoreError, StoreUnusable
+from byssus.maintenance.copy import Copied, Progress, copy
 from byssus.messages import from_value
-from byssus.store import copying as queries
-from byssus.store import memories, places, sharing, threads
-from byssus.store.copying import TABLES
+from byssus.queries.log import memories, threads
+from byssus.queries.log.threads import Stored
+from byssus.queries.moving import copying as queries
+from byssus.queries.moving.copying import TABLES
+from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
-from byssus.store.threads import Stored
 from tests import postgres
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -69,7 +70,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[Store]:
-    store = places.open_store(place)
+    store = opening.open_store(place)
     try:
         yield store
     finally:
@@ -368,8 +369,8 @@ async def fill_more(cp: Checkpointer) -> None:
 # Its writes are counted before and after each commit, and it dies at one of them.
 COPY_AND_DIE = """\
 import os, signal, sys
-from byssus import copying
-from byssus.store import copying as queries
+from byssus.maintenance import copy as copying
+from byssus.queries.moving import copying as queries
 from byssus.store.database import Store
 
 source, target, left = sys.argv[1], sys.argv[2], int(sys.argv[3])

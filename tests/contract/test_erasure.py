@@ -26,10 +26,11 @@ from byssus.checkpointer import (
 )
 from byssus.errors import InputError
 from byssus.messages import dumps
-from byssus.store import deleting, memories
-from byssus.store.copying import TABLES
+from byssus.queries.log import memories
+from byssus.queries.log.threads import Stored
+from byssus.queries.moving.copying import TABLES
+from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
-from byssus.store.threads import Stored
 from tests.conftest import Database
 from tests.contract.asking import Deleting, delete
 from tests.contract.driving import CALL_SLOW, Slow, agent_on, die, expire
@@ -511,7 +512,7 @@ def test_on_postgres_the_answer_says_what_vacuum_and_backups_still_hold(database
 ERASE_AND_DIE = """
     import asyncio, os, signal, sys
     from byssus.checkpointer import checkpointer_for
-    from byssus.store import deleting
+    from byssus.queries.versions import deleting
 
     deleting.CHUNK = 7
 

@@ -13,12 +13,12 @@ from byssus import Limits, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, NothingToContinue
 from byssus.events import MessageEnd
-from byssus.inbox import Receipt
 from byssus.messages import ImageContent, TextContent
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from byssus.store import inbox, threads
-from byssus.store.leases import Lease
+from byssus.queries.log import inbox, threads
+from byssus.queries.log.leases import Lease
+from byssus.threads.inbox import Receipt
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

@@ -13,13 +13,13 @@ from byssus import Middleware, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreFull
 from byssus.events import Event, TurnEnd
-from byssus.inbox import Receipt
 from byssus.messages import stamped
 from byssus.providers.base import Request
-from byssus.rows import stored
-from byssus.store import inbox, threads
+from byssus.queries.log import inbox, threads
+from byssus.queries.log.leases import Claim
 from byssus.store.database import Store, Tx
-from byssus.store.leases import Claim
+from byssus.threads.encoding import stored
+from byssus.threads.inbox import Receipt
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,

@@ -19,7 +19,6 @@ from byssus import (
     ToolContext,
     ToolResult,
     UserMessage,
-    owners,
     tool,
 )
 from byssus.checkpointer import Checkpointer
@@ -33,9 +32,10 @@ from byssus.errors import (
 from byssus.events import AgentEnd, Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import Note
 from byssus.providers.base import Request
+from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import open_calls
-from byssus.results import RunResult
+from byssus.store import owners
+from byssus.values.results import RunResult
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

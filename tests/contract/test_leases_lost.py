@@ -13,15 +13,7 @@ from typing import Any
 
 import pytest
 
-from byssus import (
-    AssistantMessage,
-    Middleware,
-    ToolCall,
-    UserMessage,
-    clock,
-    owners,
-    tool,
-)
+from byssus import AssistantMessage, Middleware, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import (
     LeaseLost,
@@ -33,13 +25,15 @@ from byssus.events import AgentEnd, MessageEnd, TurnEnd
 from byssus.messages import encode, stamped
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from byssus.rows import stored
-from byssus.store import inbox, leases, threads, tool_calls
+from byssus.queries.log import inbox, leases, threads, tool_calls
+from byssus.queries.log.leases import Claim, Held, Lease
+from byssus.queries.log.threads import Stored
+from byssus.queries.log.tool_calls import Start
+from byssus.store import owners
 from byssus.store.database import Tx
-from byssus.store.leases import Claim, Held, Lease
-from byssus.store.postgres_tx import PostgresTx
-from byssus.store.threads import Stored
-from byssus.store.tool_calls import Start
+from byssus.store.postgres.tx import PostgresTx
+from byssus.threads.encoding import stored
+from byssus.values import clock
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

@@ -20,7 +20,7 @@ from byssus import (
 from byssus.checkpointer import Checkpointer, ToolCallRecord
 from byssus.errors import InputError, StoreFull
 from byssus.providers.scripted import Step
-from byssus.store import tool_calls
+from byssus.queries.log import tool_calls
 from byssus.store.database import Tx
 from byssus.tools import Tool
 from tests.conftest import Database

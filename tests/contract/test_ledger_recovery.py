@@ -24,8 +24,8 @@ from byssus import (
 )
 from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
 from byssus.messages import encode
+from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import open_calls
 from byssus.store import schema
 from tests.conftest import Database
 from tests.contract.acting import UNKNOWN, Acting, act, interrupt, ledger, results

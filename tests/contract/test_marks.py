@@ -13,12 +13,13 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
+from byssus.maintenance.export import export_thread, export_user
 from byssus.memory import InMemoryMemory, Msg
 from byssus.memory.stored import StoredMemory
-from byssus.store import checkpoints, threads
+from byssus.queries.log import threads
+from byssus.queries.log.threads import END
+from byssus.queries.versions import checkpoints
 from byssus.store.database import Tx
-from byssus.store.threads import END
-from byssus.transfer import export_thread, export_user
 from tests.conftest import Database
 from tests.contract.marking import marked, memory_on, stray
 from tests.contract.opened import loaded, texts

@@ -27,8 +27,8 @@ from byssus.events import (
 from byssus.messages import TextContent, ThinkingContent, encode
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.log import threads
 from byssus.signals import Signal
-from byssus.store import threads
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,

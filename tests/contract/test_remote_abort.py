@@ -17,7 +17,7 @@ from byssus.events import (
     AgentEnd,
 )
 from byssus.providers.base import Request
-from byssus.recovery import valid_history
+from byssus.providers.history import valid_history
 from tests.conftest import Database
 from tests.contract.driving import (
     FAR_AWAY,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from byssus.store import threads
+from byssus.queries.log import threads
 from byssus.store.database import Store, Tx
 from tests.store.grouping import PATIENCE, Gate, appending, half_done, stored, together
 

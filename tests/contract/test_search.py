@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from byssus import AssistantMessage, UserMessage, accounts, indexer, searching, sessions, tool_log, words
+from byssus import AssistantMessage, UserMessage
+from byssus.accounts import sessions, tool_log, users
 from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, checkpointer_for
-from byssus.copying import copy
 from byssus.errors import InputError
-from byssus.indexer import Indexer
+from byssus.maintenance.copy import copy
 from byssus.messages import Block, ThinkingContent, ToolCall, ToolResultMessage
-from byssus.store import search as queries
+from byssus.queries.search import search as queries
+from byssus.search import index, search, tokens
+from byssus.search.index import Indexer
 from byssus.store.database import Tx
 from tests.conftest import Database
 from tests.contract.opened import with_cp
@@ -37,23 +39,23 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def found(cp: Checkpointer, query: str, **options: Any) -> list[str]:
     """The texts that are found, or the tools."""
-    return [hit["content"] for hit in await searching.search(cp.store, query, **options)]
+    return [hit["content"] for hit in await search.search(cp.store, query, **options)]
 
 
 async def waiting(cp: Checkpointer) -> int:
-    return sum(kind.waiting for kind in (await searching.state(cp.store)).values())
+    return sum(kind.waiting for kind in (await search.state(cp.store)).values())
 
 
 async def in_each_state(cp: Checkpointer, check: Callable[[], Awaitable[None]]) -> None:
     """Nothing indexed, some of it, all of it, and by a scan."""
-    await searching.index(cp.store)
+    await search.index(cp.store)
     await cp.store.write(queries.reset)
-    await cp.store.write(queries.empty, words.VERSION, queries.MESSAGE, cp.store.system)
-    await cp.store.write(queries.empty, words.VERSION, queries.CALL, cp.store.system)
+    await cp.store.write(queries.empty, tokens.VERSION, queries.MESSAGE, cp.store.system)
+    await cp.store.write(queries.empty, tokens.VERSION, queries.CALL, cp.store.system)
     await check()
-    await searching.index(cp.store, 2)
+    await search.index(cp.store, 2)
     await check()
-    await searching.index(cp.store)
+    await search.index(cp.store)
     assert await waiting(cp) == 0
     await check()
     await cp.store.write(lambda tx: tx.run("UPDATE indexing SET tokenizer = 1000"))
@@ -86,7 +88,7 @@ def test_messages_are_found_in_any_language_whatever_is_indexed(database: Databa
 def test_a_hit_says_where_it_is_and_shows_why(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("trip", UserMessage("One needle", id="m1"))
-        (hit,) = await searching.search(cp.store, "needle")
+        (hit,) = await search.search(cp.store, "needle")
         created = hit.pop("created_at")
         assert datetime.now(UTC) - datetime.fromisoformat(created) < timedelta(minutes=5)
         assert hit == {
@@ -99,7 +101,7 @@ def test_a_hit_says_where_it_is_and_shows_why(database: Database) -> None:
             "tool_name": None,
             "score": None,
         }
-        (hit,) = await searching.search(cp.store, "needle", marks=("<", ">"), order="relevance")
+        (hit,) = await search.search(cp.store, "needle", marks=("<", ">"), order="relevance")
         assert hit["snippet"] == "One <needle>"
         assert hit["score"] > 0
 
@@ -155,9 +157,9 @@ def test_the_newest_come_first_in_pages(database: Database) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_pages_of_candidates_are_gone_through_to_the_end(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_PAGES", (3, 4, 5))
+    monkeypatch.setattr(search, "_PAGES", (3, 4, 5))
     monkeypatch.setattr(queries, "_NEAR", 2)
-    monkeypatch.setattr(searching, "_PAGE_BYTES", 100)
+    monkeypatch.setattr(search, "_PAGE_BYTES", 100)
 
     async def use(cp: Checkpointer) -> None:
         for number in range(40):
@@ -167,14 +169,14 @@ def test_pages_of_candidates_are_gone_through_to_the_end(database: Database, mon
                 await tool_log.log_tool_call(cp.store, "t", "look", {"q": f"a_b {number}"}, None, 0)
 
         async def check() -> None:
-            hits = await searching.search(cp.store, "a_b", limit=100)
+            hits = await search.search(cp.store, "a_b", limit=100)
             messages = [int(hit["content"].split()[1]) for hit in hits if hit["kind"] == "message"]
             calls = [int(hit["content"].split()[1]) for hit in hits if hit["kind"] == "tool_call"]
             assert messages == [20, 2]
             assert calls == list(range(39, -1, -3))
-            paged = [await searching.search(cp.store, "a_b", limit=4, offset=at) for at in range(0, 16, 4)]
+            paged = [await search.search(cp.store, "a_b", limit=4, offset=at) for at in range(0, 16, 4)]
             assert list(itertools.chain(*paged)) == hits
-            best = await searching.search(cp.store, "a_b", limit=100, order="relevance")
+            best = await search.search(cp.store, "a_b", limit=100, order="relevance")
             assert sorted(hit["message_id"] for hit in best) == sorted(hit["message_id"] for hit in hits)
 
         await in_each_state(cp, check)
@@ -186,11 +188,11 @@ def test_the_most_relevant_come_first_on_request(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         texts = ["cat " + "x " * 50, "cat cat cat", "one cat", "dog and cat dog dog", "one cat"]
         await cp.append("t", [UserMessage(text, id=str(number)) for number, text in enumerate(texts)])
-        hits = await searching.search(cp.store, "cat", order="relevance")
+        hits = await search.search(cp.store, "cat", order="relevance")
         assert [hit["message_id"] for hit in hits] == ["1", "4", "2", "3", "0"]
         assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
         assert [
-            hit["message_id"] for hit in await searching.search(cp.store, "cat", order="relevance", limit=2, offset=1)
+            hit["message_id"] for hit in await search.search(cp.store, "cat", order="relevance", limit=2, offset=1)
         ] == ["4", "2"]
 
     with_cp(database, use)
@@ -200,7 +202,7 @@ def test_the_most_relevant_come_first_on_request(database: Database) -> None:
 def test_filters_leave_what_they_say(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(cp: Checkpointer) -> None:
         for name in ("a", "b"):
-            await accounts.create_user(cp.store, name, user_id=name)
+            await users.create_user(cp.store, name, user_id=name)
         for name in ("a1", "a2", "b1"):
             await cp.append(
                 name,
@@ -237,7 +239,7 @@ def test_times_are_filters_too(database: Database) -> None:
         await cp.append("t", UserMessage("first word"))
         await tool_log.log_tool_call(cp.store, "t", "look", {"x": "second word"}, None, 0)
         await cp.append("t", UserMessage("third word"))
-        third, _, first = await searching.search(cp.store, "word")
+        third, _, first = await search.search(cp.store, "word")
         since = datetime.fromisoformat(first["created_at"])
         assert len(await found(cp, "word", since=since, until=third["created_at"])) == 3
         assert await found(cp, "word", since=since + timedelta(microseconds=1)) == ["third word", "second word"]
@@ -268,7 +270,7 @@ def test_tool_logs_are_searched_by_their_strings(database: Database) -> None:
 
         async def check() -> None:
             for query in ("上", "上海", "value", "answer", "broke", '"value answer"'):
-                (hit,) = await searching.search(cp.store, query)
+                (hit,) = await search.search(cp.store, query)
                 assert (hit["kind"], hit["role"], hit["tool_name"]) == ("tool_call", "tool", "look_up")
                 assert (hit["session_id"], hit["message_id"]) == ("t", name)
                 assert hit["content"] == "上海\nvalue\nanswer\nit broke"
@@ -279,7 +281,7 @@ def test_tool_logs_are_searched_by_their_strings(database: Database) -> None:
         await tool_log.update_tool_call(cp.store, name, output_data="another")
         assert await found(cp, "answer") == []
         assert len(await found(cp, "another")) == 1
-        await searching.index(cp.store)
+        await search.index(cp.store)
         assert len(await found(cp, "another")) == 1
         await tool_log.delete_tool_call(cp.store, name)
         assert await found(cp, "another") == []
@@ -293,7 +295,7 @@ def test_a_row_of_the_ledger_that_changes_is_indexed_again(database: Database) -
         await cp.append("t", UserMessage("hi"))
         for number in range(3):
             await tool_log.log_tool_call(cp.store, "t", "look", f"old {number}", None, 0)
-        await searching.index(cp.store)
+        await search.index(cp.store)
 
         def change(number: int, text: str) -> Callable[[Tx], None]:
             return lambda tx: tx.run(
@@ -301,7 +303,7 @@ def test_a_row_of_the_ledger_that_changes_is_indexed_again(database: Database) -
             )
 
         await cp.store.write(change(1, "new 1"))
-        batch = await cp.store.read(indexer.next_batch, cp.store.system, queries.CALL, 10)
+        batch = await cp.store.read(index.next_batch, cp.store.system, queries.CALL, 10)
         assert batch is not None
         await cp.store.write(change(1, "newer 1"))  # while it is being indexed
         assert await cp.store.write(queries.put, batch, cp.store.system)
@@ -309,7 +311,7 @@ def test_a_row_of_the_ledger_that_changes_is_indexed_again(database: Database) -
             assert await found(cp, "old") == ["old 2", "old 0"]
             assert await found(cp, "new") == []
             assert await found(cp, "newer") == ["newer 1"]
-            assert await searching.index(cp.store) in (0, 1)
+            assert await search.index(cp.store) in (0, 1)
             assert await waiting(cp) == 0
 
     with_cp(database, use)
@@ -325,7 +327,7 @@ def test_what_is_deleted_is_not_found(database: Database) -> None:
             await tool_log.log_tool_call(cp.store, "gone", "look", "word of a tool", None, 0)
             await cp.append("kept", UserMessage("word kept"))
             if indexed:
-                await searching.index(cp.store)
+                await search.index(cp.store)
             assert len(await found(cp, "word")) == 5 + indexed
             await cp.delete_thread("gone")
             assert await found(cp, "word") == ["word kept"] * (1 + indexed)
@@ -343,7 +345,7 @@ def test_edits_are_followed(database: Database) -> None:
         await sessions.create_session(store, None, session_id="s")
         one = await sessions.save_message(store, "s", "user", "the first 版本")
         two = await sessions.save_message(store, "s", "assistant", "the second 版本")
-        await searching.index(store)
+        await search.index(store)
         await sessions.update_message(store, "s", one, "the changed 内容")
         await sessions.delete_message(store, "s", two)
 
@@ -361,7 +363,7 @@ def test_edits_are_followed(database: Database) -> None:
 def test_a_rewind_hides_what_it_leaves(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", [UserMessage("word one"), UserMessage("word two")])
-        await searching.index(cp.store)
+        await search.index(cp.store)
         await cp.rewind("t", to=1)
         assert await found(cp, "word") == ["word one"]
         await cp.append("t", UserMessage("word three"))
@@ -379,7 +381,7 @@ def test_a_message_that_forks_share_is_one_hit(database: Database) -> None:
         await cp.fork("f", new_id="g")
 
         async def of(query: str, **options: Any) -> list[tuple[str, str]]:
-            return [(hit["session_id"], hit["content"]) for hit in await searching.search(cp.store, query, **options)]
+            return [(hit["session_id"], hit["content"]) for hit in await search.search(cp.store, query, **options)]
 
         async def check() -> None:
             assert await of("word") == [("f", "word three"), ("t", "word two"), ("t", "word one")]
@@ -414,10 +416,10 @@ def test_a_long_tail_is_indexed_by_the_search_that_finds_it(database: Database) 
 @pytest.mark.usefixtures("alone")
 def test_a_batch_is_not_written_when_its_rows_went_meanwhile(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
-        await searching.index(cp.store)
+        await search.index(cp.store)
         await found(cp, "x")
         await cp.append("gone", [UserMessage("word one"), UserMessage("word two")])
-        batch = await cp.store.read(indexer.next_batch, cp.store.system, queries.MESSAGE, 10)
+        batch = await cp.store.read(index.next_batch, cp.store.system, queries.MESSAGE, 10)
         assert batch is not None
         assert len(batch.entries) == 2
         await cp.delete_thread("gone")
@@ -426,7 +428,7 @@ def test_a_batch_is_not_written_when_its_rows_went_meanwhile(database: Database)
         for _ in range(2):
             assert await found(cp, "another") == ["another"]
             assert await found(cp, "word") == []
-            assert await searching.index(cp.store) in (0, 1)
+            assert await search.index(cp.store) in (0, 1)
 
     with_cp(database, use)
 
@@ -438,8 +440,8 @@ def test_another_version_of_the_tokens_makes_the_index_anew(
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", UserMessage("word 一"))
         await tool_log.log_tool_call(cp.store, "t", "look", "word 二", None, 0)
-        await searching.index(cp.store)
-        monkeypatch.setattr(words, "VERSION", words.VERSION + 1)
+        await search.index(cp.store)
+        monkeypatch.setattr(tokens, "VERSION", tokens.VERSION + 1)
         assert await waiting(cp) == 2
         assert await found(cp, "word") == ["word 二", "word 一"]
         assert await waiting(cp) == 0
@@ -448,7 +450,7 @@ def test_another_version_of_the_tokens_makes_the_index_anew(
         before = await cp.store.read(queries.state, queries.MESSAGE)
         await cp.append("t", UserMessage("word 三"))
         assert await found(cp, "word") == ["word 三", "word 二", "word 一"]
-        assert await searching.index(cp.store) == 0
+        assert await search.index(cp.store) == 0
         assert await cp.store.read(queries.state, queries.MESSAGE) == before
 
     with_cp(database, use)
@@ -458,8 +460,8 @@ def test_another_version_of_the_tokens_makes_the_index_anew(
 def test_reindexing_begins_anew(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", [UserMessage(f"word {number}") for number in range(5)])
-        await searching.index(cp.store)
-        assert await searching.reindex(cp.store) == 5
+        await search.index(cp.store)
+        assert await search.reindex(cp.store) == 5
         assert await waiting(cp) == 0
         assert len(await found(cp, "word")) == 5
 
@@ -474,13 +476,13 @@ def test_long_texts_are_found_by_every_word(database: Database) -> None:
         many = " ".join(f"n{number}" for number in range(150_000))
         await cp.append("t", [UserMessage(f"{many} needle 针线"), UserMessage("same " * 20_000 + "end")])
         await cp.append("t", [UserMessage("字" * 20_000 + "尾"), UserMessage("plain")])
-        await searching.index(cp.store)
+        await search.index(cp.store)
         assert await waiting(cp) == 0
         for query, count in (
             ("n0", 1), ("n149999", 1), ("n150000", 0), ("needle", 1), ("针", 1), ("针线", 1), ('"n7 n8"', 1),
             ('"n8 n7"', 0), ("same", 1), ('"same end"', 1), ("字尾", 1), ("字", 1), ("字字字字尾", 1), ("plain", 1),
         ):  # fmt: skip
-            assert len(await searching.search(cp.store, query, session_id="t")) == count, query
+            assert len(await search.search(cp.store, query, session_id="t")) == count, query
 
     with_cp(database, use)
 
@@ -489,7 +491,8 @@ def test_long_texts_are_found_by_every_word(database: Database) -> None:
 def test_processes_may_index_while_others_write(database: Database) -> None:
     script = """
         import asyncio, sys
-        from byssus import UserMessage, searching
+        from byssus import UserMessage
+        from byssus.search import search as searching
         from byssus.checkpointer import checkpointer_for
 
         async def main(place, name):
@@ -515,12 +518,12 @@ def test_processes_may_index_while_others_write(database: Database) -> None:
         }
         assert len(expected) > 40
         assert set(await found(cp, "word", limit=1_000)) == expected
-        await searching.index(cp.store)
+        await search.index(cp.store)
         assert await waiting(cp) == 0
         hits = await found(cp, "word", limit=1_000)
         assert len(hits) == len(expected)
         assert set(hits) == expected
-        await searching.reindex(cp.store)
+        await search.reindex(cp.store)
         assert await found(cp, "word", limit=1_000) == hits
 
     with_cp(database, use)
@@ -532,18 +535,18 @@ def test_a_copy_is_searched_as_its_source_is(database: Database, tmp_path: Path)
     async def fill(cp: Checkpointer) -> None:
         await cp.append("t", [UserMessage(f"word {number}") for number in range(5)])
         await tool_log.log_tool_call(cp.store, "t", "look", "word of a tool", None, 0)
-        await searching.index(cp.store)
+        await search.index(cp.store)
 
     async def look() -> Hits:
         async with checkpointer_for(target) as cp:
-            return await searching.search(cp.store, "word")
+            return await search.search(cp.store, "word")
 
     with_cp(database, fill)
     copy(database.place, target)
     assert len(asyncio.run(look())) == 6
 
     async def compare(cp: Checkpointer) -> None:
-        assert await searching.search(cp.store, "word") == await asyncio.to_thread(asyncio.run, look())
+        assert await search.search(cp.store, "word") == await asyncio.to_thread(asyncio.run, look())
 
     with_cp(database, compare)
 
@@ -560,7 +563,7 @@ def test_nothing_of_an_erased_text_is_left_in_the_index(tmp_path: Path) -> None:
             await cp.append("kept", [UserMessage(f"word {secrets.token_hex(16)}") for _ in range(50)])
             await cp.append("gone", UserMessage(f"word {word}"))
             await tool_log.log_tool_call(cp.store, "gone", "look", word, None, 0)
-            await searching.index(cp.store)
+            await search.index(cp.store)
             assert traces() > 0
             assert (await cp.erase_thread("gone")).is_gone
             assert traces() == 0
@@ -611,30 +614,30 @@ def test_the_background_indexes_when_nobody_writes(database: Database) -> None:
         with_cp(database, lambda cp: cp.append("t", UserMessage("word")))
         assert background.look(store) == 0
         assert background.look(store) >= 121
-        assert store.read_now(indexer._state, store.system)["message"].waiting == 0
+        assert store.read_now(index._state, store.system)["message"].waiting == 0
 
 
 def test_a_long_backlog_does_not_wait_for_silence(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer, "_BACKLOG", 10)
+    monkeypatch.setattr(index, "_BACKLOG", 10)
     with database.store() as store:
         background = Indexer(store)
         for _ in range(4):
             with_cp(database, lambda cp: cp.append("t", [UserMessage(f"word {number}") for number in range(30)]))
             background.look(store)
-        assert store.read_now(indexer._state, store.system)["message"].waiting < 100
+        assert store.read_now(index._state, store.system)["message"].waiting < 100
 
 
 def test_the_thread_of_the_background_ends_with_the_store(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer, "_LOOK", 0.01)
+    monkeypatch.setattr(index, "_LOOK", 0.01)
     with database.store() as store:
-        background = indexer.of(store)
-        assert indexer.of(store) is background
+        background = index.of(store)
+        assert index.of(store) is background
         background.start()
         background.start()
         thread = background._thread
         assert thread is not None
         with_cp(database, lambda cp: cp.append("t", UserMessage("word")))
-        while store.read_now(indexer._state, store.system)["message"].waiting:
+        while store.read_now(index._state, store.system)["message"].waiting:
             pass
     thread.join(30)
     assert not thread.is_alive()
@@ -679,7 +682,7 @@ def test_what_cannot_be_searched_is_refused(
 ) -> None:
     async def use(cp: Checkpointer) -> None:
         with pytest.raises(InputError, match=message):
-            await searching.search(cp.store, query, **options)
+            await search.search(cp.store, query, **options)
 
     with_cp(database, use)
 

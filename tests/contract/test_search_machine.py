@@ -14,14 +14,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from byssus import accounts, searching, sessions, tool_log, words
+from byssus.accounts import sessions, tool_log, users
 from byssus.checkpointer import Checkpointer
-from byssus.checkpoints import keep_last
 from byssus.errors import InputError
-from byssus.indexer import Indexer
 from byssus.messages import AssistantMessage, Message, ToolResultMessage, UserMessage
-from byssus.store import search as queries
+from byssus.queries.search import search as queries
+from byssus.search import search as searching
+from byssus.search import tokens
+from byssus.search.index import Indexer
 from byssus.store.database import Tx
+from byssus.values.checkpoints import keep_last
 from tests.conftest import _KINDS, Database
 
 T = TypeVar("T")
@@ -107,7 +109,7 @@ class Searching(RuleBasedStateMachine):
         for cp in self.cps:
             cp.store.write_now(_clear)
         for name in ("ann", "bob"):
-            self.run(*(accounts.create_user(cp.store, name, user_id=name) for cp in self.cps))
+            self.run(*(users.create_user(cp.store, name, user_id=name) for cp in self.cps))
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Searching(RuleBasedStateMachine):
         limit, offset = page
         options: dict[str, Any] = {**whose, "role": role, "limit": limit, "offset": offset}
         try:
-            matcher = words.parse(query)
+            matcher = tokens.parse(query)
         except InputError:
             for cp in self.cps:
                 with pytest.raises(InputError):
@@ -240,7 +242,7 @@ class Searching(RuleBasedStateMachine):
         self._compare(every[0], matcher, whose, role)
 
     def _compare(
-        self, hits: list[dict[str, Any]], matcher: words.Matcher, whose: dict[str, str], role: str | None
+        self, hits: list[dict[str, Any]], matcher: tokens.Matcher, whose: dict[str, str], role: str | None
     ) -> None:
         passing = {
             name

@@ -27,15 +27,16 @@ from byssus.errors import (
 from byssus.events import StreamDone, StreamEvent, StreamStart
 from byssus.messages import Usage
 from byssus.middleware import HookContext
+from byssus.middleware.windows import Summarize
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
-from byssus.rows import stored
+from byssus.queries.accounts import quotas, users
+from byssus.queries.accounts.quotas import Charge, Left
+from byssus.queries.log import threads
+from byssus.queries.log.leases import RELEASE, Claim, Lease
 from byssus.signals import Signal
 from byssus.storage import AgentStorage
-from byssus.store import quotas, threads, users
-from byssus.store.leases import RELEASE, Claim, Lease
-from byssus.store.quotas import Charge, Left
-from byssus.windows import Summarize
+from byssus.threads.encoding import stored
 from tests.conftest import Database
 from tests.contract.driving import CALL_SLOW, FAR_AWAY, Slow, Streaming, agent_on, expire, is_free, look
 from tests.contract.opened import loaded, texts, with_cp
@@ -712,7 +713,7 @@ def test_settling_a_reply_is_part_of_the_commit_that_stores_it(
             raise ProviderError("the quota could not be written")
 
         with monkeypatch.context() as broken:
-            broken.setattr("byssus.store.quotas.settle", fail)
+            broken.setattr("byssus.queries.accounts.quotas.settle", fail)
             with pytest.raises(ProviderError):
                 await of_ann(cp, [spending("lost", 30)]).prompt("go")
         assert (await texts(cp, "t"), await used_by(cp)) == (["go"], 0)

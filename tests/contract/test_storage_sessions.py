@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from byssus import AssistantMessage, ToolCall, ToolResultMessage, UserMessage, clock
+from byssus import AssistantMessage, ToolCall, ToolResultMessage, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import MAX_DEPTH, Usage
+from byssus.providers.history import UNKNOWN_OUTCOME
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import UNKNOWN_OUTCOME
 from byssus.storage import AgentStorage
+from byssus.values import clock
 from tests.conftest import Database
 from tests.contract.acting import Acting, act
 from tests.contract.driving import Slow, agent_on, brief, look

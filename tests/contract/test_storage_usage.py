@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from byssus import AssistantMessage, Model, clock
+from byssus import AssistantMessage, Model
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, NotFound
 from byssus.messages import Usage
 from byssus.storage import AgentStorage
 from byssus.store.database import Tx
+from byssus.values import clock
 from tests.conftest import Database
 from tests.contract.driving import agent_on
 from tests.contract.opened import with_cp

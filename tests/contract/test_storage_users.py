@@ -12,9 +12,10 @@ import pytest
 
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import MAX_DEPTH
+from byssus.queries.accounts import sessions, users
+from byssus.queries.log import threads
+from byssus.queries.log.leases import Claim
 from byssus.storage import AgentStorage
-from byssus.store import sessions, threads, users
-from byssus.store.leases import Claim
 from tests.conftest import Database
 from tests.contract.driving import FAR_AWAY
 

@@ -20,16 +20,17 @@ import pytest
 from byssus import Agent, AssistantMessage, ToolCall, ToolResultMessage, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last, keep_tagged
 from byssus.errors import InputError, NotFound, StoreError
+from byssus.maintenance.export import export_thread, export_user, import_lines
+from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps, from_value
-from byssus.rows import stored
-from byssus.store import checkpoints, deleting, putting, threads
-from byssus.store import exporting as queries
-from byssus.store import usage as counting
-from byssus.store.copying import TABLES
+from byssus.queries.accounts import usage as counting
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Stored
+from byssus.queries.moving import exporting as queries
+from byssus.queries.moving.copying import TABLES
+from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
-from byssus.store.threads import Stored
-from byssus.transfer import export_thread, export_user, import_lines
-from byssus.transfer_shapes import COUNTED
+from byssus.threads.encoding import stored
 from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -61,7 +62,7 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", 2)
-    monkeypatch.setattr("byssus.transfer.PAGE_ROWS", 2)
+    monkeypatch.setattr("byssus.maintenance.export.PAGE_ROWS", 2)
 
 
 def with_both(
@@ -948,12 +949,12 @@ IMPORT_AND_DIE = """\
 import asyncio, os, signal, sys
 from byssus.checkpointer import checkpointer_for
 from byssus.store.database import Store
-from byssus.store import transfer as queries
-from byssus.transfer import import_lines
+from byssus.queries.moving import importing as queries
+from byssus.maintenance.export import import_lines
 
 place, path, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import byssus.transfer
-byssus.transfer.PAGE_ROWS = 2
+import byssus.maintenance.export
+byssus.maintenance.export.PAGE_ROWS = 2
 
 def boundary(_):
     global left

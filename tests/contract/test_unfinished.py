@@ -19,8 +19,8 @@ from byssus.errors import (
 from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
-from byssus.rows import stored
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.threads.encoding import stored
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from byssus.messages import AssistantMessage, decode
-from byssus.recovery import UNKNOWN_OUTCOME, valid_history
+from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from tests.crash.boundaries import Life, Story, read
 from tests.crash.boundary_scene import BY_HAND, NEVER_AGAIN, STAGES, THREAD, effect, entries
 from tests.crash.place import Place

@@ -25,9 +25,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from byssus import Agent, Model, ToolCall, clock
+from byssus import Agent, Model, ToolCall
 from byssus.checkpointer import Checkpointer
-from byssus.decisions import Ask, Pending
 from byssus.errors import AnswerNeeded, InputError, ThreadBusy
 from byssus.events import (
     Event,
@@ -47,16 +46,18 @@ from byssus.events import (
     ToolExecutionEnd,
     ToolExecutionStart,
 )
-from byssus.inbox import FOLLOW_UP, STEER, Receipt
 from byssus.messages import AssistantMessage, Message, UserMessage, dumps
 from byssus.middleware import HookContext
 from byssus.providers.base import Request
-from byssus.results import RunResult, ToolResult
-from byssus.rows import stored
+from byssus.queries.log import threads
 from byssus.signals import Signal
-from byssus.store import threads
 from byssus.store.database import Store, Tx
+from byssus.threads.encoding import stored
+from byssus.threads.inbox import FOLLOW_UP, STEER, Receipt
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
+from byssus.values import clock
+from byssus.values.decisions import Ask, Pending
+from byssus.values.results import RunResult, ToolResult
 from tests.crash.place import Place
 from tests.test_recovery import flaws
 

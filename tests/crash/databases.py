@@ -15,8 +15,8 @@ import apsw
 import psycopg
 
 from byssus.store.database import Tx
-from byssus.store.postgres_tx import PostgresTx
-from byssus.store.sqlite import SQLiteTx
+from byssus.store.postgres.tx import PostgresTx
+from byssus.store.sqlite.store import SQLiteTx
 from tests import postgres
 from tests.crash.place import Place
 

@@ -19,8 +19,8 @@ from byssus import Agent, Model
 from byssus.checkpointer import SQLiteCheckpointer, Thread
 from byssus.errors import ByssusError
 from byssus.messages import Message, UserMessage
+from byssus.providers.history import valid_history
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import valid_history
 from tests.crash.power import Disk, Log, Synced, SyncFailed, Told, write_image
 from tests.crash.power_scenes import DATABASE, SHARED, is_whole
 from tests.test_recovery import flaws

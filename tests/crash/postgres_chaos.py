@@ -38,8 +38,8 @@ from byssus.errors import LeaseLost, StoreUnreachable
 from byssus.events import Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import Message, stamped
 from byssus.providers.base import Request
+from byssus.providers.history import valid_history
 from byssus.providers.scripted import Reply, ScriptedProvider
-from byssus.recovery import valid_history
 from byssus.store.database import Row, Tx
 from byssus.tools import Tool
 from tests import postgres

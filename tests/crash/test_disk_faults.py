@@ -27,8 +27,8 @@ from byssus.checkpointer import SQLiteCheckpointer, Thread
 from byssus.errors import NothingToContinue, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnusable
 from byssus.events import AgentEnd, MessageEnd, ToolExecutionEnd
 from byssus.messages import Message, ToolResultMessage, UserMessage
+from byssus.providers.history import valid_history
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import valid_history
 from tests.crash.faults import (
     BROKEN,
     FULL,

@@ -20,8 +20,8 @@ from byssus import Agent, AssistantMessage, Model
 from byssus.checkpointer import Checkpointer, Thread, ToolCallRecord
 from byssus.errors import NothingToContinue
 from byssus.messages import Message, ToolResultMessage, decode
+from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.test_recovery import flaws

@@ -21,8 +21,8 @@ import pytest
 from byssus import Agent, Model
 from byssus.checkpointer import Thread
 from byssus.messages import Message
+from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
-from byssus.recovery import UNKNOWN_OUTCOME, valid_history
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.test_recovery import flaws

@@ -26,8 +26,9 @@ from byssus.events import Event, MessageEnd, StreamEvent, StreamStart, TextDelta
 from byssus.messages import Usage
 from byssus.providers.base import Provider, Request
 from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.queries.accounts import quotas
+from byssus.queries.log import threads
 from byssus.signals import Signal
-from byssus.store import quotas, threads
 from byssus.store.database import Row, Tx
 from tests.contract.driving import expire
 from tests.crash import databases

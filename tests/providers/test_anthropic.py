@@ -57,7 +57,7 @@ from byssus.messages import (
 )
 from byssus.providers.anthropic import AnthropicProvider, _call_id, _clean
 from byssus.providers.base import Model, Prices, Request, ToolSpec
-from byssus.reply import Reply
+from byssus.providers.reply import Reply
 from byssus.signals import Signal
 from tests.wire import Anthropic, Server
 from tests.wire import Reply as WireReply

@@ -31,9 +31,9 @@ from byssus.messages import Block, Message, Note, UnknownBlock
 from byssus.providers import anthropic, openai
 from byssus.providers.anthropic import AnthropicProvider
 from byssus.providers.base import Provider, Request
+from byssus.providers.history import valid_history
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.openai_models import Service
-from byssus.recovery import valid_history
 from tests.conftest import Database
 from tests.wire import Anthropic, OpenAI, Reply, Server
 

@@ -58,7 +58,7 @@ from byssus.messages import (
 from byssus.providers.anthropic import AnthropicProvider
 from byssus.providers.base import Model, Prices, Request, ToolSpec
 from byssus.providers.openai import OpenAIProvider
-from byssus.reply import Reply
+from byssus.providers.reply import Reply
 from byssus.signals import Signal
 from tests.wire import Anthropic, OpenAI, Server
 from tests.wire import Reply as WireReply

@@ -33,8 +33,8 @@ from byssus.messages import (
     UserMessage,
 )
 from byssus.providers.base import Model, Provider, Request
+from byssus.providers.reply import Reply
 from byssus.providers.scripted import ScriptedProvider, ScriptError, Step
-from byssus.reply import Reply
 from byssus.signals import Signal
 
 

@@ -18,8 +18,10 @@ _SOURCE = str(Path(byssus.__file__).parents[1])
 PRELUDE = """\
 import asyncio, json, os, sys, threading, warnings
 from byssus.errors import *
-from byssus.store import sharing, sqlite, threads
-from byssus.store.threads import Stored
+from byssus.store import sharing
+from byssus.store.sqlite import store as sqlite
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Stored
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
 

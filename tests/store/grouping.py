@@ -10,11 +10,11 @@ from typing import Any
 
 import psycopg
 
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Position, Stored
 from byssus.store.database import Store, Tx
-from byssus.store.postgres import PostgresStore
-from byssus.store.postgres_server import Server
-from byssus.store.threads import Position, Stored
+from byssus.store.postgres.server import Server
+from byssus.store.postgres.store import PostgresStore
 from tests.postgres import Schema
 
 PATIENCE = 30  # seconds until a test that hangs is a test that fails

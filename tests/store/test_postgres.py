@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from byssus.errors import ByssusError, StoreError, StoreNotOpen, ThreadMoved
-from byssus.store import postgres, threads
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Position
 from byssus.store.database import Tx
-from byssus.store.postgres import PostgresStore
-from byssus.store.threads import Position
+from byssus.store.postgres import store as postgres
+from byssus.store.postgres.store import PostgresStore
 from tests.postgres import Schema, wait_until
 from tests.store.grouping import (
     PATIENCE,

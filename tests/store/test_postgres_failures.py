@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 from byssus.errors import StoreBusy, StoreError, StoreUnreachable
-from byssus.store import postgres, threads
+from byssus.queries.log import threads
 from byssus.store.database import Tx
-from byssus.store.postgres import PostgresStore
+from byssus.store.postgres import store as postgres
+from byssus.store.postgres.store import PostgresStore
 from tests.pooler import pooling
 from tests.postgres import Schema, Server, running, wait_until
 from tests.store.grouping import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
@@ -274,7 +275,7 @@ def test_a_commit_that_cannot_be_announced_is_a_commit_all_the_same(
         store._writers[hash("") % len(store._writers)].start()
         with monkeypatch.context() as patched:
             start = "socket.socketpair" if what == "socketpair" else "threading.Thread.start"
-            patched.setattr(f"byssus.store.postgres_news.{start}", fail)
+            patched.setattr(f"byssus.store.postgres.notifications.{start}", fail)
             futures = [store.submit(appending("once")) for _ in range(size)]
             outcomes: list[Any] = [future.exception(PATIENCE) or future.result() for future in futures]
         assert outcomes == [(i + 1, i + 1) for i in range(size)]

@@ -11,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from byssus.store import keeper, leases, postgres_news, threads
-from byssus.store.leases import Claim, Held
-from byssus.store.postgres import PostgresStore
+from byssus.queries.log import leases, threads
+from byssus.queries.log.leases import Claim, Held
+from byssus.store import keeper
+from byssus.store.postgres import notifications as postgres_news
+from byssus.store.postgres.store import PostgresStore
 from tests.pooler import pooling
 from tests.postgres import Schema, Server, running, server_for_tests, wait_until
 from tests.store import child
@@ -64,7 +66,7 @@ def test_a_commit_of_another_process_is_heard_and_not_waited_for(where: Schema) 
 @pytest.mark.usefixtures("words_only")
 def test_a_commit_of_a_process_that_ends_at_once_is_heard(where: Schema) -> None:
     script = """
-        from byssus.store import places, sharing
+        from byssus.store import opening as places, sharing
         store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
         store.write_now(threads.append, "t", rows("x"))
         sharing.release(store)
@@ -89,7 +91,8 @@ def wait_until_soon(condition: Callable[[], bool], complaint: str) -> None:
 @pytest.mark.usefixtures("words_only")
 def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> None:
     script = """
-        from byssus.store import leases, places, sharing
+        from byssus.queries.log import leases
+        from byssus.store import opening as places, sharing
         store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
         for line in sys.stdin:
             print(store.write_now(leases.abort, "t"), flush=True)

@@ -15,8 +15,9 @@ import pytest
 from byssus import AssistantMessage, UserMessage
 from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, StoreUnreachable, StoreUnusable
-from byssus.store import postgres_server, threads
-from byssus.store.postgres_server import Server as Place
+from byssus.queries.log import threads
+from byssus.store.postgres import server as postgres_server
+from byssus.store.postgres.server import Server as Place
 from tests import postgres
 from tests.postgres import Schema, Server, running, server_for_tests
 from tests.store import child
@@ -331,7 +332,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
 
         sys.meta_path.insert(0, Blocked())
         from byssus.checkpointer import PostgresCheckpointer
-        from byssus.store import places
+        from byssus.store import opening as places
         for make in (PostgresCheckpointer, places.open_store):
             try:
                 make("postgresql://u:hunter2@h/db")

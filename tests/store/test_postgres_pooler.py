@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from byssus.errors import StoreError
-from byssus.store import postgres, threads
+from byssus.queries.log import threads
 from byssus.store.database import Job, Tx
-from byssus.store.postgres import PostgresStore
+from byssus.store.postgres import store as postgres
+from byssus.store.postgres.store import PostgresStore
 from tests import pooler as pooler_module
 from tests.pooler import Pooler, pooling
 from tests.postgres import Schema, Server, running, wait_until

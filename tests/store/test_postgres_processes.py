@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from byssus.store import threads
+from byssus.queries.log import threads
 from byssus.store.database import Tx
 from tests.postgres import Schema, running, server_for_tests, wait_until
 from tests.store import child
 from tests.store.grouping import PATIENCE, Admin, named, opened, rows, stored
 
 OPEN = """
-    from byssus.store import places, sharing
+    from byssus.store import opening as places, sharing
 
     def open_store(dsn=sys.argv[1], schema=sys.argv[2]):
         return places.open_postgres(places.postgres_server(dsn, schema=schema), pool_size=2)
@@ -135,7 +135,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     script = (
         OPEN
         + """
-    from byssus.store import postgres
+    from byssus.store.postgres import store as postgres
     postgres._SETTINGS["idle_in_transaction_session_timeout"] = "300ms"
     store = open_store()
 
@@ -307,7 +307,7 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
     script = (
         OPEN
         + """
-    from byssus.store import postgres
+    from byssus.store.postgres import store as postgres
     postgres._PATIENCE = 0.5
     postgres.PostgresStore.__init__.__defaults__ = (0.5,)
     store = open_store()

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from byssus import searching
-from byssus.bridge import Blocking, to_the_end
-from byssus.indexer import Indexer
 from byssus.messages import UserMessage
-from byssus.rows import stored
-from byssus.store import search, threads
-from byssus.store.postgres import PostgresStore
+from byssus.queries.log import threads
+from byssus.queries.search import search
+from byssus.search import search as searching
+from byssus.search.index import Indexer
+from byssus.store.operations import Blocking, to_the_end
+from byssus.store.postgres.store import PostgresStore
+from byssus.threads.encoding import stored
 from tests.postgres import Schema
 from tests.store.grouping import opened
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
-from byssus.store import sharing, sqlite, threads
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Position
+from byssus.store import sharing
 from byssus.store.database import Tx
-from byssus.store.sqlite import SQLiteStore
-from byssus.store.threads import Position
+from byssus.store.sqlite import store as sqlite
+from byssus.store.sqlite.store import SQLiteStore
 from tests.store import child
 from tests.store.grouping import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 

@@ -16,9 +16,12 @@ import apsw
 import pytest
 
 from byssus.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
-from byssus.store import sharing, sqlite, sqlite_file, threads
-from byssus.store.sqlite import SQLiteStore
-from byssus.store.threads import Stored
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Stored
+from byssus.store import sharing
+from byssus.store.sqlite import file as sqlite_file
+from byssus.store.sqlite import store as sqlite
+from byssus.store.sqlite.store import SQLiteStore
 from tests.store import child
 
 ROW = [Stored("id", "user", "{}")]

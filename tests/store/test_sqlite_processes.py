@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from byssus.errors import StoreBusy
-from byssus.store import sharing, sqlite, threads
-from byssus.store.threads import Stored
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Stored
+from byssus.store import sharing
+from byssus.store.sqlite import store as sqlite
 from tests.store import child
 
 ROW = [Stored("id", "user", '"x"')]

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from byssus.errors import ThreadMoved
-from byssus.store import threads
+from byssus.queries.log import threads
+from byssus.queries.log.threads import Position, Stored, ThreadInfo, ThreadRow
 from byssus.store.database import Store, Tx
-from byssus.store.threads import Position, Stored, ThreadInfo, ThreadRow
 
 
 def rows(*bodies: str) -> list[Stored]:

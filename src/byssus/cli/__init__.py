@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 from byssus import __version__
 from byssus.cli import (
-    asking,
     chat,
+    checkpoints,
     copy,
-    keeping,
+    maintenance,
     memory,
-    removing,
+    retention,
     runs,
+    search,
     show,
     terminal,
     threads,
     transfer,
-    versions,
 )
 from byssus.errors import ByssusError
 
@@ -57,6 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, show, memory, runs, versions, removing, transfer, copy, keeping, asking):
+    for command in (chat, threads, show, memory, runs, checkpoints, retention, transfer, copy, maintenance, search):
         command.add_to(commands)
     return parser

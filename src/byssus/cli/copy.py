@@ -12,9 +12,9 @@ import sys
 import time
 from typing import Any
 
-from byssus import copying
 from byssus.cli import terminal
-from byssus.copying import Copied, Progress
+from byssus.maintenance import copy
+from byssus.maintenance.copy import Copied, Progress
 
 _DESCRIPTION = (
     "Copy everything from SOURCE into TARGET, and verify it. Each is the path of a SQLite file, or a DSN that begins "
@@ -36,7 +36,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     bar = _Bar()
     try:
-        copied = copying.copy(args.source, args.target, bar.show)
+        copied = copy.copy(args.source, args.target, bar.show)
     except KeyboardInterrupt:
         bar.clear()
         terminal.remark("Stopped. What was copied is kept: run the same command again to go on.\n")

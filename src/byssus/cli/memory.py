@@ -9,8 +9,8 @@ from typing import Any
 from byssus.cli import terminal
 from byssus.cli.subcommand import add, count, number, work_on
 from byssus.errors import InputError
+from byssus.memory.msg import Msg
 from byssus.memory.stored import entries, listed
-from byssus.msg import Msg
 
 
 def add_to(commands: Any) -> None:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.subcommand import add, add_thread, work_on
-from byssus.decisions import Answer, Deny, Pending
 from byssus.errors import InputError
-from byssus.inbox import Waiting
 from byssus.messages import dumps
-from byssus.results import ToolResult
+from byssus.threads.inbox import Waiting
+from byssus.values.decisions import Answer, Deny, Pending
+from byssus.values.results import ToolResult
 
 T = TypeVar("T")
 

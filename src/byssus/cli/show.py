@@ -23,7 +23,7 @@ from byssus.messages import (
     dumps,
     to_value,
 )
-from byssus.recovery import interrupted
+from byssus.providers.history import interrupted
 
 
 def add_to(commands: Any) -> None:

@@ -11,7 +11,7 @@ A memory is a thread: what an agent writes there can be read here, and marks dec
 from byssus.memory.base import MemoryBase
 from byssus.memory.compression import compress
 from byssus.memory.in_memory import InMemoryMemory
+from byssus.memory.msg import Msg
 from byssus.memory.stored import PostgresMemory, SQLiteMemory
-from byssus.msg import Msg
 
 __all__ = ["InMemoryMemory", "MemoryBase", "Msg", "PostgresMemory", "SQLiteMemory", "compress"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, NoMessage, WrongType
-from byssus.msg import ROLES, Msg, values_of
-from byssus.rows import checked_text, is_storable
-from byssus.store.marks import MAX_MARK
+from byssus.memory.msg import ROLES, Msg, values_of
+from byssus.queries.log.marks import MAX_MARK
+from byssus.threads.encoding import checked_text, is_storable
 
 MAX_MARKS = 1_000  # in one call
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from byssus.msg import Msg
+from byssus.memory.msg import Msg
 
 
 class MemoryBase(abc.ABC):

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 from byssus.errors import ByssusError, InputError, ProviderError
 from byssus.memory.arguments import mark_to_add
 from byssus.memory.base import MemoryBase
+from byssus.memory.msg import values_of
 from byssus.messages import Message, from_value
-from byssus.msg import values_of
+from byssus.middleware.windows import INSTRUCTION, by_parts, summarized, transcript
 from byssus.providers.base import Model, Provider
 from byssus.signals import Signal
-from byssus.windows import INSTRUCTION, by_parts, summarized, transcript
 
 Writer: TypeAlias = Callable[[str], str | Awaitable[str]]  # a model as a function: it gets a text and answers one
 

@@ -7,15 +7,15 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from byssus import words
-from byssus.indexer import text_of
 from byssus.memory import arguments
 from byssus.memory.arguments import Item
 from byssus.memory.base import MemoryBase
-from byssus.msg import Msg, values_of
-from byssus.rows import encode_json
-from byssus.searching import checked_limit
-from byssus.store.search import MESSAGE
+from byssus.memory.msg import Msg, values_of
+from byssus.queries.search.search import MESSAGE
+from byssus.search import tokens
+from byssus.search.index import text_of
+from byssus.search.search import checked_limit
+from byssus.threads.encoding import encode_json
 
 
 class InMemoryMemory(MemoryBase):
@@ -94,7 +94,7 @@ class InMemoryMemory(MemoryBase):
         return [Msg("user", self._summary, "user"), *found] if prepend_summary and self._summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
-        matcher, wanted = words.parse(query), checked_limit(limit)
+        matcher, wanted = tokens.parse(query), checked_limit(limit)
         bodies = ((message, encode_json("a message", values_of(message))) for message, _ in reversed(self._items))
         found = (message for message, body in bodies if matcher.find(text_of(MESSAGE, [body])) is not None)
         return [copy.deepcopy(message) for message in itertools.islice(found, wanted)]

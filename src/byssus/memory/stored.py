@@ -20,26 +20,27 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
-from byssus import searching
 from byssus.errors import InputError, NotFound
-from byssus.leasing import checked_wait, patiently
 from byssus.memory import arguments
 from byssus.memory.base import MemoryBase
-from byssus.memory.handle import Handle
-from byssus.memory.loading import Loaded, collect
+from byssus.memory.loaded_state import Loaded, collect
+from byssus.memory.msg import Msg, Told, told
 from byssus.messages import dumps
-from byssus.msg import Msg, Told, told
-from byssus.rows import checked_id, encode_json
-from byssus.store import memories as queries
-from byssus.store import places, sqlite
+from byssus.queries.log import memories as queries
+from byssus.queries.log.leases import Visit
+from byssus.queries.log.memories import Entry
+from byssus.queries.log.threads import Stored
+from byssus.search import search as searching
+from byssus.store import opening
 from byssus.store.database import Store, Tx
-from byssus.store.leases import Visit
-from byssus.store.memories import Entry
-from byssus.store.sqlite_file import check_durability
-from byssus.store.threads import Stored
+from byssus.store.handle import Handle
+from byssus.store.sqlite import store as sqlite
+from byssus.store.sqlite.file import check_durability
+from byssus.threads.encoding import checked_id, encode_json
+from byssus.threads.waiting import checked_wait, patiently
 
 if TYPE_CHECKING:
-    from byssus.store.postgres_server import Server
+    from byssus.store.postgres.server import Server
 
 T = TypeVar("T")
 _log = logging.getLogger("byssus.memory")
@@ -320,7 +321,7 @@ class SQLiteMemory(StoredMemory):
         durability: str = "full",
         wait: float = 0,
     ) -> None:
-        if not isinstance(db_path, str | os.PathLike) or places.is_dsn(db_path):
+        if not isinstance(db_path, str | os.PathLike) or opening.is_dsn(db_path):
             raise InputError(
                 f"SQLiteMemory takes the path of a file, got {db_path!r:.80}; for a DSN there is PostgresMemory"
             )
@@ -337,7 +338,7 @@ class SQLiteMemory(StoredMemory):
         return Handle(place, functools.partial(sqlite.open_store, place, durability=self._durability))
 
     def _may_be_at(self, place: str) -> bool:
-        return place != ":memory:" and places.exists(place)
+        return place != ":memory:" and opening.exists(place)
 
 
 class PostgresMemory(StoredMemory):
@@ -359,14 +360,14 @@ class PostgresMemory(StoredMemory):
     ) -> None:
         check_durability(durability)
         self._options: dict[str, Any] = {"durability": durability, "pool_size": pool_size}
-        server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        server = opening.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
         super().__init__(self._handle_of(server), user_id, session_id, wait=wait)
 
     def _handle_at(self, place: str) -> Handle:
-        return self._handle_of(places.postgres_server(place))
+        return self._handle_of(opening.postgres_server(place))
 
     def _handle_of(self, server: Server) -> Handle:
-        return Handle(server.name, functools.partial(places.open_postgres, server, **self._options))
+        return Handle(server.name, functools.partial(opening.open_postgres, server, **self._options))
 
     def _may_be_at(self, place: str) -> bool:  # noqa: ARG002 - it is not asked for before it is needed
         return True

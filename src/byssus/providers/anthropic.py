@@ -61,8 +61,8 @@ from byssus.messages import (
 )
 from byssus.providers import wire
 from byssus.providers.base import Model, Request
+from byssus.providers.reply import parse_tool_call
 from byssus.providers.wire import CallIds
-from byssus.reply import parse_tool_call
 from byssus.signals import Signal
 
 if TYPE_CHECKING:

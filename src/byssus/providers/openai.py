@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from byssus import clock
 from byssus.errors import (
     AuthenticationFailed,
     ContentRefused,
@@ -68,8 +67,9 @@ from byssus.messages import (
 from byssus.providers import wire
 from byssus.providers.base import Model, Request
 from byssus.providers.openai_models import O_SERIES, Service, effort, generation
-from byssus.reply import parse_tool_call
+from byssus.providers.reply import parse_tool_call
 from byssus.signals import Signal
+from byssus.values import clock
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

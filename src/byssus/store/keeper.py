@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from byssus.errors import StoreNotOpen
-from byssus.store import leases
+from byssus.queries.log import leases
+from byssus.queries.log.leases import Held
 from byssus.store.database import Store
-from byssus.store.leases import Held
 
 T = TypeVar("T")
 LOST, ABORTED = "lease_lost", "aborted"

@@ -25,13 +25,13 @@ from msgspec import Struct, field
 from byssus.errors import InputError
 from byssus.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps, image_type
 from byssus.providers.base import ToolSpec
-from byssus.results import ToolResult as ToolResult
-from byssus.schemas import convert
 from byssus.signals import Signal
 from byssus.tools.details import readable as readable
 from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
+from byssus.values.results import ToolResult as ToolResult
+from byssus.values.schemas import convert
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -31,7 +31,7 @@ from byssus.providers.wire import clean
 from byssus.signals import Signal
 from byssus.tools import Tool, ToolContext, ToolResult, arguments_in
 from byssus.tools.details import told
-from byssus.tools.process import ErrorOutput
+from byssus.tools.mcp_process import ErrorOutput
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from byssus.errors import InputError
-from byssus.schemas import describe
+from byssus.values.schemas import describe
 
 # What `pydantic.Field(ge=1)` and the annotated-types package say, in msgspec's words: the same ones.
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")

@@ -1,0 +1,323 @@
+"""Sessions and what was said in them: operations for both surfaces (see bridge.py).
+
+A session is a thread. A message that is saved here is kept as the dict that an application gave; an agent that
+continues the session reads it as one of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import msgspec
+
+from byssus.accounts.users import UNCHANGED
+from byssus.errors import InputError
+from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
+from byssus.queries.accounts import sessions
+from byssus.queries.accounts.sessions import Said, Session
+from byssus.queries.log import editing
+from byssus.queries.log.leases import Visit
+from byssus.queries.log.threads import Stored
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads import retention
+from byssus.threads.encoding import (
+    checked_choice,
+    checked_count,
+    checked_id,
+    checked_text,
+    encode_strictly,
+    readable_id,
+    readable_json,
+    spent_by,
+    stored,
+    stored_json,
+)
+from byssus.threads.waiting import patiently
+from byssus.values import clock
+
+STATUSES = ("active", "paused", "completed", "cancelled")
+ROLES = ("user", "assistant", "system", "tool")
+_USAGE = ("input", "output", "cache_read", "cache_write")
+
+
+async def create_session(
+    store: Runner,
+    user_id: str | None,
+    title: str = "新对话",
+    model: str | None = "gpt-4o-mini",
+    *,
+    session_id: str | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make a session of a user (None: of nobody). `session_id` is your own id for it, if you have one."""
+    owner = None if user_id is None else checked_id(user_id, "a user id")
+    name = clock.new_id() if session_id is None else checked_id(session_id, "a session id")
+    given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
+    made = await store.write(sessions.create, name, owner, given["title"], given["model"], given["metadata"])
+    return _as_dict(made)
+
+
+async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
+    """The session, or None."""
+    name = readable_id(session_id, "a session id")
+    session = None if name is None else await store.read(sessions.get, name)
+    return None if session is None else _as_dict(session)
+
+
+async def list_user_sessions(
+    store: Runner, user_id: str, limit: int = 20, offset: int = 0, *, status: str | None = None
+) -> list[dict[str, Any]] | None:
+    """The sessions of a user, the one that was written last first. None if there is no such user."""
+    name = readable_id(user_id, "a user id")
+    wanted = None if status is None else checked_choice("status", status, STATUSES)
+    limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+    if name is None:
+        return None
+    found = await store.read(sessions.of_user, name, status=wanted, limit=limit, offset=offset)
+    return None if found is None else [_as_dict(session) for session in found]
+
+
+async def update_session(
+    store: Runner,
+    session_id: str,
+    *,
+    title: str = UNCHANGED,
+    model: str | None = UNCHANGED,
+    status: str = UNCHANGED,
+    metadata: dict[str, Any] = UNCHANGED,
+    user_id: str | None = UNCHANGED,
+) -> dict[str, Any]:
+    """Change what is passed. Metadata are replaced as a whole."""
+    given = {"title": title, "model": model, "status": status, "metadata": metadata, "owner": user_id}
+    changes = _checked(**{key: value for key, value in given.items() if value is not UNCHANGED})
+    return _as_dict(await store.write(sessions.update, checked_id(session_id, "a session id"), changes))
+
+
+async def pause_session(store: Runner, session_id: str) -> dict[str, Any]:
+    """Let no run start on the session until it is resumed. One that is going on comes to its end."""
+    return await update_session(store, session_id, status="paused")
+
+
+async def resume_session(store: Runner, session_id: str) -> dict[str, Any]:
+    """Make the session active again."""
+    return await update_session(store, session_id, status="active")
+
+
+async def complete_session(store: Runner, session_id: str) -> dict[str, Any]:
+    """Say that the session has served its purpose."""
+    return await update_session(store, session_id, status="completed")
+
+
+async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
+    """Give the session up: no run starts on it any more."""
+    return await update_session(store, session_id, status="cancelled")
+
+
+async def delete_session(store: Runner, session_id: str) -> None:
+    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics."""
+    name = checked_id(session_id, "a session id")
+    await store.read(sessions.require, name)
+    await retention.delete_thread(store, name, 0)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+async def save_message(
+    store: Runner,
+    session_id: str,
+    role: str,
+    content: str | list[Any] | None,
+    tool_calls: list[Any] | None = None,
+    tool_call_id: str | None = None,
+    token_count: int = 0,
+    *,
+    usage: dict[str, Any] | None = None,
+) -> str:
+    """Add a message to the session; returns its id.
+
+    `usage` says more than `token_count` does: input, output, cache_read, cache_write and cost. The user's quota is not
+    touched: `consume_quota` does that.
+    """
+    value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
+    name, make = checked_id(session_id, "a session id"), functools.partial(_stored, value)
+    return await patiently(lambda over: store.write(sessions.save, name, make, by=Visit(over)), 0)
+
+
+async def get_conversation_history(
+    store: Runner, session_id: str, max_messages: int = 50
+) -> list[dict[str, Any]] | None:
+    """The newest messages of the session, the oldest of them first. None if there is no such session."""
+    name, limit = readable_id(session_id, "a session id"), checked_count("max_messages", max_messages)
+    if name is None:
+        return None
+    return await store.read(_history, name, limit)
+
+
+async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
+    """One message of the session, or None."""
+    session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
+    if session is None or message is None or await store.read(sessions.get, session) is None:
+        return None
+    said = await store.read(sessions.find, session, message)
+    return None if said is None else history_row(said)
+
+
+async def update_message(store: Runner, session_id: str, message_id: str, content: str | list[Any]) -> dict[str, Any]:
+    """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
+    session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
+    said, text = await store.read(sessions.find, session, message), _checked_content(content)
+    if said is None:
+        raise editing.missing(session, message)
+    new = _edited(said, text)
+    await patiently(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
+    return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
+
+
+async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
+    """Take a message out of the session. Forks and checkpoints that hold it keep it."""
+    session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
+    await patiently(lambda over: store.write(editing.replace, session, message, None, by=Visit(over)), 0)
+
+
+def history_row(said: Said) -> dict[str, Any]:
+    """A message as applications read it, whoever wrote it."""
+    message = decode(said.body)
+    given = json.loads(said.body) if said.plain else None
+    calls = _calls_of(message, given)
+    spent = spent_by(message)
+    return {
+        "id": said.id,
+        "role": role_of(message),
+        "content": _content_of(message, given),
+        "tool_calls": calls,
+        "tool_calls_json": None if calls is None else readable_json(calls),
+        "tool_call_id": _call_id_of(message, given),
+        "token_count": 0 if spent is None else spent.tokens,
+        "created_at": said.created_at,
+    }
+
+
+def role_of(message: Message) -> str:
+    """The role as applications call it."""
+    return "tool" if isinstance(message, ToolResultMessage) else message.role
+
+
+def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
+    """Read and decoded on the store's thread: a long history does not stall an event loop."""
+    found = sessions.history(tx, session_id, limit)
+    return None if found is None else [history_row(said) for said in found]
+
+
+def _content_of(message: Message, given: Any) -> Any:
+    if isinstance(given, dict) and isinstance(given.get("content"), str | list | None) and "content" in given:
+        return given["content"]
+    return message.text
+
+
+def _calls_of(message: Message, given: Any) -> list[Any] | None:
+    if isinstance(given, dict) and "tool_calls" in given:
+        calls: list[Any] | None = given["tool_calls"]
+        return calls
+    if isinstance(message, AssistantMessage) and (asked := message.tool_calls):
+        return [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in asked]
+    return None
+
+
+def _call_id_of(message: Message, given: Any) -> str | None:
+    if isinstance(given, dict):
+        found: str | None = given.get("tool_call_id")
+        return found
+    return message.tool_call_id if isinstance(message, ToolResultMessage) else None
+
+
+def _message(
+    role: str, content: Any, tool_calls: Any, tool_call_id: Any, token_count: int, usage: Any
+) -> dict[str, Any]:
+    """A message as it is stored: the dict that the application would write."""
+    value: dict[str, Any] = {"id": clock.new_id(), "role": checked_choice("role", role, ROLES)}
+    value["content"] = _checked_content(content, may_be_none=bool(tool_calls))
+    if tool_calls is not None:
+        if not isinstance(tool_calls, list | tuple) or not all(isinstance(call, dict) for call in tool_calls):
+            raise InputError(f"tool_calls must be a list of dicts, got {tool_calls!r:.80}")
+        value["tool_calls"] = list(tool_calls)
+    if tool_call_id is not None:
+        value["tool_call_id"] = checked_text("tool_call_id", tool_call_id)
+    if token_count:
+        value["token_count"] = token_count
+    if usage is not None:
+        if token_count:
+            raise InputError(f"token_count={token_count} and usage={usage!r:.80} say the same twice; pass one of them")
+        value["usage"] = _checked_usage(role, usage)
+    encode_strictly("a message", value)
+    return value
+
+
+def _checked_content(content: Any, *, may_be_none: bool = False) -> Any:
+    if isinstance(content, str | list) or (content is None and may_be_none):
+        return content
+    raise InputError(f"content must be a string, or a list of blocks; got {content!r:.80}")
+
+
+def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
+    if role != "assistant" or not isinstance(usage, dict) or not usage.keys() <= {*_USAGE, "cost"}:
+        raise InputError(
+            f"usage belongs to a message of the role 'assistant', and is a dict of {', '.join(_USAGE)} and cost; "
+            f"got {usage!r:.80} for the role {role!r}"
+        )
+    for name in _USAGE:
+        checked_count(f"usage[{name!r}]", usage.get(name, 0))
+    cost = usage.get("cost", 0.0)
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e15:
+        raise InputError(f"usage['cost'] must be a number from 0 up, got {cost!r:.80}")
+    return dict(usage)
+
+
+def _stored(value: dict[str, Any], model: str | None) -> Stored:
+    """With the session's model, so that its tokens are counted as that model's."""
+    is_counted = "token_count" in value or "usage" in value
+    return stored_json({**value, "model": model} if model and is_counted else value)
+
+
+def _edited(said: Said, content: Any) -> Stored:
+    if said.plain:
+        value = json.loads(said.body)
+        row = stored_json({**value, "content": content} if isinstance(value, dict) else {"content": content})
+    else:
+        message = decode(said.body)
+        if isinstance(message, Note):
+            raise InputError(f"message {said.id!r} is no message for a model, and cannot be edited; delete it instead")
+        calls = [block for block in message.content if block.type == "tool_call"]
+        row = stored(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
+    return row._replace(id=said.id, spent=None)
+
+
+def _as_dict(session: Session) -> dict[str, Any]:
+    metadata = json.loads(session.metadata)
+    return {
+        **session._asdict(),
+        "total_tokens": int(session.total_tokens),
+        "total_cost": float(session.total_cost),
+        "metadata": metadata,
+        "metadata_json": readable_json(metadata),
+    }
+
+
+def _checked(**given: Any) -> dict[str, Any]:
+    """The columns that a caller has passed, as the store takes them."""
+    if "title" in given:
+        checked_text("a session's title", given["title"])
+    if given.get("model") is not None:
+        checked_text("a session's model", given["model"])
+    if "status" in given:
+        checked_choice("status", given["status"], STATUSES)
+    if given.get("owner") is not None:
+        checked_id(given["owner"], "a user id")
+    if "metadata" in given:
+        if not isinstance(given["metadata"], dict):
+            raise InputError(f"metadata must be a dict, got {given['metadata']!r:.80}")
+        given["metadata"] = encode_strictly("metadata", given["metadata"])
+    return given

@@ -1,0 +1,260 @@
+"""Copy one database into another: everything, resumable, and verified.
+
+A copy compares both databases page by page, makes the pages of the target that differ equal to the source's, and
+compares again, until a comparison of everything finds no difference. So there is no state to keep: a copy that was
+killed goes on by skipping what is there, and what the source wrote meanwhile is one more difference.
+
+- The target is empty, or an unfinished copy of the same source. A finished copy is a database that somebody may work
+  with: it is compared and never written to.
+- Success means that the last comparison, which changes nothing, found every page equal. A page that was equal before
+  the comparison began and is still equal was so when it began: the target is the source as it was at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeVar
+
+from byssus.errors import InputError, StoreError
+from byssus.queries.moving import copying
+from byssus.queries.moving.copying import TABLES, Digest, Key, Mark, Table
+from byssus.store import opening, sharing
+from byssus.store.database import Row, Store
+from byssus.store.sqlite.file import MEMORY
+
+T = TypeVar("T")
+
+PASSES = 5  # how often the pages that differ are written before the source counts as too busy
+
+
+class Progress(NamedTuple):
+    """Where a copy is. `done` and `total` are rows of this step; `skipped` were there already."""
+
+    step: str  # comparing, copying or verifying
+    table: str
+    done: int
+    total: int
+    skipped: int
+
+
+class CopiedTable(NamedTuple):
+    name: str
+    rows: int
+    written: int  # how many of them this copy added or changed; the others were there already
+    sha256: str
+
+
+class Copied(NamedTuple):
+    """A copy that was verified: both databases hold these rows."""
+
+    source: str
+    target: str
+    tables: list[CopiedTable]
+    sha256: str  # of all tables
+    was_finished: bool  # the target was a finished copy already: it was compared, and nothing was written
+
+
+class _Difference(NamedTuple):
+    table: Table
+    after: Key
+    upto: Key
+    needs_room: bool
+
+
+class _Page(NamedTuple):
+    table: Table
+    after: Key
+    upto: Key
+    rows: list[Row]
+
+
+class Comparison:
+    """What a comparison of everything has found."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total  # rows in the source, when it began
+        self.equal = 0  # rows in pages that are equal
+        self.digests = [Digest(table) for table in TABLES]  # of the source
+        self.differences: list[_Difference] = []
+
+    @property
+    def sha256(self) -> str:
+        """Of all rows of the source."""
+        return copying.combined(digest.value() for digest in self.digests)
+
+
+def copy(source: str, target: str, hear: Callable[[Progress], object] = lambda _: None) -> Copied:
+    """Copy all that is in `source` into `target`, or go on with a copy that was interrupted.
+
+    Each is the path of a SQLite file or the DSN of a Postgres database.
+    """
+    with _opened(source, create=False) as origin:
+        mark = origin.read_now(copying.last_mark)
+        if mark is not None and mark.finished_at is None:
+            raise InputError(
+                f"{origin.name} is itself an unfinished copy of {mark.source}; finish that one first: run it again"
+            )
+        with _opened(target, create=True) as goal:
+            if goal is origin:
+                raise InputError(f"{origin.name} cannot be copied into itself; name another database as the target")
+            return copy_into(origin, goal, hear)
+
+
+def copy_into(source: Store, target: Store, hear: Callable[[Progress], object]) -> Copied:
+    """The same, of databases that are open."""
+    return _Copy(source, target, hear).run()
+
+
+@contextmanager
+def _opened(place: str, *, create: bool) -> Iterator[Store]:
+    """The database at a place. A file that must be there already is not made."""
+    if place == MEMORY:
+        raise InputError(f"{MEMORY} ends with this process; name a file")
+    if not (create or opening.exists(place)):
+        raise InputError(f"there is no database at {opening.name(place)}; check where it is")
+    store = opening.open_store(place)
+    try:
+        yield store
+    finally:
+        sharing.release(store)
+
+
+class Ask(Protocol):
+    """What runs a query: a method of a store, or a transaction that goes on."""
+
+    def __call__(self, query: Callable[..., T], /, *args: object) -> T: ...
+
+
+class Mirror:
+    """Makes a target equal to a source, whatever way they are asked: each by itself, or in one transaction."""
+
+    def __init__(self, source: Ask, target: Ask, write: Ask, hear: Callable[[Progress], object]) -> None:
+        self._source = source
+        self._target = target
+        self._write = write
+        self._hear = hear
+        self.written = dict.fromkeys((table.name for table in TABLES), 0)
+
+    def compare(self, step: str) -> Comparison:
+        """Read both databases from end to end. It writes nothing."""
+        found = Comparison(sum(self._source(copying.count, table) for table in TABLES))
+        for table, digest in zip(TABLES, found.digests, strict=True):
+            for _ in self._compare_table(table, digest, found):
+                self._hear(Progress(step, table.name, sum(each.rows for each in found.digests), found.total, 0))
+        return found
+
+    def _compare_table(self, table: Table, digest: Digest, found: Comparison) -> Iterator[None]:
+        """Page by page, and byte by byte. Where the target comes to its end, the rest is one difference."""
+        after = table.start
+        while after != table.end:
+            rows, upto = self._source(copying.page, table, after, table.end)
+            there = self._target(copying.between, table, after, upto, len(rows) + 1)
+            lines = copying.encoded(rows)
+            digest.add(len(rows), lines)
+            if lines == copying.encoded(there):
+                found.equal += len(rows)
+            elif not there and not self._target(copying.between, table, after, table.end, 1):
+                found.differences.append(_Difference(table, after, table.end, needs_room=False))
+                return
+            else:
+                found.differences.append(_Difference(table, after, upto, copying.needs_room(table, rows, there)))
+            yield
+            after = upto
+
+    def told(self, found: Comparison) -> str:
+        """The first difference, for a person."""
+        table, after, upto, _ = found.differences[0]
+        ours, theirs = (ask(copying.count, table) for ask in (self._source, self._target))
+        first = "the beginning" if after == table.start else f"{_joined(table.key)} {_joined(after)}"
+        last = "the end" if upto == table.end else _joined(upto)
+        return f"table {table.name}: {ours} rows in the source, {theirs} in the target; between {first} and {last}"
+
+    def write(self, mark: int, found: Comparison) -> None:
+        """Make the pages that differ equal. Rows go before their parents do, and come after them."""
+        for difference in reversed(found.differences):
+            if difference.needs_room:
+                for page in self._pages(difference):
+                    self._write(copying.make_room, mark, *page)
+        done = 0
+        for difference in found.differences:
+            for page in self._pages(difference):
+                name = page.table.name
+                self.written[name] += self._write(copying.put, mark, *page)
+                done += len(page.rows)
+                self._hear(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
+
+    def _pages(self, difference: _Difference) -> Iterator[_Page]:
+        """The source's pages in a range that differs, as they are now."""
+        table, after, last, _ = difference
+        while after != last:
+            rows, upto = self._source(copying.page, table, after, last)
+            yield _Page(table, after, upto, rows)
+            after = upto
+
+    def copied(self, source: str, target: str, found: Comparison, *, was_finished: bool) -> Copied:
+        tables = [
+            CopiedTable(table.name, digest.rows, self.written[table.name], digest.value())
+            for table, digest in zip(TABLES, found.digests, strict=True)
+        ]
+        return Copied(source, target, tables, found.sha256, was_finished)
+
+
+class _Copy:
+    def __init__(self, source: Store, target: Store, hear: Callable[[Progress], object]) -> None:
+        self._source = source
+        self._target = target
+        self._mirror = Mirror(source.read_now, target.read_now, target.write_now, hear)
+
+    def run(self) -> Copied:
+        mark = self._begun()
+        if mark.finished_at is not None:
+            return self._only_verify(mark.finished_at)
+        found = self._mirror.compare("comparing")
+        for _ in range(PASSES):
+            if found.differences:
+                self._mirror.write(mark.key, found)
+                found = self._mirror.compare("verifying")
+        if found.differences:
+            raise StoreError(
+                f"{self._target.name} still differs from {self._source.name} after {PASSES} passes "
+                f"({self._mirror.told(found)}): one of them is being written to; stop what writes there, then run the "
+                "same copy again to go on"
+            )
+        return self._finish(found)
+
+    def _only_verify(self, finished_at: str) -> Copied:
+        found = self._mirror.compare("verifying")
+        if found.differences:
+            raise InputError(
+                f"{self._target.name} is a copy of {self._source.name} that was finished at {finished_at}, and by now "
+                f"they differ ({self._mirror.told(found)}); a finished copy is not written to: name an empty database"
+            )
+        return self._copied(found, was_finished=True)
+
+    def _begun(self) -> Mark:
+        mark = self._target.write_now(copying.begin, self._source.name)
+        if mark is None:
+            raise InputError(
+                f"{self._target.name} holds data that no copy brought there; name an empty database as the target"
+            )
+        if mark.source != self._source.name:
+            state = "a finished" if mark.finished_at else "an unfinished"
+            raise InputError(
+                f"{self._target.name} is {state} copy of {mark.source}, and not of {self._source.name}; "
+                "name an empty database as the target"
+            )
+        return mark
+
+    def _finish(self, found: Comparison) -> Copied:
+        self._target.keys_given([table.name for table in TABLES if table.key == ("key",)])
+        copied = self._copied(found, was_finished=False)
+        self._target.write_now(copying.finish, copied.sha256)
+        return copied
+
+    def _copied(self, found: Comparison, *, was_finished: bool) -> Copied:
+        return self._mirror.copied(self._source.name, self._target.name, found, was_finished=was_finished)
+
+
+def _joined(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values))

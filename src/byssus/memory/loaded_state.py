@@ -1,0 +1,70 @@
+"""A loaded state that waits to be stored: by the first call that is awaited, on whichever event loop, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from byssus.queries.log import memories
+from byssus.queries.log.leases import Visit
+from byssus.queries.log.memories import Entry
+from byssus.queries.versions import deleting
+from byssus.store.database import Store
+from byssus.threads.waiting import patiently
+
+
+class Loaded:
+    """The summary of a state, as it is stored, and its messages, if it has any: they replace what is there."""
+
+    def __init__(self, summary: str, entries: Sequence[Entry] | None) -> None:
+        self.summary = summary
+        self.is_stored = False
+        self._entries = entries
+        self._claiming = threading.Lock()
+        self._under_way: Future[None] | None = None
+
+    async def settle(self, store: Store, thread: str, *, namespace: str, wait: float) -> None:
+        """Store it, or wait until somebody else has done so."""
+        while not self.is_stored:
+            with self._claiming:
+                other = self._under_way
+                if other is None:
+                    mine = self._under_way = Future()
+                    mine.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+            if other is not None:
+                await asyncio.wrap_future(other)
+                continue
+            try:
+                await self._write(store, thread, namespace, wait)
+            finally:
+                self._under_way = None
+                mine.set_result(None)
+
+    async def _write(self, store: Store, thread: str, namespace: str, wait: float) -> None:
+        written: asyncio.Future[Any] | None = None
+
+        def attempt(over: int) -> Awaitable[Any]:
+            nonlocal written
+            if self._entries is None:
+                written = store.write(memories.summarize, thread, self.summary, namespace=namespace)
+            else:
+                by = Visit(over)
+                written = store.write(memories.replace, thread, self._entries, self.summary, by=by, namespace=namespace)
+            return written
+
+        try:
+            await patiently(attempt, wait)
+        finally:  # a cancelled call has written all the same
+            self.is_stored = written is not None and written.done() and written.exception() is None
+        if self._entries is not None:
+            await collect(store, thread, namespace)
+
+
+async def collect(store: Store, thread: str, namespace: str) -> None:
+    """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
+    left: list[int] | None = None
+    while left is None or left:
+        left = (await store.write(deleting.collect, thread, left, namespace=namespace)).left

@@ -1,0 +1,424 @@
+"""Ready-made middleware: how much of a thread the model sees, and what is hidden from it. The database keeps all.
+
+Windows keep whole turns where they can, because half a turn helps nobody; where they must cut a turn, what its user
+asked stays in sight. Whatever they leave out, the request is made valid afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from byssus.errors import ContextTooLong, InputError, ProviderError
+from byssus.messages import (
+    AssistantMessage,
+    Block,
+    ImageContent,
+    Message,
+    Note,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    UnknownBlock,
+    Usage,
+    UserMessage,
+    dumps,
+    encode,
+)
+from byssus.middleware import HookContext, Middleware
+from byssus.providers.base import Model, Provider, Request
+from byssus.providers.history import valid_history
+from byssus.providers.model_call import ModelCall, Patience, Route
+from byssus.run.journal import Marked
+from byssus.signals import Signal
+from byssus.threads.encoding import is_storable
+
+_log = logging.getLogger("byssus.middleware")
+
+_MARKS = 1_000  # of which one is enough
+_IMAGE_TOKENS = 1_500
+_MESSAGE_TOKENS = 4  # what the frame around a message costs
+
+
+INSTRUCTION = (
+    "Summarize the conversation that you are given, for an assistant who will carry it on without seeing it: what "
+    "was asked, what was done, found and decided, names, numbers and open points. If there is a summary of what "
+    "came before, merge it into yours. Write plain text, no preamble."
+)
+
+
+class SlidingWindow(Middleware):
+    """The model sees the last n messages; if these begin in the middle of a turn, also what its user asked."""
+
+    _changes_in_place = False
+
+    def __init__(self, n: int) -> None:
+        self._n = _checked(n, "SlidingWindow needs at least one message")
+
+    async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        history = valid_history(messages)
+        start = max(0, len(history) - self._n)
+        while start > 0 and isinstance(history[start], ToolResultMessage):  # a call and its results belong together
+            start -= 1
+        return [*_question(history, start), *history[start:]]
+
+
+class TokenBudget(Middleware):
+    """The model sees as many of the last turns as fit into about n tokens; the last one in any case."""
+
+    _changes_in_place = False
+
+    def __init__(self, n: int) -> None:
+        self._n = _checked(n, "TokenBudget needs a number of tokens above 0")
+
+    async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        history = valid_history(messages)
+        room, start = self._n, len(history)
+        for turn in reversed(_turns(history)):
+            room -= _tokens(history[turn.start : turn.stop])
+            if room < 0 and start < len(history):
+                break
+            start = turn.start
+        return list(history[start:])
+
+
+class Summarize(Middleware):
+    """Replaces old messages by a summary when the conversation grows beyond about `above` tokens.
+
+    The last `keep` messages stay as they are, and more if they begin in the middle of a turn. The summary is written by
+    the agent's own model (or by `model`, of `provider`), stored in the thread's extra under `key`, and found there
+    after a restart. It is written anew when a good part of `above` has been added, not with every turn.
+
+    When no summary can be had, the model is sent the conversation as it is, and the next turn tries again.
+    """
+
+    _changes_in_place = False
+
+    INSTRUCTION: ClassVar[str] = INSTRUCTION
+
+    def __init__(
+        self,
+        above: int = 50_000,
+        keep: int = 10,
+        *,
+        provider: Provider | None = None,
+        model: Model | None = None,
+        key: str = "summary",
+    ) -> None:
+        self._above = _checked(above, "Summarize needs above, a number of tokens, to be 1 or more")
+        self._keep = _checked(keep, "Summarize needs keep, a number of messages, to be 1 or more")
+        if provider is not None and model is None:
+            raise InputError(f"Summarize with a provider of its own ({provider.name!r}) needs a model of it: model=...")
+        self._provider = provider
+        self._model = model
+        self._key = key
+
+    async def transform_context(
+        self, messages: list[Message], *, signal: Signal | None = None, context: HookContext | None = None
+    ) -> list[Message]:
+        assert context is not None
+        summary = self._stored(context.extra)
+        covered = summary.reach(messages)
+        seen = summary.in_place_of(messages, covered)
+        if _tokens(seen) <= self._above or (start := self._cut(messages, covered)) is None:
+            return seen
+        before = summary.text if covered else ""
+        text = await self._write(before, messages[covered:start], context, signal or Signal())
+        if not text:
+            return seen
+        summary = _Summary(text, _mark(messages[start - 1]), start)
+        context.extra[self._key] = msgspec.to_builtins(summary)
+        return summary.in_place_of(messages, start)
+
+    def _stored(self, extra: dict[str, Any]) -> _Summary:
+        try:
+            return msgspec.convert(extra.get(self._key) or {}, _Summary)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"extra[{self._key!r}] holds no summary ({error}); give Summarize(key=...) another key"
+            ) from error
+
+    def _cut(self, messages: Sequence[Message], covered: int) -> int | None:
+        """Where the messages that stay begin: with a turn, or else with a reply. None if it is not worth a summary."""
+        for kind in (UserMessage, AssistantMessage):
+            for start in range(len(messages) - self._keep, covered, -1):
+                if isinstance(messages[start], kind):
+                    if 4 * _tokens(messages[covered:start]) >= self._above:
+                        return start
+                    break
+        return None
+
+    async def _write(self, before: str, old: Sequence[Message], context: HookContext, signal: Signal) -> str | None:
+        """A summary of what came before and of these messages; None if there is none to be had."""
+        provider, model = self._provider or context.provider, self._model or context.model
+        if provider is None or model is None:
+            raise InputError("Summarize needs a provider and a model")
+
+        async def ask(before: str, old: Sequence[Message]) -> str:
+            shown = old if context.as_sent is None else await context.as_sent(old)
+            return await summarized(provider, model, transcript(before, shown), signal, spend=context.spend)
+
+        try:
+            return await by_parts(ask, before, old)
+        except ProviderError as error:
+            why = type(error).__name__  # its text may quote what was said
+            _log.warning("%s; there is no new summary, and the conversation is sent as it is", why)
+            return None
+
+
+async def summarized(
+    provider: Provider,
+    model: Model,
+    text: str,
+    signal: Signal,
+    *,
+    instruction: str = INSTRUCTION,
+    spend: Callable[[Usage], None] | None = None,
+) -> str:
+    """What a model makes of a transcript; empty, if it broke off. Raises what kept it from answering."""
+    request = Request(model, [UserMessage(text)], instruction)
+    patience = Patience(retries=0, idle=300.0, grace=1.0)  # no retries: the next turn is one
+    call = ModelCall([Route(provider, model)], request, patience, signal, lambda event, signal: None)  # noqa: ARG005
+    reply = await call.answer()
+    if spend is not None:
+        spend(reply.usage)
+    if call.error is not None:
+        raise call.error
+    return "" if reply.failed else reply.text.strip()
+
+
+async def by_parts(ask: Callable[[str, Sequence[Message]], Awaitable[str]], before: str, old: Sequence[Message]) -> str:
+    """A summary of what came before and of these messages; by and by, if the model cannot take them at once."""
+    try:
+        return await ask(before, old)
+    except ContextTooLong:
+        if len(old) == 1:
+            raise
+    half = len(old) // 2
+    first = await by_parts(ask, before, old[:half])
+    return await by_parts(ask, first, old[half:]) if first else ""
+
+
+def transcript(before: str, messages: Sequence[Message]) -> str:
+    """A conversation as a text, for a model that shall neither answer it nor call its tools."""
+    parts = [f"Summary of what came before:\n{before}"] if before else []
+    told = "\n\n".join(line for message in valid_history(messages) for line in _told(message))
+    return "\n\n".join([*parts, f"The conversation:\n{told}"])
+
+
+def _in_place(summary: str) -> UserMessage:
+    """What stands for messages that are left out."""
+    return UserMessage(f"Summary of the conversation so far:\n{summary}")
+
+
+class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A summary as it is stored: the last message that it sums up, and how many messages that were."""
+
+    text: str = ""
+    upto: str = ""
+    count: int = 0
+
+    def reach(self, messages: Sequence[Message]) -> int:
+        """How many of these messages it sums up; none, if the last one is not among them (the thread was rewound)."""
+        if not self.text:
+            return 0
+        if 0 < self.count <= len(messages) and _mark(messages[self.count - 1]) == self.upto:
+            return self.count
+        return next((i for i, message in enumerate(messages, 1) if _mark(message) == self.upto), 0)
+
+    def in_place_of(self, messages: Sequence[Message], covered: int) -> list[Message]:
+        if not covered:
+            return list(messages)
+        return [_in_place(self.text), *_question(messages, covered), *messages[covered:]]
+
+
+class ExcludeMarked(Middleware):
+    """The model does not see messages of the thread that bear one of these marks.
+
+    In their place stands the thread's summary, if it has one and it is not unwanted. Marks and the summary are set
+    through a memory of the same thread (see `byssus.memory`), also while the agent runs.
+    """
+
+    _changes_in_place = False
+
+    def __init__(self, *marks: str, prepend_summary: bool = True) -> None:
+        if not 1 <= len(marks) <= _MARKS or not all(isinstance(mark, str) for mark in marks):
+            raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, which are strings; got {marks!r:.80}")
+        # What no message can bear is not asked for.
+        self._marks = tuple(text for mark in marks if is_storable(text := str.__str__(mark)))
+        self._prepends = prepend_summary
+
+    async def transform_context(
+        self,
+        messages: list[Message],
+        *,
+        signal: Signal | None = None,  # noqa: ARG002
+        context: HookContext | None = None,
+    ) -> list[Message]:
+        if context is None or context.marked is None:
+            return messages
+        found = await context.marked(self._marks) if self._marks else Marked()
+        seen = found.without(messages)
+        if self._prepends and found.summary:
+            return [_in_place(found.summary), *seen]
+        if all(isinstance(message, Note) for message in seen):  # somebody has marked everything: a question is left
+            return next(([message] for message in reversed(messages) if isinstance(message, UserMessage)), seen)
+        return seen
+
+
+class Redact(Middleware):
+    """Hides what matches a pattern: from tool results before they are stored, and from all that is sent to a model.
+
+    What users and models say is stored as they said it. Thinking that its service has signed is sent back as it is.
+    """
+
+    _changes_in_place = False
+
+    def __init__(self, *patterns: str | re.Pattern[str], replacement: str = "[redacted]") -> None:
+        if not patterns:
+            raise InputError("Redact needs at least one pattern, a regular expression")
+        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._replacement = replacement
+
+    async def after_tool_call(
+        self,
+        call: ToolCall,  # noqa: ARG002
+        result: ToolResultMessage,
+        *,
+        signal: Signal | None = None,  # noqa: ARG002
+    ) -> ToolResultMessage:
+        hidden: ToolResultMessage = self._message(result)
+        return hidden
+
+    async def convert_to_llm(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        return [message if isinstance(message, Note) else self._message(message) for message in messages]
+
+    async def transform_system_prompt(self, system_prompt: str, *, signal: Signal | None = None) -> str:  # noqa: ARG002
+        return self._text(system_prompt)
+
+    def _message(self, message: Any) -> Any:
+        changes: dict[str, Any] = {"content": [self._block(block) for block in message.content]}
+        if isinstance(message, ToolResultMessage):
+            changes["details"] = self._value(message.details)
+        return msgspec.structs.replace(message, **changes)
+
+    def _block(self, block: Block) -> Block:
+        if isinstance(block, TextContent):
+            return msgspec.structs.replace(block, text=self._text(block.text))
+        if isinstance(block, ToolCall):
+            malformed = None if block.malformed is None else self._text(block.malformed)
+            return msgspec.structs.replace(block, arguments=self._value(block.arguments), malformed=malformed)
+        if isinstance(block, ThinkingContent) and not block.signature:  # signed and changed, it would be refused
+            return msgspec.structs.replace(block, thinking=self._text(block.thinking))
+        return UnknownBlock(self._value(block.data)) if isinstance(block, UnknownBlock) else block
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return {self._value(key): self._value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._value(item) for item in value]
+        if isinstance(value, int | float) and not isinstance(value, bool):  # a card's number may come as a number
+            return self._text(text) if (text := str(value)) != self._text(text) else value
+        return value
+
+    def _text(self, text: str) -> str:
+        for pattern in self._patterns:
+            text = pattern.sub(lambda _: self._replacement, text)
+        return text
+
+
+def estimate_tokens(message: Message) -> int:
+    """About how many tokens a message takes: one for four letters of English, or for each Chinese character."""
+    if isinstance(message, Note):
+        return 0
+    return _MESSAGE_TOKENS + sum(_block_tokens(block) for block in message.content)
+
+
+def _tokens(messages: Iterable[Message]) -> int:
+    return sum(map(estimate_tokens, messages))
+
+
+def _block_tokens(block: Block) -> int:
+    match block:
+        case ImageContent():
+            return _IMAGE_TOKENS
+        case TextContent():
+            return estimate_text(block.text)
+        case ThinkingContent():
+            return estimate_text(block.thinking) + estimate_text(block.redacted or "")
+        case ToolCall():
+            return estimate_text(block.name + (block.malformed or dumps(block.arguments)))
+        case _:
+            return 0
+
+
+def estimate_text(text: str) -> int:
+    """A quarter for a letter, and more for what UTF-8 finds worth more: 1 for a Chinese character, 1.4 for an emoji."""
+    beyond_ascii = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - len(text)
+    return (2 * len(text) + 3 * beyond_ascii + 7) // 8
+
+
+def _turns(messages: Sequence[Message]) -> list[range]:
+    """The positions of each turn: from one user message to the next."""
+    starts = [i for i, message in enumerate(messages) if isinstance(message, UserMessage)]
+    starts = starts if starts[:1] == [0] else [0, *starts]
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(messages)], strict=True)]
+
+
+def _question(messages: Sequence[Message], start: int) -> list[Message]:
+    """What the user asked, if the messages from here on begin in the middle of a turn."""
+    first = next((message for message in messages[start:] if not isinstance(message, Note)), None)
+    if isinstance(first, UserMessage):
+        return []
+    return next(([message] for message in reversed(messages[:start]) if isinstance(message, UserMessage)), [])
+
+
+_LONGEST = 4_000  # characters of one message that a summary is made from
+
+
+def _told(message: Message) -> Iterable[str]:
+    """A message as a line of a transcript: a model that reads one neither answers it nor calls its tools."""
+    text = message.text
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
+    if isinstance(message, ToolResultMessage):
+        yield f"[{'error' if message.is_error else 'result'} of {message.tool_name}] {text}"
+        return
+    if text.strip():
+        yield f"[{message.role}] {text}"
+    for block in [] if isinstance(message, Note) else message.content:
+        if isinstance(block, ToolCall):
+            yield f"[call of {block.name}] {(block.malformed or dumps(block.arguments))[:_LONGEST]}"
+        elif isinstance(block, ImageContent):
+            yield f"[an image from the {message.role}]"
+
+
+def _mark(message: Message) -> str:
+    """What a message is known by: its id, or a digest where another program gave it none."""
+    known = None if isinstance(message, Note) else message.id
+    return known or hashlib.sha256(encode(message).encode()).hexdigest()
+
+
+def _checked(number: int, wanted: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise InputError(f"{wanted}, got {number!r}")
+    return number
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+        nothing = compiled.search("")
+    except (re.error, TypeError) as error:
+        raise InputError(f"Redact cannot use the pattern {pattern!r}: {error}") from error
+    if nothing:
+        raise InputError(f"Redact cannot use the pattern {pattern!r}: it matches the empty text, so everywhere")
+    return compiled

@@ -1,0 +1,267 @@
+"""One model call: ask, ask again after a passing failure, ask the next model after a lasting one.
+
+Nothing is asked twice once a part of the reply was shown. A failure that remains is a reply too: what had arrived, with
+the stop reason `error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from byssus import telemetry
+from byssus.errors import NetworkFailed, ProviderError
+from byssus.events import MessageUpdate, StreamError, StreamEvent
+from byssus.messages import AssistantMessage, Failure
+from byssus.providers.base import Model, Provider, Request
+from byssus.providers.reply import Reply
+from byssus.signals import Aborted, Signal, until_aborted
+from byssus.stream import Publish
+from byssus.values.output import in_words
+
+_LONGEST_PAUSE = 60.0
+_log = logging.getLogger("byssus.model")
+
+
+class Route(NamedTuple):
+    """A model and the provider that serves it."""
+
+    provider: Provider
+    model: Model
+
+
+class Patience(NamedTuple):
+    """How long a call is pursued: retries, seconds without an event, and seconds for whoever ignores an abort."""
+
+    retries: int
+    idle: float | None
+    grace: float
+    partial: float | None = None  # seconds between two saves of what has arrived
+
+
+class ModelCall:
+    """A question under way. Making one raises at once what is a mistake of the program (a missing key, say)."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        request: Request,
+        patience: Patience,
+        signal: Signal,
+        publish: Publish,
+        save: Callable[[AssistantMessage], None] | None = None,
+    ) -> None:
+        self._save = save
+        self.error: ProviderError | None = None
+        self._routes = routes
+        self._request = request
+        self._patience = patience
+        self._signal = signal
+        self._publish = publish
+        self._first: AsyncIterator[StreamEvent] | None = self._open(routes[0], at_once=len(routes) == 1)
+
+    async def answer(self) -> AssistantMessage:
+        """The reply, whole or broken off."""
+        for route in self._routes:
+            if self.error is not None:
+                why = type(self.error).__name__
+                _log.warning("%s; asking model %r of %r instead", why, route.model.id, route.provider.name)
+            with telemetry.chat(route.provider.name, route.model, self._request) as span:
+                reply = await self._ask(route, span)
+                message = _priced(self._settled(reply), route.model)
+                span.answered(message)
+            if self.error is None or not reply.is_empty or self._signal.aborted:
+                break
+        if message.error is not None:
+            self._publish(MessageUpdate(StreamError(message.error)), self._signal)
+        return message
+
+    def _settled(self, reply: Reply) -> AssistantMessage:
+        """What a model came to. An abort is no failure."""
+        if self._signal.aborted and not reply.is_whole:
+            self.error = None
+            return reply.broken("aborted")
+        if self.error is not None:
+            return reply.broken("error", as_failure(self.error))
+        message = reply.message()
+        if message.stop_reason == "error":  # a provider that says so instead of raising
+            self.error = ProviderError(f"the reply of {reply.provider!r} ended with an error that it did not explain")
+        return message
+
+    async def _ask(self, route: Route, span: telemetry.Span) -> Reply:
+        """Ask one model until it answers, or will not; sets `error`."""
+        for attempt in itertools.count():
+            reply = Reply(route.model.id, route.provider.name)
+            try:
+                stream = self._first or self._open(route)
+                self._first = None
+                self.error = await self._listen(span.timed(stream), reply)
+                if self.error is None or not self._is_worth_another(attempt, reply):
+                    break
+                pause = _pause(attempt, self.error)
+                span.retrying(self.error, attempt + 1, pause)
+                what = f"model {route.model.id!r} of {route.provider.name!r}"
+                _log.warning("%s; asking %s again in %.1f s", type(self.error).__name__, what, pause)
+                await until_aborted(asyncio.sleep(pause), self._signal, self._patience.grace)
+            except Aborted:
+                break
+        return reply
+
+    def _is_worth_another(self, attempt: int, reply: Reply) -> bool:
+        assert self.error is not None
+        soon = (self.error.retry_after or 0) <= _LONGEST_PAUSE  # to come back too early is no use
+        return attempt < self._patience.retries and self.error.retryable and soon and reply.is_empty
+
+    def _open(self, route: Route, *, at_once: bool = False) -> AsyncIterator[StreamEvent]:
+        request = msgspec.structs.replace(self._request, model=route.model)
+        if request.output is not None and not getattr(route.provider, "structured_output", False):
+            prompt = f"{request.system_prompt}\n\n{in_words(request.output)}".strip()
+            request = msgspec.structs.replace(request, system_prompt=prompt)
+        try:
+            return route.provider.stream(request, self._signal)
+        except ProviderError as error:
+            if at_once:
+                raise
+            return _failing(error)
+
+    async def _listen(self, stream: AsyncIterator[StreamEvent], reply: Reply) -> ProviderError | None:
+        """Take the reply in; returns how it failed. Raises `Aborted` when the run shall stop."""
+        attempt = Signal()
+        forget = self._signal.on_abort(attempt.abort)
+        watch = _Watch(self._patience.idle, attempt)
+        saver = _Saver(self._patience.partial, self._save, reply, watch)
+        try:
+            await until_aborted(self._receive(stream, reply, watch, attempt), attempt, self._patience.grace)
+            if not self._signal.aborted:
+                reply.check_whole()
+        except Aborted:
+            if attempt.reason == _STALLED:
+                return NetworkFailed(
+                    f"{reply.provider} sent nothing for {self._patience.idle:g} s; try again, or wait longer with "
+                    "idle_timeout=..."
+                )
+            self._signal.abort(attempt.reason or "aborted")  # a cancellation of the run, if not an abort already
+            raise
+        except Exception as error:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
+            return as_provider_error(error, reply.provider)
+        finally:
+            saver.stop()
+            watch.stop()
+            forget()
+        return None
+
+    async def _receive(self, stream: AsyncIterator[StreamEvent], reply: Reply, watch: _Watch, attempt: Signal) -> None:
+        """The hot path: once for each delta."""
+        signal, publish, heard, now = self._signal, self._publish, watch.heard, watch.now
+        try:
+            async for event in stream:
+                if attempt.aborted:  # left behind by a run that is over or asks somebody else: say nothing more
+                    return
+                heard[0] = now()
+                reply.add(event)
+                if (backlog := publish(MessageUpdate(event), signal)) is not None:
+                    await watch.aside(backlog.room())
+        finally:
+            if (close := getattr(stream, "aclose", None)) is not None:
+                await close()  # gives the connection back, also when the run is aborted
+
+
+_STALLED = "stalled"
+
+
+class _Watch:
+    """Sets a signal when nothing was heard for too long. One timer for a whole stream, not one for each delta."""
+
+    def __init__(self, seconds: float | None, signal: Signal) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self.heard = [self.now()]
+        self._loop = loop
+        self._seconds = seconds
+        self._signal = signal
+        self._is_aside = False
+        self._timer = None if seconds is None else loop.call_later(seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def aside(self, wait: Awaitable[None]) -> None:
+        """Wait for somebody else than the model, whose silence does not count meanwhile."""
+        self._is_aside = True
+        try:
+            await wait
+        finally:
+            self._is_aside = False
+            self.heard[0] = self.now()
+
+    def _look(self) -> None:
+        assert self._seconds is not None
+        left = self._seconds if self._is_aside else self.heard[0] + self._seconds - self.now()
+        if left <= 0:
+            self._signal.abort(_STALLED)
+        else:
+            self._timer = self._loop.call_later(left, self._look)
+
+
+class _Saver:
+    """Saves what has arrived now and then. A timer, so that a delta costs nothing."""
+
+    def __init__(
+        self, seconds: float | None, save: Callable[[AssistantMessage], None] | None, reply: Reply, watch: _Watch
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds or 0.0
+        self._save = save
+        self._reply = reply
+        self._heard = watch.heard
+        self._saved_at = watch.heard[0]
+        self._timer = None if not seconds or save is None else self._loop.call_later(seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._save is not None and self._heard[0] != self._saved_at and not self._reply.is_empty:
+            self._saved_at = self._heard[0]
+            self._save(self._reply.so_far())
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+
+async def _failing(error: ProviderError) -> AsyncIterator[StreamEvent]:
+    """The stream of a provider that refused before it began."""
+    raise error
+    yield  # what makes this a stream
+
+
+def _pause(attempt: int, error: ProviderError) -> float:
+    """Seconds before the next attempt: what the service asks for, else longer each time, and never in step."""
+    wait = error.retry_after if error.retry_after is not None else 0.5 * 2**attempt
+    return min(wait, _LONGEST_PAUSE) * (1 + os.urandom(1)[0] / 1024)
+
+
+def _priced(message: AssistantMessage, model: Model) -> AssistantMessage:
+    if message.usage.cost or model.prices is None:
+        return message
+    usage = msgspec.structs.replace(message.usage, cost=model.cost(message.usage))
+    return msgspec.structs.replace(message, usage=usage)
+
+
+def as_failure(error: BaseException) -> Failure:
+    return Failure(type(error).__name__, str(error))
+
+
+def as_provider_error(error: Exception, provider: str) -> ProviderError:
+    """Whatever a provider raised, as one of ours."""
+    if isinstance(error, ProviderError):
+        return error
+    ours = ProviderError(f"provider {provider!r} failed: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours

@@ -1,0 +1,1 @@
+"""Queries on users, quotas, sessions, tasks, usage and the tool log."""

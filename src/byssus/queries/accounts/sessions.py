@@ -1,0 +1,191 @@
+"""Threads as sessions: whose they are, what they are called, whether they go on, and what was said in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from byssus.errors import InputError, NotFound
+from byssus.queries.accounts import quotas, users
+from byssus.queries.log import threads
+from byssus.queries.log.leases import By
+from byssus.queries.log.threads import ALONG, END, VISITOR, Stored
+from byssus.store.database import Tx
+
+
+class Session(NamedTuple):
+    id: str
+    user_id: str | None
+    title: str
+    status: str
+    model: str | None
+    total_tokens: int
+    total_cost: float
+    message_count: int
+    metadata: str
+    created_at: str
+    updated_at: str
+
+
+_SPENT = "(SELECT COALESCE(SUM({}), 0) FROM usage u WHERE u.thread = t.key AND u.owner = '')"
+# Of a thread that nobody has said a model of, it is the one that spoke last.
+_MODEL = (
+    "COALESCE(t.model, (SELECT u.model FROM usage u WHERE u.thread = t.key AND u.owner = '' AND u.model <> ''"
+    " ORDER BY u.day DESC, u.key DESC LIMIT 1))"
+)
+_COLUMNS = (
+    f"t.id, t.owner, t.title, t.status, {_MODEL}, {_SPENT.format('u.tokens')}, {_SPENT.format('u.cost + u.priced')},"
+    " t.message_count, t.metadata, t.created_at, t.updated_at"
+)
+
+
+def create(
+    tx: Tx, session_id: str, user_id: str | None, title: str, model: str | None, metadata: str, *, namespace: str = ""
+) -> Session:
+    """Make a session. A user must exist, and keeps existing meanwhile."""
+    if not threads.make(tx, namespace, session_id, tx.now()):
+        raise InputError(f"there is a session {session_id!r} already; use update_session, or another session_id")
+    if user_id is not None:  # not first: what a query asks first is asked before others in its transaction are done
+        quotas.take(tx, user_id)
+    tx.run(
+        "UPDATE threads SET owner = :owner, title = :title, model = :model, metadata = :metadata"
+        " WHERE namespace = :namespace AND id = :id",
+        owner=user_id,
+        title=title,
+        model=model,
+        metadata=metadata,
+        namespace=namespace,
+        id=session_id,
+    )
+    return require(tx, session_id, namespace=namespace)
+
+
+def get(tx: Tx, session_id: str, *, namespace: str = "") -> Session | None:
+    row = tx.one(
+        f"SELECT {_COLUMNS} FROM threads t WHERE t.namespace = :namespace AND t.id = :id",
+        namespace=namespace,
+        id=session_id,
+    )
+    return Session(*row) if row else None
+
+
+def require(tx: Tx, session_id: str, *, namespace: str = "") -> Session:
+    """The session, which must exist."""
+    session = get(tx, session_id, namespace=namespace)
+    if session is None:
+        raise unknown(session_id)
+    return session
+
+
+def unknown(session_id: str) -> NotFound:
+    return NotFound(f"there is no session {session_id!r}; create_session(user_id, title) makes one")
+
+
+def take(tx: Tx, session_id: str, *, namespace: str = "") -> int:
+    """The key of a thread that must exist, its row taken: nobody deletes it meanwhile."""
+    row = tx.one(
+        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
+        namespace=namespace,
+        id=session_id,
+    )
+    if row is None:
+        raise unknown(session_id)
+    key: int = row[0]
+    return key
+
+
+def update(tx: Tx, session_id: str, changes: dict[str, Any], *, namespace: str = "") -> Session:
+    """Change some columns."""
+    key, owner = take(tx, session_id, namespace=namespace), changes.get("owner")
+    if owner is not None:
+        quotas.take(tx, owner)
+    sets = "".join(f", {column} = :{column}" for column in sorted(changes))
+    tx.run(
+        f"UPDATE threads SET updated_at = :now, version = version + 1{sets} WHERE key = :key",
+        now=tx.now(),
+        key=key,
+        **changes,
+    )
+    return require(tx, session_id, namespace=namespace)
+
+
+def of_user(
+    tx: Tx, user_id: str, *, status: str | None, limit: int, offset: int, namespace: str = ""
+) -> list[Session] | None:
+    """A user's sessions, the one that was written last first; None if there is no such user."""
+    if users.get(tx, user_id) is None:
+        return None
+    rows = tx.all(
+        f"SELECT {_COLUMNS} FROM threads t WHERE t.owner = :user AND t.namespace = :namespace"
+        " AND (:every = 1 OR t.status = :status) ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit OFFSET :offset",
+        user=user_id,
+        namespace=namespace,
+        every=int(status is None),
+        status=status or "",
+        limit=limit,
+        offset=offset,
+    )
+    return [Session(*row) for row in rows]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+class Said(NamedTuple):
+    """A message as it is stored."""
+
+    seq: int
+    id: str
+    role: str
+    body: str
+    plain: int
+    created_at: str
+    key: int = 0
+
+
+_SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
+
+
+def save(
+    tx: Tx, session_id: str, make: Callable[[str | None], Stored], *, by: By = VISITOR, namespace: str = ""
+) -> str:
+    """Add a message, which is made when the session's model is known; returns its id."""
+    row = tx.one(
+        "SELECT model FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=session_id
+    )
+    if row is None:
+        raise unknown(session_id)
+    message = make(row[0])
+    threads.append(tx, session_id, [message], namespace=namespace, by=by)
+    return message.id
+
+
+def history(tx: Tx, session_id: str, limit: int, *, before: int = END, namespace: str = "") -> list[Said] | None:
+    """The newest messages, the oldest of them first; None if there is no such session."""
+    thread = threads.find(tx, session_id, namespace=namespace)
+    if thread is None:
+        return None
+    rows = tx.all(
+        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit",
+        branch=thread.branch,
+        after=0,
+        upto=before - 1,
+        limit=limit,
+    )
+    return [Said(*row) for row in reversed(rows)]
+
+
+def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> Said | None:
+    """The message of this id that the session shows; of several, the last one."""
+    thread = threads.find(tx, session_id, namespace=namespace)
+    if thread is None:
+        raise unknown(session_id)
+    row = tx.one(
+        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch AND m.id = :id"
+        " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
+        branch=thread.branch,
+        after=0,
+        upto=END,
+        id=message_id,
+    )
+    return Said(*row) if row else None

@@ -1,0 +1,1 @@
+"""Queries on threads and their messages: the log, branches, leases, marks, inbox, ledger, memories."""

@@ -1,0 +1,141 @@
+"""Changing and removing single messages of a thread.
+
+- Others may read the same row: forks, and checkpoints. They keep it. The thread then goes over to a branch that passes
+  the message by, or has another one in its place; nobody else notices.
+- A row that nobody else reads is removed at once. A row is never changed: an edit is a new one in the same place, with
+  the same marks.
+- A place that is empty again must not look like a call that never ran: up to there, the ledger counts as unknown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from byssus.errors import NotFound
+from byssus.queries.accounts.sessions import find, unknown
+from byssus.queries.log import branches, marks, threads
+from byssus.queries.log.branches import OWN, Segment
+from byssus.queries.log.leases import By
+from byssus.queries.log.threads import END, VISITOR, Stored
+from byssus.queries.versions.checkpoints import Anchor
+from byssus.queries.versions.putting import close_calls, on_its_line
+from byssus.store.database import Tx
+
+
+class Spot(NamedTuple):
+    """A message by its row, and where it stands in its thread."""
+
+    key: int
+    seq: int
+
+
+def replace(
+    tx: Tx, thread_id: str, message_id: str, new: Stored | None, *, by: By = VISITOR, namespace: str = ""
+) -> None:
+    """Put another message in the place of one; None: nothing."""
+    if threads.find(tx, thread_id, namespace=namespace) is None:
+        raise unknown(thread_id)
+    key, _ = threads.advance(tx, thread_id, namespace, by, create=False)
+    said = find(tx, thread_id, message_id, namespace=namespace)
+    if said is None:
+        raise missing(thread_id, message_id)
+    thread = on_its_line(tx, key)
+    worn = marks.of(tx, thread.branch, said.key)
+    branch = remove(tx, thread, [Spot(said.key, said.seq)])
+    if new is not None:
+        added = tx.one(
+            "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
+            " VALUES (:branch, :seq, :id, :role, :body, :at, :plain) RETURNING key",
+            branch=branch,
+            seq=said.seq,
+            id=new.id,
+            role=new.role,
+            body=new.body,
+            at=said.created_at,
+            plain=new.plain,
+        )
+        assert added is not None
+        marks.put(tx, branch, [added[0]], worn)
+        tx.run("UPDATE threads SET message_count = message_count + 1 WHERE key = :key", key=key)
+
+
+def remove(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+    """Take messages out of a thread, whose row is taken; returns the branch that it reads from now on."""
+    if _are_its_own(tx, thread.branch, spots):
+        branch, upto = thread.branch, max(spot.seq for spot in spots)
+        tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in spots])
+    else:
+        branch, upto = _passing_by(tx, thread, spots), thread.head
+        close_calls(tx, thread.key)
+    tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
+    tx.run(
+        "UPDATE threads SET branch = :branch, message_count = message_count - :count,"
+        " unledgered = CASE WHEN unledgered < :upto THEN :upto ELSE unledgered END WHERE key = :key",
+        branch=branch,
+        count=len(spots),
+        upto=upto,
+        key=thread.key,
+    )
+    if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
+        branches.forsake(tx, thread.branch, branch)
+    return branch
+
+
+def empty(tx: Tx, thread: Anchor) -> int:
+    """Take all messages out of a thread, whose row is taken: it goes on with a new branch, and with its summary.
+
+    What nobody reads any more is left for `deleting.collect`. Returns the branch that it reads from now on.
+    """
+    branch = branches.begin(tx, thread.key, [Segment(OWN, 0, END)])
+    marks.inherit(tx, thread.branch, branch, upto=0)
+    close_calls(tx, thread.key)
+    tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
+    tx.run(
+        "UPDATE threads SET branch = :branch, message_count = 0, unledgered = head WHERE key = :key",
+        branch=branch,
+        key=thread.key,
+    )
+    return branch
+
+
+def missing(thread_id: str, message_id: str) -> NotFound:
+    return NotFound(
+        f"session {thread_id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
+    )
+
+
+def _are_its_own(tx: Tx, branch: int, spots: Sequence[Spot]) -> bool:
+    """Whether these messages are a branch's own, and nobody else reads them: neither a fork nor a checkpoint."""
+    own = [piece for piece in branches.segments_of(tx, branch) if piece.source == branch]
+    foreign = tx.all(
+        "SELECT after_seq, upto_seq FROM segments WHERE source = :branch AND branch <> :branch", branch=branch
+    )
+    named = tx.one("SELECT COALESCE(MAX(seq), 0) FROM checkpoints WHERE branch = :branch", branch=branch)
+    assert named is not None
+    return all(
+        seq > named[0]
+        and any(after < seq <= upto for _, after, upto in own)
+        and not any(after < seq <= upto for after, upto in foreign)
+        for _, seq in spots
+    )
+
+
+def _passing_by(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+    """A branch that reads what a thread does, but for some messages, whose places are its own."""
+    passed = sorted(spot.seq for spot in spots)
+    pieces: list[Segment] = []
+    for source, after, upto in branches.cut(tx, thread.point):
+        start = after
+        for seq in passed[bisect_right(passed, after) : bisect_right(passed, upto)]:
+            pieces += [Segment(source, start, seq - 1), Segment(OWN, seq - 1, seq)]
+            start = seq
+        pieces.append(Segment(source, start, upto))
+    branch = branches.begin(tx, thread.key, branches.joined(pieces))
+    marks.inherit(tx, thread.branch, branch, upto=thread.head)
+    tx.many(
+        "DELETE FROM marks WHERE message = :key AND branch = :branch",
+        [{"key": spot.key, "branch": branch} for spot in spots],
+    )
+    return branch

@@ -1,0 +1,1 @@
+"""Queries that copy, export, import and check whole tables."""

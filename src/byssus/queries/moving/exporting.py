@@ -1,0 +1,350 @@
+"""The queries of an export: one thread, or what is kept of a user, as a sequence of rows.
+
+An export reads a thread in one snapshot, page by page. What it shows of other threads' branches, and nothing else of
+them, is part of it. Branches are numbered from 1 in the order of their keys, and versions count from the lowest: so the
+rows are the same wherever the thread is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from byssus.queries.log import branches
+from byssus.queries.log.branches import Point, Segment
+from byssus.queries.log.threads import END
+from byssus.queries.versions import checkpoints
+from byssus.queries.versions.checkpoints import Source
+from byssus.queries.versions.deleting import TRASH
+from byssus.store.database import Row, Tx
+
+IMPORTING = "\x7fimport"  # the namespace of what is being imported
+PAGE_ROWS = 500
+PAGE_BYTES = 4_000_000
+
+Fields = dict[str, Any]
+Line = tuple[str, Fields]  # what kind of row it is, and its columns
+
+LAST = 2**62  # as a step or a version: no limit
+NO_SUMMARY = '""'  # as JSON
+THREAD = (
+    *("id", "namespace", "owner", "created_at", "updated_at", "branch", "line", "head", "message_count"),
+    *("unledgered", "run", "extra", "ttl", "title", "status", "model", "metadata"),
+)
+MESSAGE = ("branch", "seq", "id", "role", "plain", "created_at", "body")
+CALL = (
+    *("branch", "reply", "place", "call_id", "name", "recovery", "idempotency_key", "run", "status", "reason"),
+    *("question", "attempts", "asked_at", "started_at", "ended_at", "arguments", "answer"),
+    *("output", "error", "elapsed_ms", "message"),
+)
+CHECKPOINT = (
+    *("line", "id", "step", "version", "parent", "branch", "seq", "message_count", "created_at"),
+    *("about", "body", "extra"),
+)
+INBOX = ("kind", "id", "role", "created_at", "body")
+TASK = (
+    *("id", "type", "status", "priority", "payload", "result", "max_retries", "retry_count"),
+    *("created_at", "updated_at", "started_at", "completed_at"),
+)
+USAGE = (*("day", "model", "messages", "tokens", "input", "output", "cache_read", "cache_write", "cost", "priced"),)
+TOOL_USAGE = ("day", "name", "bucket", "calls", "failures", "total_ms")
+ACCOUNT = ("name", "email", "quota_total", "quota_used", "created_at", "updated_at", "preferences")
+# What may hold megabytes.
+_LONG = {
+    "messages": ("body",),
+    "tool_calls": ("arguments", "answer", "question", "output", "error"),
+    "checkpoints": ("about", "body", "extra"),
+    "inbox": ("body",),
+    "tasks": ("payload", "result"),
+}
+
+# The checkpoints of a line that one of a thread's lines shows: that line itself, or one that has inherited from it.
+_SHOWN = (
+    "c.line = :source AND (EXISTS (SELECT 1 FROM branches l WHERE l.key = c.line AND l.thread = :thread AND NOT EXISTS"
+    " (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key))"
+    " OR EXISTS (SELECT 1 FROM inherited i JOIN branches b ON b.key = i.line WHERE i.source = c.line"
+    " AND b.thread = :thread AND (c.step, c.version) <= (i.step, i.version) AND c.version <= i.as_of AND NOT EXISTS"
+    " (SELECT 1 FROM hidden h WHERE h.line = i.line AND h.checkpoint = c.key)))"
+)
+
+
+# --- what belongs to a thread -----------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """The branches of an export, by their keys: their numbers, how they are read, and what they inherit."""
+
+    thread: int
+    numbers: dict[int, int]
+    segments: dict[int, list[Segment]]
+    marked: dict[int, Point]  # of each that is read, whose marks and summary count there, and up to where
+    inherited: dict[int, list[Source]]
+    lines: list[int]  # those that have checkpoints in it
+    has_hidden: bool
+    before: int  # the version before the lowest
+
+    def version(self, value: int) -> int | None:
+        return None if value == LAST else value - self.before
+
+
+def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
+    """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none."""
+    columns = ", ".join(f"t.{name}" for name in THREAD)
+    row = tx.one(
+        f"SELECT {columns}, p.saved_at, p.body, t.key FROM threads t LEFT JOIN partials p ON p.thread = t.key"
+        " WHERE t.namespace = :namespace AND t.id = :id",
+        namespace=namespace,
+        id=thread_id,
+    )
+    if row is None:
+        return
+    *values, key = row
+    thread = dict(zip((*THREAD, "saved_at", "partial"), values, strict=True))
+    plan = _planned(tx, key, thread["branch"], thread["line"])
+    yield "thread", _numbered(plan, thread, "branch", "line")
+    yield from _branches(tx, plan)
+    yield from _messages(tx, plan)
+    yield from _marks(tx, plan)
+    yield from _calls(tx, plan)
+    yield from _checkpoints(tx, plan)
+    yield from _by_key(tx, "inbox", INBOX, thread=key)
+    yield from _by_key(tx, "task", TASK, "tasks", thread=key)
+    yield from _by_key(tx, "usage", USAGE, thread=key)
+    yield from _by_key(tx, "tool_usage", TOOL_USAGE, thread=key)
+
+
+def account(tx: Tx, user_id: str) -> Iterator[Line]:
+    """What is kept of a user, and what deleted threads have left them. Of an unknown one, there is nothing."""
+    row = tx.one(f"SELECT {', '.join(ACCOUNT)} FROM users WHERE id = :id", id=user_id)
+    if row is None:
+        return
+    yield "account", dict(zip(ACCOUNT, row, strict=True))
+    yield from _by_key(tx, "usage", USAGE, thread=0, owner=user_id)
+    yield from _by_key(tx, "tool_usage", TOOL_USAGE, thread=0, owner=user_id)
+
+
+def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
+    inherited = _inherited(tx, thread)
+    own = tx.all(
+        "SELECT b.key FROM branches b WHERE b.thread = :thread"
+        " AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = b.key)",
+        thread=thread,
+    )
+    sources = {source.line for several in inherited.values() for source in several}
+    read = {branch: END}
+    versions = [v for several in inherited.values() for s in several for v in (s.version, s.as_of) if v != LAST]
+    lines: list[int] = []
+    for candidate in sorted({*sources, *(key for (key,) in own)}):
+        rows = tx.all(
+            f"SELECT c.branch, MAX(c.seq), MIN(c.version) FROM checkpoints c WHERE {_SHOWN} GROUP BY c.branch",
+            source=candidate,
+            thread=thread,
+        )
+        lines += [candidate] if rows else []
+        versions += [version for _, _, version in rows]
+        read.update({key: max(seq, read.get(key, 0)) for key, seq, _ in rows})
+    segments = {key: branches.segments_of(tx, key, upto) for key, upto in read.items()}
+    marked = {key: branches.bearing(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
+    called = tx.all("SELECT DISTINCT branch FROM tool_calls WHERE thread = :thread", thread=thread)
+    needed = {branch, line, *read, *lines, *inherited, *sources, *(key for (key,) in called)}
+    needed.update(segment.source for several in segments.values() for segment in several)
+    numbers = {key: number for number, key in enumerate(sorted(needed), 1)}
+    hidden = tx.one(
+        "SELECT 1 FROM branches b JOIN hidden h ON h.line = b.key WHERE b.thread = :thread LIMIT 1", thread=thread
+    )
+    before = min(versions, default=1) - 1
+    return _Plan(thread, numbers, segments, marked, inherited, lines, hidden is not None, before)
+
+
+def _inherited(tx: Tx, thread: int) -> dict[int, list[Source]]:
+    """What the lines of a thread have inherited, where that is still something."""
+    rows = tx.all(
+        "SELECT i.line, i.source, i.step, i.version, i.as_of FROM inherited i JOIN branches b ON b.key = i.line"
+        " WHERE b.thread = :thread ORDER BY i.line, i.source",
+        thread=thread,
+    )
+    found: dict[int, list[Source]] = {}
+    for line, *limits in rows:
+        source = Source(*limits)
+        if checkpoints.has_any(tx, line, source):
+            found.setdefault(line, []).append(source)
+    return found
+
+
+def _numbered(plan: _Plan, fields: Fields, *names: str) -> Fields:
+    return {**fields, **{name: plan.numbers[fields[name]] for name in names}}
+
+
+def _branches(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    numbers = plan.numbers
+    for key, number in numbers.items():
+        segments = [
+            [numbers[source], after, None if upto == END else upto]
+            for source, after, upto in plan.segments.get(key, [])
+        ]
+        inherited = [
+            [numbers[line], None if step == LAST else step, plan.version(version), plan.version(as_of)]
+            for line, step, version, as_of in plan.inherited.get(key, [])
+        ]
+        told = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
+        yield (
+            "branch",
+            {"number": number, "segments": segments, "inherited": inherited, "summary": told or NO_SUMMARY},
+        )
+
+
+def _summary(tx: Tx, branch: int) -> str:
+    row = tx.one("SELECT summary FROM branches WHERE key = :branch", branch=branch)
+    return row[0] if row else ""
+
+
+def _messages(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    read = sorted({segment for several in plan.segments.values() for segment in several})
+    for source, after, upto in _joined(read):
+        where = "branch = :branch AND seq > :after AND seq <= :upto"
+        for row in _paged(tx, "messages", MESSAGE, where, ("seq",), (after,), branch=source, upto=upto):
+            yield "message", _numbered(plan, row, "branch")
+
+
+def _marks(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    """In the order of the messages, and of each message's marks."""
+    for key in sorted(plan.marked):
+        bearer, upto, _ = plan.marked[key]
+        if tx.one("SELECT 1 FROM marks WHERE branch = :bearer LIMIT 1", bearer=bearer) is None:
+            continue
+        for source, after, end in plan.segments[key]:
+            for seq, mark in _marks_between(tx, bearer, source, after, min(end, upto)):
+                yield "mark", {"branch": plan.numbers[key], "seq": seq, "mark": mark}
+
+
+def _marks_between(tx: Tx, bearer: int, source: int, after: int, upto: int) -> Iterator[tuple[int, str]]:
+    place = (after, LAST)  # the seq of a message, and the key of its mark
+    while rows := tx.all(
+        "SELECT m.seq, k.key, k.mark FROM messages m JOIN marks k ON k.message = m.key AND k.branch = :bearer"
+        " WHERE m.branch = :source AND m.seq >= :seq AND m.seq <= :upto AND (m.seq, k.key) > (:seq, :key)"
+        " ORDER BY m.seq, k.key LIMIT :limit",
+        bearer=bearer,
+        source=source,
+        seq=place[0],
+        key=place[1],
+        upto=upto,
+        limit=PAGE_ROWS,
+    ):
+        yield from ((seq, mark) for seq, _, mark in rows)
+        place = rows[-1][:2]
+
+
+def _joined(read: Iterable[Segment]) -> list[Segment]:
+    """The same parts of the log, each once."""
+    joined: list[Segment] = []
+    for piece in read:
+        if joined and joined[-1].source == piece.source and piece.after <= joined[-1].upto:
+            joined[-1] = joined[-1]._replace(upto=max(joined[-1].upto, piece.upto))
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _calls(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    for kind, row in _by_key(tx, "call", CALL, "tool_calls", thread=plan.thread):
+        yield kind, _numbered(plan, row, "branch")
+
+
+def _checkpoints(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    # Not by their keys: this order has an index. The row of a checkpoint says nothing by its place.
+    where = f"{_SHOWN} AND (c.step, c.version, c.key) > (:after, :after_1, :after_2)"
+    order = ("step", "version", "key")
+    for line in plan.lines:
+        keys = {"thread": plan.thread, "source": line}
+        for row in _paged(tx, "checkpoints c", CHECKPOINT, where, order, (-1, -1, -1), **keys):
+            key = row.pop("key")
+            hidden = _hidden(tx, plan, key) if plan.has_hidden else []
+            fields = _numbered(plan, row, "line", "branch")
+            yield "checkpoint", {**fields, "version": plan.version(row["version"]), "hidden": hidden}
+
+
+def _hidden(tx: Tx, plan: _Plan, checkpoint: int) -> list[int]:
+    """The lines of the thread that do not show a checkpoint which another one shows."""
+    rows = tx.all(
+        "SELECT h.line FROM hidden h JOIN branches b ON b.key = h.line"
+        " WHERE h.checkpoint = :key AND b.thread = :thread ORDER BY h.line",
+        key=checkpoint,
+        thread=plan.thread,
+    )
+    return [plan.numbers[line] for (line,) in rows if line in plan.numbers]
+
+
+def _by_key(tx: Tx, kind: str, columns: Sequence[str], table: str = "", **whose: Any) -> Iterator[Line]:
+    where = " AND ".join(f"{name} = :{name}" for name in whose)
+    for row in _paged(tx, table or kind, columns, f"{where} AND key > :after", ("key",), (0,), **whose):
+        del row["key"]
+        yield kind, row
+
+
+def _paged(
+    tx: Tx, table: str, columns: Sequence[str], where: str, order: Sequence[str], start: Row, **params: Any
+) -> Iterator[Fields]:
+    """Rows of a table in an order, with a limit to the rows and the bytes that are in memory at once.
+
+    `where` goes on behind `:after`, `:after_1` and so on, which are the columns of the order.
+    """
+    name, _, alias = table.partition(" ")
+    dot = f"{alias}." if alias else ""
+    sorting = ", ".join(f"{dot}{column}" for column in order)
+    size = " + ".join(f"COALESCE(octet_length({dot}{column}), 0)" for column in _LONG.get(name, ())) or "0"
+    sizes_sql = f"SELECT {sorting}, {size} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
+    more = tuple(column for column in order if column not in columns)
+    wanted = ", ".join(f"{dot}{column}" for column in (*columns, *more))
+    rows_sql = f"SELECT {wanted} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
+    after, is_last = start, False
+    while not is_last:
+        bounds = {f"after_{n}" if n else "after": value for n, value in enumerate(after)} | params
+        sizes = tx.all(sizes_sql, limit=PAGE_ROWS, **bounds)  # five hundred rows may be a kilobyte or ten gigabytes
+        count = _fitting(sizes)
+        is_last = count == len(sizes) < PAGE_ROWS
+        for row in tx.all(rows_sql, limit=count, **bounds) if count else ():
+            fields = dict(zip((*columns, *more), row, strict=True))
+            after = tuple(fields[column] for column in order)
+            yield fields
+
+
+def _fitting(sizes: list[Row]) -> int:
+    """How many rows make a page."""
+    count = total = 0
+    for *_, size in sizes:
+        total += size
+        if count and total > PAGE_BYTES:
+            break
+        count += 1
+    return count
+
+
+class Owned(NamedTuple):
+    """A thread of a user."""
+
+    key: int
+    namespace: str
+    id: str
+
+
+def owned(tx: Tx, user: str) -> list[Owned]:
+    """The threads of a user, the oldest first."""
+    rows = tx.all(
+        "SELECT key, namespace, id FROM threads WHERE (owner = :user OR namespace = :user)"
+        " AND namespace <> :trash AND namespace <> :importing ORDER BY key",
+        user=user,
+        trash=TRASH,
+        importing=IMPORTING,
+    )
+    return [Owned(*row) for row in rows]
+
+
+def origins(tx: Tx, keys: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Which of these threads were forked from which other ones of them, by their places, and up to which seq."""
+    places = {key: place for place, key in enumerate(keys)}
+    found = []
+    for key, place in places.items():
+        row = tx.one("SELECT origin, origin_seq FROM threads WHERE key = :key", key=key)
+        if row is not None and row[0] in places:
+            found.append((place, places[row[0]], row[1]))
+    return found

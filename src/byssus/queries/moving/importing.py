@@ -1,0 +1,423 @@
+"""The queries of an import: rows become a thread again.
+
+An import writes into hidden threads, in a namespace that nobody can name, and gives them their names in its last
+transaction. Until then a mark stands for it there, with a time that each page puts off. A mark whose time has run out
+belongs to an import that was interrupted: the next import puts what is left of it into the trash. (Had it been written
+into the trash, the next deletion in any process would have removed it while it was under way.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import NamedTuple
+
+from byssus.errors import InputError, NotFound, StoreError
+from byssus.queries.accounts import quotas, usage, users
+from byssus.queries.accounts.users import Leaf
+from byssus.queries.log import branches
+from byssus.queries.log.branches import Segment
+from byssus.queries.log.threads import END
+from byssus.queries.moving import exporting
+from byssus.queries.moving.exporting import IMPORTING, LAST, NO_SUMMARY, Fields, Line
+from byssus.queries.versions import checkpoints
+from byssus.queries.versions.deleting import TRASH
+from byssus.store.database import Tx
+
+SECONDS = 600.0  # between two pages of an import, at most
+
+
+class Arrival(NamedTuple):
+    """A thread that was imported and has no name yet."""
+
+    key: int
+    namespace: str
+    id: str
+    owner: str | None
+    tasks: int = 0
+
+
+class Account(NamedTuple):
+    """A user as they were exported, the leaves of their preferences, and how many rows deleted threads had left."""
+
+    id: str
+    fields: Fields
+    leaves: Sequence[Leaf]
+    left: dict[str, int]
+
+
+class Arriving(NamedTuple):
+    """How far an import is: the threads that are whole, and the one that is being written with its branches."""
+
+    whole: tuple[Arrival, ...] = ()
+    key: int = 0
+    branches: dict[int, int] = {}  # the keys of its branches, by their numbers  # noqa: RUF012
+    header: Fields = {}  # noqa: RUF012
+    token: str = ""
+    mark: int = 0  # the key of the import's mark: what belongs to no thread is written there
+
+
+def begin(tx: Tx, token: str, seconds: float) -> None:
+    """Set the mark of an import."""
+    _make(tx, token)
+    _hold(tx, token, seconds)
+
+
+def add(tx: Tx, token: str, arriving: Arriving, lines: Sequence[Line], seconds: float) -> Arriving:
+    """Write a page of checked rows."""
+    arriving = arriving._replace(token=token, mark=_hold(tx, token, seconds))
+    for kind, rows in groupby(lines, key=lambda line: line[0]):
+        fields = [row for _, row in rows]
+        if kind == "thread":
+            (header,) = fields
+            arriving = _begin_thread(tx, token, arriving, header)
+        elif kind == "end":
+            (end,) = fields
+            arriving = _end_thread(tx, arriving, end)
+        else:
+            _ADD[kind](tx, arriving, fields)
+    return arriving
+
+
+def publish(
+    tx: Tx,
+    token: str,
+    arrivals: Sequence[Arrival],
+    forks: Sequence[tuple[int, int, int]],
+    account: Account | None = None,
+) -> None:
+    """Give all threads of an import their names: from now on they exist, and so do those who own them."""
+    mark = _hold(tx, token, 0)
+    for key, namespace, thread_id, owner, tasks in arrivals:
+        # A row that only holds the name: another writer may be about to make the same thread.
+        held = _make(tx, thread_id, namespace)
+        if held is None:
+            raise InputError(
+                f"there is already a thread {thread_id!r}; delete it first, or import under another id (as_id=, --as)"
+            )
+        tx.run("DELETE FROM threads WHERE key = :key", key=held)
+        # As with any new thread, nobody may take it for one that they knew under this name.
+        tx.run(
+            "UPDATE threads SET namespace = :namespace, id = :id, owner = :owner, version = (SELECT MAX(value) FROM"
+            " (SELECT value FROM floors UNION ALL SELECT version FROM threads WHERE key = :key) AS known),"
+            " lease_epoch = COALESCE((SELECT MAX(value) FROM floors), 0) WHERE key = :key",
+            namespace=namespace,
+            id=thread_id,
+            owner=owner,
+            key=key,
+        )
+        if tasks:
+            _name_tasks(tx, token, mark, key)
+        _name_logged(tx, token, key)
+    tx.many(
+        "UPDATE threads SET origin = :origin, origin_seq = :seq WHERE key = :key",
+        [{"key": arrivals[fork].key, "origin": arrivals[origin].key, "seq": seq} for fork, origin, seq in forks],
+    )
+    if account is not None:
+        _settle_account(tx, mark, account)
+    for owner in sorted({arrival.owner for arrival in arrivals if arrival.owner is not None}):
+        _hold_user(tx, owner)
+    tx.run("DELETE FROM threads WHERE key = :mark", mark=mark)
+
+
+def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
+    """Give tasks the ids that they had, where nobody has these; else new ones."""
+    own = {"thread": thread, "start": len(token) + 2}
+    # Rows that only hold the ids, as with threads.
+    held = tx.all(
+        "INSERT INTO tasks (thread, id, type, status, priority, payload, max_retries, retry_count, created_at,"
+        " updated_at) SELECT :mark, substr(id, :start), '', '', 0, '', 0, 0, '', '' FROM tasks WHERE thread = :thread"
+        " ORDER BY key ON CONFLICT (id) DO NOTHING RETURNING id",
+        mark=mark,
+        **own,
+    )
+    tx.run("DELETE FROM tasks WHERE thread = :mark", mark=mark)
+    free = {name for (name,) in held}
+    rows = tx.all("SELECT key, substr(id, :start) FROM tasks WHERE thread = :thread ORDER BY key", **own)
+    tx.many(
+        "UPDATE tasks SET id = :id WHERE key = :key",
+        [{"key": key, "id": name if name in free else f"{token}-{key}"} for key, name in rows],
+    )
+
+
+def _name_logged(tx: Tx, token: str, thread: int) -> None:
+    """The same for the calls that an application has logged: it looks them up by their ids."""
+    tx.run(
+        "UPDATE tool_calls SET call_id = :token || CAST(key AS TEXT), idempotency_key = :token || CAST(key AS TEXT)"
+        " WHERE thread = :thread AND reply = 0 AND EXISTS (SELECT 1 FROM tool_calls o"
+        " JOIN threads t ON t.key = o.thread WHERE o.idempotency_key = tool_calls.idempotency_key"
+        " AND o.thread <> :thread AND t.namespace = '')",
+        token=f"{token}-",
+        thread=thread,
+    )
+
+
+def _settle_account(tx: Tx, mark: int, account: Account) -> None:
+    """Make a user as they were, with what deleted threads had left them; one who is there stays as they are."""
+    for table, count in account.left.items():
+        if _count(tx, table, mark) != count:
+            raise InputError(f"user {account.id!r} has a row of {table} twice")
+    values = ", ".join(f":{name}" for name in exporting.ACCOUNT)
+    made = tx.one(
+        f"INSERT INTO users (id, {', '.join(exporting.ACCOUNT)}) VALUES (:id, {values})"
+        " ON CONFLICT (id) DO NOTHING RETURNING key",
+        id=account.id,
+        **account.fields,
+    )
+    if made is None:
+        usage.forget(tx, mark)
+        return
+    tx.many(
+        "INSERT INTO preferences (owner, path, value) VALUES (:owner, :path, :value)",
+        [{"owner": made[0], "path": path, "value": value} for path, value in account.leaves],
+    )
+    for table in account.left:
+        tx.run(f"UPDATE {table} SET thread = 0, owner = :user WHERE thread = :mark", user=account.id, mark=mark)
+
+
+def _hold_user(tx: Tx, user_id: str) -> None:
+    """Take a user's row, made if there is none."""
+    while True:
+        users.ensure(tx, user_id)
+        with suppress(NotFound):  # somebody has just removed them
+            return quotas.take(tx, user_id)
+
+
+def discard(tx: Tx, token: str) -> None:
+    """Put all that an import has written into the trash."""
+    rows = tx.all(
+        "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
+        " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}', title = '', status = 'active',"
+        " model = NULL, metadata = '{}' WHERE namespace = :importing AND (id = :token OR id LIKE :parts) RETURNING key",
+        trash=TRASH,
+        importing=IMPORTING,
+        token=token,
+        parts=f"{token}:%",
+    )
+    for (key,) in rows:
+        usage.forget(tx, key)
+
+
+def discard_stale(tx: Tx) -> bool:
+    """Put into the trash what interrupted imports have left; returns whether there was anything."""
+    rows = tx.all(
+        "UPDATE threads SET lease_until = NULL WHERE namespace = :importing AND id NOT LIKE :parts"
+        " AND (lease_until IS NULL OR lease_until <= :now) RETURNING id",  # a copy of a database has no times of leases
+        importing=IMPORTING,
+        parts="%:%",
+        now=tx.now(),
+    )
+    for (token,) in rows:
+        discard(tx, token)
+    return bool(rows)
+
+
+def _make(tx: Tx, thread_id: str, namespace: str = IMPORTING) -> int | None:
+    row = tx.one(
+        "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
+        " VALUES (:namespace, :id, 0, 0, 0, 0, '{}', :now, :now) ON CONFLICT (namespace, id) DO NOTHING RETURNING key",
+        namespace=namespace,
+        id=thread_id,
+        now=tx.now(),
+    )
+    return row[0] if row else None
+
+
+def _hold(tx: Tx, token: str, seconds: float) -> int:
+    """Take the mark and put its end off: who finds it past its end waits for this page, and no page follows that.
+
+    Returns its key.
+    """
+    row = tx.one(
+        "UPDATE threads SET lease_until = :until WHERE namespace = :importing AND id = :token RETURNING key",
+        until=tx.later(seconds),
+        importing=IMPORTING,
+        token=token,
+    )
+    if row is None:
+        raise StoreError(f"this import stood still for more than {SECONDS:g} s and was given up; run it again")
+    key: int = row[0]
+    return key
+
+
+def _begin_thread(tx: Tx, token: str, arriving: Arriving, header: Fields) -> Arriving:
+    key = _make(tx, f"{token}:{len(arriving.whole)}")
+    assert key is not None
+    if header["partial"] is not None:
+        tx.run(
+            "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :at)",
+            thread=key,
+            body=header["partial"],
+            at=header["saved_at"],
+        )
+    return arriving._replace(key=key, branches={}, header=header)
+
+
+def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
+    """Write the row of a thread, but for its name; and see that the thread is as its header says."""
+    header, key, numbers = arriving.header, arriving.key, arriving.branches
+    branch = numbers[header["branch"]]
+    count = branches.count(tx, branch, header["head"])
+    if count != header["message_count"]:
+        raise InputError(
+            f"line {end['at']}: thread {header['id']!r} should have {header['message_count']} messages, and has {count}"
+        )
+    for table, (counted, what) in _COUNTED.items():
+        if _count(tx, table, key) != end[counted]:
+            raise InputError(f"line {end['at']}: thread {header['id']!r} has {what} twice")
+    if _count(tx, "marks k JOIN branches b ON b.key = k.branch", key) != end["marks"]:
+        raise InputError(f"line {end['at']}: thread {header['id']!r} has a mark where there is no message")
+    names = (
+        *("head", "message_count", "unledgered", "run", "extra", "ttl", "created_at", "updated_at"),
+        *("title", "status", "model", "metadata"),
+    )
+    tx.run(
+        f"UPDATE threads SET branch = :branch, line = :line, version = :version,"
+        f" {', '.join(f'{name} = :{name}' for name in names)} WHERE key = :key",
+        key=key,
+        branch=branch,
+        line=numbers[header["line"]],
+        version=end["version"],
+        **{name: header[name] for name in names},
+    )
+    checkpoints.show_latest(tx, key)
+    _find_by_name(tx, key)
+    arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"])
+    return arriving._replace(whole=(*arriving.whole, arrival), key=0, branches={}, header={})
+
+
+def _find_by_name(tx: Tx, thread: int) -> None:
+    """Let the messages of a thread be found by their ids through the index, if they are all in it."""
+    tx.run(
+        "UPDATE threads SET named = 1 WHERE key = :thread AND NOT EXISTS (SELECT 1 FROM segments s JOIN messages m"
+        " ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
+        " WHERE s.branch = threads.branch AND m.plain = 0)",
+        thread=thread,
+    )
+
+
+# What is passed over when it comes a second time, and then missed at the end.
+_COUNTED = {
+    "tool_calls": ("calls", "a tool call"),
+    "tasks": ("tasks", "a task"),
+    "usage": ("usage", "a model's usage of a day"),
+    "tool_usage": ("tool_usage", "a tool's usage of a day"),
+}
+
+
+def _count(tx: Tx, table: str, thread: int) -> int:
+    row = tx.one(f"SELECT COUNT(*) FROM {table} WHERE thread = :thread", thread=thread)
+    assert row is not None
+    return int(row[0])
+
+
+def _insert(table: str, *columns: str) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+
+
+_INSERT_MESSAGE = _insert("messages", *exporting.MESSAGE)
+_INSERT_MARK = (  # which is passed over if there is no message, and then missed at the end
+    "INSERT INTO marks (branch, message, mark) SELECT s.branch, m.key, :mark FROM segments s JOIN messages m"
+    " ON m.branch = s.source AND m.seq = :seq WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq"
+)
+_INSERT_CALL = _insert("tool_calls", "thread", *exporting.CALL) + " ON CONFLICT (branch, reply, place) DO NOTHING"
+_INSERT_CHECKPOINT = _insert("checkpoints", *exporting.CHECKPOINT)
+_INSERT_INBOX = _insert("inbox", "thread", *exporting.INBOX)
+_INSERT_TASK = _insert("tasks", "thread", *exporting.TASK) + " ON CONFLICT (id) DO NOTHING"
+_INSERT_USAGE = (
+    _insert("usage", "thread", "owner", *exporting.USAGE) + " ON CONFLICT (thread, owner, day, model) DO NOTHING"
+)
+_INSERT_TOOL_USAGE = (
+    _insert("tool_usage", "thread", "owner", *exporting.TOOL_USAGE)
+    + " ON CONFLICT (thread, owner, day, name, bucket) DO NOTHING"
+)
+_INSERT_INHERITED = _insert("inherited", "line", "source", "step", "version", "as_of")
+
+
+def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    keys = arriving.branches
+    for row in rows:
+        made = tx.one(
+            "INSERT INTO branches (thread, uncounted, summary) VALUES (:thread, 1, :summary) RETURNING key",
+            thread=arriving.key,
+            summary="" if row["summary"] == NO_SUMMARY else row["summary"],
+        )
+        assert made is not None
+        branch = keys[row["number"]] = made[0]  # a page that is written again comes to other keys, for all of them
+        segments = row["segments"]
+        branches.lay(
+            tx, branch, [Segment(keys[s], after, END if upto is None else upto) for s, after, upto in segments]
+        )
+        inherited = [
+            [branch, keys[source], *(LAST if limit is None else limit for limit in limits)]
+            for source, *limits in row["inherited"]
+        ]
+        columns = ("line", "source", "step", "version", "as_of")
+        tx.many(_INSERT_INHERITED, [dict(zip(columns, values, strict=True)) for values in inherited])
+
+
+def _add_messages(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_MESSAGE, [_keyed(arriving, row, "branch") for row in rows])
+
+
+def _add_marks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_MARK, [_keyed(arriving, row, "branch") for row in rows])
+
+
+def _add_calls(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_CALL, [{**_keyed(arriving, row, "branch"), "thread": arriving.key} for row in rows])
+
+
+def _add_checkpoints(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    for is_hidden, some in groupby(rows, key=lambda row: bool(row["hidden"])):
+        keyed = [_keyed(arriving, row, "line", "branch") for row in some]
+        if not is_hidden:
+            tx.many(_INSERT_CHECKPOINT, [_without(row, "hidden") for row in keyed])
+            continue
+        for row in keyed:
+            made = tx.one(f"{_INSERT_CHECKPOINT} RETURNING key", **_without(row, "hidden"))
+            assert made is not None
+            lines = [arriving.branches[number] for number in row["hidden"]]
+            tx.many(
+                "INSERT INTO hidden (line, checkpoint) VALUES (:line, :checkpoint)",
+                [{"line": line, "checkpoint": made[0]} for line in lines],
+            )
+
+
+def _add_inbox(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_INBOX, [{**row, "thread": arriving.key} for row in rows])
+
+
+def _add_tasks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    # Under ids that nobody knows, until the thread exists.
+    tx.many(_INSERT_TASK, [{**row, "thread": arriving.key, "id": f"{arriving.token}:{row['id']}"} for row in rows])
+
+
+def _add_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_USAGE, [{**row, "thread": arriving.key or arriving.mark, "owner": ""} for row in rows])
+
+
+def _add_tool_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    tx.many(_INSERT_TOOL_USAGE, [{**row, "thread": arriving.key or arriving.mark, "owner": ""} for row in rows])
+
+
+def _keyed(arriving: Arriving, row: Fields, *names: str) -> Fields:
+    return {**row, **{name: arriving.branches[row[name]] for name in names}}
+
+
+def _without(row: Fields, name: str) -> Fields:
+    return {key: value for key, value in row.items() if key != name}
+
+
+_ADD: dict[str, Callable[[Tx, Arriving, Sequence[Fields]], None]] = {
+    "branch": _add_branches,
+    "message": _add_messages,
+    "mark": _add_marks,
+    "call": _add_calls,
+    "checkpoint": _add_checkpoints,
+    "inbox": _add_inbox,
+    "task": _add_tasks,
+    "usage": _add_usage,
+    "tool_usage": _add_tool_usage,
+}

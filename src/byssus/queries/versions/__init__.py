@@ -1,0 +1,1 @@
+"""Queries on checkpoints, forks, rewinds, deletions and erasures."""

@@ -1,0 +1,263 @@
+"""Deleting: checkpoints by their keys, and whole threads.
+
+- A thread that is deleted goes into the trash in one short transaction: from then on it does not exist. What it held is
+  removed after that, piece by piece, and whoever deletes next goes on where an interrupted one stopped.
+- What a fork still reads stays. The branches that hold it pass to that fork, as do those of its checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from byssus.queries.accounts import usage
+from byssus.queries.log import branches, leases, marks
+from byssus.queries.log.branches import Point
+from byssus.queries.log.leases import By
+from byssus.queries.log.threads import VISITOR
+from byssus.queries.versions import checkpoints
+from byssus.queries.versions.checkpoints import Doomed, Row
+from byssus.store.database import Tx
+
+TRASH = "\x7ftrash"  # a namespace that nobody can name
+CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
+
+
+class Dropped(NamedTuple):
+    """What a step has removed, and whether there is more to do."""
+
+    checkpoints: list[int]
+    messages: int
+    left: list[int]
+
+
+def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "") -> Dropped:
+    """Take checkpoints away from a thread, and remove what only they needed."""
+    held = tx.one(
+        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
+        namespace=namespace,
+        id=thread_id,
+    )
+    if held is None:
+        return Dropped([], 0, [])
+    thread = held[0]
+    freed = checkpoints.drop(tx, thread, doomed)
+    checkpoints.show_latest(tx, thread)
+    collected = branches.collect(tx, freed.branches, limit=CHUNK)
+    return Dropped(freed.checkpoints, collected.messages, collected.left)
+
+
+def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, namespace: str = "") -> Dropped:
+    """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
+    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    if thread is None:
+        return Dropped([], 0, [])
+    wanted = branches.unread(tx, thread.key) if candidates is None else candidates
+    collected = branches.collect(tx, wanted, limit=CHUNK)
+    return Dropped([], collected.messages, collected.left)
+
+
+def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[Doomed]:
+    """The checkpoints of a thread below a step, on whichever of its lines."""
+    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
+
+
+def doomed(
+    tx: Tx, thread_id: str, *, last: int, seconds: float, tags: Collection[str], namespace: str = ""
+) -> list[tuple[Doomed, str]]:
+    """The checkpoints of a thread, with their ids, that are none of the last ones, older than so many seconds, and
+    without any of the tags. What a rewind has left is none of the last ones."""
+    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    if thread is None:
+        return []
+    row = tx.one("SELECT :since", since=tx.later(-seconds))
+    since: str = row[0] if row and seconds else "~"
+    found: dict[Doomed, str] = {}
+    for line in checkpoints.lines(tx, thread.key):
+        rows = checkpoints.shown(tx, line)
+        if line == thread.line:
+            kept = {row.doomed for row in rows[:last]}
+        found.update({row.doomed: row.id for row in rows if row.created_at < since and not _has_tag(row, tags)})
+    return sorted((row, name) for row, name in found.items() if row not in kept)
+
+
+def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> None:
+    """Say what is kept of a thread's checkpoints; None: everything."""
+    row = tx.one(
+        "UPDATE threads SET ttl = :ttl, version = version + 1 WHERE namespace = :namespace AND id = :id RETURNING key",
+        ttl=ttl,
+        namespace=namespace,
+        id=thread_id,
+    )
+    if row is None:
+        raise checkpoints.unknown_thread(thread_id)
+
+
+def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
+    """The threads with checkpoints that have a time to live, each with what it keeps."""
+    return tx.all(
+        "SELECT id, ttl FROM threads WHERE latest IS NOT NULL AND ttl IS NOT NULL AND namespace = :namespace"
+        " ORDER BY key",
+        namespace=namespace,
+    )
+
+
+def _has_tag(row: Row, tags: Collection[str]) -> bool:
+    return bool(tags) and not set(tags).isdisjoint(json.loads(row.about)["tags"])
+
+
+def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
+    return {row.doomed for line in checkpoints.lines(tx, thread) for row in checkpoints.shown(tx, line, below=below)}
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def discard(tx: Tx, thread_id: str, *, by: By = VISITOR, namespace: str = "") -> int | None:
+    """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
+    held = tx.one(
+        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']}"
+        " RETURNING key, version, lease_epoch, origin, origin_seq",
+        namespace=namespace,
+        id=thread_id,
+        now=tx.now(),
+        **leases.parameters(tx, by),
+    )
+    if held is None:
+        leases.refuse(tx, thread_id, namespace, by)
+        return None
+    key, version, epoch, origin, seq = held
+    shown = _shown(tx, key)
+    usage.bequeath(tx, key)
+    tx.run(
+        "UPDATE threads SET origin = :origin, origin_seq = CASE WHEN origin_seq < :seq THEN origin_seq ELSE :seq END"
+        " WHERE origin = :key",
+        origin=origin,
+        seq=seq,
+        key=key,
+    )
+    tx.run(
+        "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
+        " latest_at = NULL, lease_owner = NULL, lease_until = NULL, run = NULL, owner = NULL, ttl = NULL, extra = '{}',"
+        " title = '', status = 'active', model = NULL, metadata = '{}', origin = NULL, origin_seq = NULL"
+        " WHERE key = :key",
+        trash=TRASH,
+        key=key,
+    )
+    tx.run(
+        "INSERT INTO floors (key, value) VALUES (1, :value) ON CONFLICT (key)"
+        " DO UPDATE SET value = CASE WHEN floors.value < :value THEN :value ELSE floors.value END",
+        value=max(version, epoch) + 1,
+    )
+    return len(shown)
+
+
+class Emptied(NamedTuple):
+    """How many messages were removed from the trash, and whether there is more in it."""
+
+    messages: int
+    has_more: bool
+
+
+def empty_trash(tx: Tx) -> Emptied:
+    """Remove something of what is in the trash."""
+    held = tx.one(
+        "UPDATE threads SET head = head WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
+        " RETURNING key",
+        trash=TRASH,
+    )
+    if held is None:  # there is nothing in it, or somebody else has just removed what we were about to
+        return Emptied(0, tx.one("SELECT 1 FROM threads WHERE namespace = :trash LIMIT 1", trash=TRASH) is not None)
+    thread = held[0]
+    tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
+    tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
+    if _has_removed_a_chunk(tx, thread):
+        return Emptied(0, True)
+    freed = _disinherit(tx, thread)
+    rows = tx.all(
+        "SELECT c.key, c.version FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread"
+        " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key) LIMIT :limit",
+        thread=thread,
+        limit=CHUNK,
+    )
+    freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in rows]).branches
+    mine = [key for (key,) in tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)]
+    collected = branches.collect(tx, {*freed, *mine}, limit=CHUNK)
+    if len(rows) < CHUNK and not collected.left:
+        _bequeath(tx, thread)
+        tx.run("DELETE FROM threads WHERE key = :thread", thread=thread)
+    return Emptied(collected.messages, True)
+
+
+def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
+    """Remove tasks and what was logged of tools; whether there may be more.
+
+    The rest of the ledger goes with the replies that it is about, or with the thread.
+    """
+    for table, condition in (("tasks", ""), ("tool_calls", " AND reply = 0")):
+        rows = tx.all(
+            f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} WHERE thread = :thread{condition}"
+            " ORDER BY key LIMIT :limit) RETURNING key",
+            thread=thread,
+            limit=CHUNK,
+        )
+        if len(rows) == CHUNK:
+            return True
+    return False
+
+
+def _disinherit(tx: Tx, thread: int) -> list[int]:
+    """Forget what a thread has inherited; what was kept for it alone goes. Returns the branches that it read."""
+    rows = tx.all(
+        "SELECT i.line, i.source FROM inherited i JOIN branches b ON b.key = i.line WHERE b.thread = :thread",
+        thread=thread,
+    )
+    for line, source in rows:
+        tx.run("DELETE FROM inherited WHERE line = :line AND source = :source", line=line, source=source)
+    freed: list[int] = []
+    for source in sorted({source for _, source in rows}):
+        kept = tx.all(
+            "SELECT c.key, c.version FROM hidden h JOIN checkpoints c ON c.key = h.checkpoint WHERE h.line = :source",
+            source=source,
+        )
+        freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in kept]).branches
+    return freed
+
+
+def _bequeath(tx: Tx, thread: int) -> None:
+    """Pass the branches that others still need to one of those. The marks were the thread's own, and go."""
+    left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
+    for (branch,) in left:
+        marks.forget(tx, branch)
+    heirs = [
+        heir
+        for (branch,) in left
+        for (heir,) in tx.all(
+            "SELECT b.thread FROM segments s JOIN branches b ON b.key = s.branch"
+            " WHERE s.source = :branch AND b.thread <> :thread"
+            " UNION SELECT b.thread FROM inherited i JOIN branches b ON b.key = i.line"
+            " WHERE i.source = :branch AND b.thread <> :thread",
+            branch=branch,
+            thread=thread,
+        )
+    ]
+    if heirs:
+        heir = min(heirs)
+        for (branch,) in left:
+            _mark_as(tx, heir, branch)
+        tx.run("UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=heir, thread=thread)
+
+
+def _mark_as(tx: Tx, heir: int, branch: int) -> None:
+    """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
+    row = tx.one(
+        "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
+        " WHERE t.key = :heir",
+        branch=branch,
+        heir=heir,
+    )
+    if row is not None and row[1] is not None:
+        worn = branches.bearing(tx, heir, row[0], Point(branch, row[1], 0))
+        marks.inherit(tx, worn.branch, branch, upto=worn.seq)

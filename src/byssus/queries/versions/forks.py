@@ -1,0 +1,245 @@
+"""Forks and rewinds: a new branch that leaves another one, and a new line that inherits what was shown there.
+
+A fork is a new thread with them; a rewind gives them to the thread itself. Either costs a few rows, however long the
+thread is. Nothing that existed changes: the other side, or what was left, reads as before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from byssus.errors import InputError, NotFound
+from byssus.queries.accounts import quotas
+from byssus.queries.log import branches, marks, threads
+from byssus.queries.log.branches import Point
+from byssus.queries.log.leases import By
+from byssus.queries.log.threads import VISITOR
+from byssus.queries.versions import checkpoints, putting
+from byssus.queries.versions.checkpoints import Anchor, New, Row
+from byssus.store.database import Tx
+
+At = str | int | None
+
+_CALLED = ("title", "model", "metadata")
+_OPEN_CALL = (
+    "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
+    " attempts, asked_at, started_at"
+)
+
+
+class Parting(NamedTuple):
+    """Where a branch leaves another one: the point, the extra there, and which line's checkpoints up to which."""
+
+    point: Point
+    extra: str
+    line: int
+    step: int
+    version: int
+
+
+class Node(NamedTuple):
+    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
+
+    thread: Anchor
+    origin: str | None
+    origin_seq: int | None
+    shown: list[Row]
+    left: list[Row]
+    forks: list[str]
+
+
+def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = None, namespace: str = "") -> None:
+    """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
+
+    It is called the same and belongs to the same user, unless an owner is named, who must exist. What was spent and
+    done in the other one stays there: its usage, its tasks, and what an application has logged of tools.
+    """
+    thread = _held(tx, thread_id, namespace)
+    parting = part(tx, thread, at)
+    key = threads.key_of(tx, new_id, namespace)
+    new = checkpoints.anchor_of(tx, key)
+    if key == thread.key or not _is_taken_new(tx, key):
+        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
+    user = owner or thread.owner
+    if user is not None:  # also the same one: whoever removes a user has seen all of their threads
+        quotas.take(tx, user)
+    tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
+    point = parting.point
+    branches.lay(tx, new.branch, branches.cut(tx, point))
+    worn = branches.bearing(tx, thread.key, thread.branch, point)
+    marks.inherit(tx, worn.branch, new.branch, upto=worn.seq)
+    called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
+    tx.run(
+        "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
+        f" origin_seq = :head, owner = :owner, {called},"
+        # Of another branch than the one that the origin reads, nobody knows who has written it.
+        " named = COALESCE((SELECT o.named FROM threads o WHERE o.key = :origin AND o.branch = :branch), 0),"
+        " version = CASE WHEN version < :version THEN :version ELSE version END WHERE key = :key",
+        head=point.seq,
+        count=point.messages,
+        branch=point.branch,
+        extra=parting.extra,
+        origin=thread.key,
+        owner=user,
+        version=thread.version,
+        key=key,
+    )
+    _share_open_calls(tx, point, key, new.branch)
+    upto = (parting.step, parting.version)
+    checkpoints.inherit(tx, new.line, parting.line, upto=upto, as_of=thread.version)
+    checkpoints.show_latest(tx, key)
+
+
+def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str:
+    """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
+    _held(tx, thread_id, namespace)
+    threads.advance(tx, thread_id, namespace, by, create=False)
+    thread = _held(tx, thread_id, namespace)
+    key = thread.key
+    parting = part(tx, thread, to)
+    name = putting.leave(tx, thread, left)
+    branch = branches.begin(tx, key, branches.cut(tx, parting.point))
+    worn = branches.bearing(tx, key, thread.branch, parting.point)
+    marks.inherit(tx, worn.branch, branch, upto=worn.seq)
+    upto = (parting.step, parting.version)
+    checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
+    putting.close_calls(tx, key)
+    _share_open_calls(tx, parting.point, key, branch)
+    putting.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
+    checkpoints.show_latest(tx, key)
+    return name
+
+
+def part(tx: Tx, thread: Anchor, at: At) -> Parting:
+    """The point that somebody means."""
+    if at is None:
+        return Parting(thread.point, thread.extra, thread.line, 2**62, 2**62)
+    if isinstance(at, str):
+        found = checkpoints.find(tx, thread, at)
+        if found is None:
+            raise checkpoints.unknown_checkpoint(thread.id, at)
+        line, row = found
+        return Parting(row.point, checkpoints.extra_of(tx, row.key), line, row.step, row.version)
+    if at > thread.head:
+        raise NotFound(f"thread {thread.id!r} has no seq {at}: its head is {thread.head}; choose one from 0 to there")
+    point = Point(thread.branch, at, _count_upto(tx, thread, at))
+    last = _last_upto(tx, thread, point)
+    step, version = last.order if last else (-1, 0)
+    return Parting(point, thread.extra, thread.line, step, version)
+
+
+def _count_upto(tx: Tx, thread: Anchor, seq: int) -> int:
+    """How many messages there are up to a seq; without empty places, the seq says it."""
+    return seq if thread.message_count == thread.head else branches.count(tx, thread.branch, seq)
+
+
+def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
+    """The latest checkpoint whose messages are the first of those up to a point."""
+    path = branches.segments_of(tx, point.branch, point.seq)
+    known = {point.branch: point.seq}
+    limit = 16  # the first one, nearly always: not all of a long list is read for it
+    while True:
+        rows = checkpoints.shown(tx, thread.line, limit=limit, upto_seq=point.seq)
+        for row in rows:
+            if row.branch not in known:
+                known[row.branch] = branches.parting(path, branches.segments_of(tx, row.branch))
+            if row.seq <= known[row.branch]:
+                return row
+        if len(rows) < limit:
+            return None
+        limit *= 16
+
+
+def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
+    """The thread's row, taken: nobody writes to it meanwhile."""
+    row = tx.one(
+        "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
+        " WHERE namespace = :namespace AND id = :id RETURNING key",
+        namespace=namespace,
+        id=thread_id,
+    )
+    if row is None:
+        raise checkpoints.unknown_thread(thread_id)
+    return checkpoints.anchor_of(tx, row[0])
+
+
+def _is_taken_new(tx: Tx, key: int) -> bool:
+    """Take the row of a thread that holds nothing yet, unless something was said to it that waits."""
+    row = tx.one(
+        "UPDATE threads SET head = head WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
+        " AND origin IS NULL AND extra = '{}' AND run IS NULL AND owner IS NULL AND title = '' AND model IS NULL"
+        " AND metadata = '{}' AND status = 'active' RETURNING key",
+        key=key,
+    )
+    return row is not None
+
+
+def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
+    """What the ledger knows of calls that are open at the parting counts on both sides."""
+    empty = branches.empty_places(tx, point)
+    reply = branches.last_reply(tx, point) if empty else 0
+    if reply == 0:  # which is also the number of those that an application has logged: they stay where they are
+        return
+    # They are noted on the branch that was driven then: the one that is left, or the one that the reply was said on.
+    said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
+    for old in dict.fromkeys([point.branch, *said_on]):
+        rows = tx.all(
+            f"INSERT INTO tool_calls (thread, branch, status, {_OPEN_CALL}) SELECT :thread, :branch,"
+            " CASE WHEN status <> 'left' THEN status WHEN answer IS NULL THEN 'waiting' ELSE 'answered' END,"
+            f" {_OPEN_CALL} FROM tool_calls WHERE branch = :old AND reply = :reply"
+            " AND status IN ('waiting', 'answered', 'started', 'left') RETURNING key",
+            thread=thread,
+            branch=branch,
+            old=old,
+            reply=reply,
+        )
+        if rows:
+            return
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
+    """A thread as a tree shows it."""
+    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    if thread is None:
+        return None
+    above = _lines_above(tx, thread.key)
+    shown = [row for row in checkpoints.shown(tx, thread.line) if row.line not in above]
+    known = {row.key for row in shown}
+    left: list[Row] = []
+    for line in checkpoints.lines(tx, thread.key):
+        fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
+        known.update(row.key for row in fresh)
+        left += fresh
+    origin = tx.one(
+        "SELECT o.id, t.origin_seq FROM threads t JOIN threads o ON o.key = t.origin WHERE t.key = :key", key=thread.key
+    )
+    forks = tx.all("SELECT id FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
+    name, seq = origin or (None, None)
+    return Node(thread, name, seq, shown, left, [fork_id for (fork_id,) in forks])
+
+
+def _lines_above(tx: Tx, thread: int) -> set[int]:
+    """The lines of the threads that a thread was forked from: what it shares with those stands there."""
+    rows = tx.all(
+        "WITH RECURSIVE above (key) AS (SELECT origin FROM threads WHERE key = :thread"
+        " UNION SELECT t.origin FROM above JOIN threads t ON t.key = above.key)"
+        " SELECT b.key FROM above JOIN branches b ON b.thread = above.key",
+        thread=thread,
+    )
+    return {key for (key,) in rows}
+
+
+def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[Anchor, Anchor, int]:
+    """Two threads, and the seq up to which they read the very same rows."""
+    found = []
+    for name in (a, b):
+        thread = checkpoints.anchor(tx, name, namespace=namespace)
+        if thread is None:
+            raise checkpoints.unknown_thread(name)
+        found.append(thread)
+    one, other = found
+    paths = [branches.segments_of(tx, thread.branch, thread.head) for thread in found]
+    return one, other, branches.parting(*paths)

@@ -1,0 +1,327 @@
+"""Where a run records what happens: what a run needs of it, and the one that is only in memory.
+
+A journal holds the history that the agent goes on from. The one that keeps it in a thread of a store is
+`thread_journal.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from byssus.errors import InputError
+from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
+from byssus.providers import history
+from byssus.queries.log import leases, tool_calls
+from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, Entry
+from byssus.signals import Signal
+from byssus.store.keeper import LOST
+from byssus.threads.encoding import encode_extra
+from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.values.decisions import Pending
+
+__all__ = [
+    "ANSWERED",
+    "AT_ONCE",
+    "IF_SILENT",
+    "LOST",
+    "PAUSED",
+    "STARTED",
+    "WAITING",
+    "Entry",
+    "Journal",
+    "Mark",
+    "Marked",
+    "MemoryJournal",
+    "pending",
+]
+
+# How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
+IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
+
+
+class Mark(Struct, frozen=True):
+    """A checkpoint of a thread as it stands, which an agent makes."""
+
+    id: str
+    tags: Sequence[str]
+    summary: str | None  # None: the beginning of what was said last
+    state: Any
+
+
+class Marked(NamedTuple):
+    """Which messages of a thread bear a mark, and the summary that stands for those that are left out."""
+
+    summary: str = ""
+    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages (-1: no matter)
+    total: int = 0
+
+    def without(self, messages: list[Message]) -> list[Message]:
+        """What is left of a thread's messages without these, and without the results of calls that are among them."""
+        if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
+            hidden = [place in self.ids for place in range(len(messages))]
+        else:  # another hook was here before, or nobody needs the places
+            names = set(self.ids.values())
+            hidden = [not isinstance(message, Note) and message.id in names for message in messages]
+        left: list[Message] = []
+        orphans: set[str] = set()  # calls whose reply is not shown: nor are their results
+        for message, is_hidden in zip(messages, hidden, strict=True):
+            if isinstance(message, AssistantMessage):
+                orphans = {call.id for call in message.tool_calls} if is_hidden else set()
+            is_orphan = isinstance(message, ToolResultMessage) and message.tool_call_id in orphans
+            if not is_hidden and not is_orphan:
+                left.append(message)
+        return left
+
+
+def _may_be(message: Message, name: str) -> bool:
+    """Whether a message may be the one that the log knows by this id: to those that have none it gives one."""
+    return isinstance(message, Note) or message.id in (None, name)
+
+
+class Journal(Protocol):
+    """What a run needs of its record. Each of the writes is durable when it returns."""
+
+    messages: list[Message]
+    extra: dict[str, Any]
+    unsaved: dict[tuple[str, int], ToolResultMessage]  # results whose write failed, by reply key and place
+    entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
+    partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
+    is_interrupted: bool  # whether an earlier run did not come to its end
+    payer: str | None  # the user whose quota the run spends
+
+    @property
+    def reply_key(self) -> str:
+        """What tells the last reply apart from any other."""
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        """The calls of the last reply that have no result, by their place in it."""
+
+    async def load(self, *, again: bool = False) -> None:
+        """Load the history, if it is not known or no longer true; `again` does so in any case."""
+
+    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
+        """Take the lease and, in the same commit, record the messages. Without any, look at what the thread holds."""
+
+    async def append(
+        self,
+        messages: Sequence[Message],
+        *,
+        reserve: int = 0,
+        release: str = "",
+        mark: Mark | None = None,
+        spent: int | None = None,
+    ) -> None:
+        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it.
+
+        `spent` is what the model call took that tokens were set aside for.
+        """
+
+    async def set_aside(self, wanted: int, least: int) -> int | None:
+        """Set tokens of the user's quota aside for a model call: so many, or what is left if that is enough.
+
+        Answers how many that are, and None if nothing limits them. Raises `QuotaExceeded` if less than `least` is left.
+        """
+
+    async def mark(self, mark: Mark) -> bool:
+        """Make a checkpoint of the thread as it stands; False if that is not known just now."""
+
+    async def marked(self, marks: Sequence[str]) -> Marked:
+        """Which messages of the history bear one of these marks."""
+
+    def was_recorded(self, place: int) -> bool:
+        """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
+
+    async def distrust(self, places: int) -> None:
+        """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
+
+    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        """Record that a call is about to run."""
+
+    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+        """Record that a call waits for a person."""
+
+    async def refresh(self) -> None:
+        """Look again at what is known of the last reply's calls: somebody may have answered."""
+
+    async def answer(self, call_id: str, answer: str) -> None:
+        """Record what a person said about a call."""
+
+    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+        """Record a call's result, how it ended, and after how long."""
+
+    def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
+        """These calls are settled: their results, in call order, join the history."""
+
+    def send(self, kind: str, message: UserMessage) -> Receipt:
+        """Put a message into the inbox, behind all that was sent before."""
+
+    async def waiting(self) -> list[Waiting]:
+        """What waits in the inbox."""
+
+    async def withdraw(self, message_id: str) -> bool:
+        """Take a message back from the inbox."""
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        """Whether something waits in the inbox for this moment, as far as is known here."""
+
+    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:
+        """Move what waits for this moment from the inbox into the history."""
+
+    def save_partial(self, reply: AssistantMessage) -> None:
+        """Keep what has arrived of a reply so far; does not wait."""
+
+    def refuse_partial(self) -> None:
+        """A hook did not let the reply pass: what was saved of it goes away when the run ends."""
+
+    async def finish(self, release: str, *, spent: int = 0) -> bool:
+        """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
+
+    def leave(self, *, spent: int = 0) -> None:
+        """Let go of the lease without waiting: the run was interrupted."""
+
+    async def tidy(self) -> None:
+        """Remove what need not be kept any longer."""
+
+
+class MemoryJournal:
+    """For an agent without a checkpointer: the history lives as long as the agent."""
+
+    def __init__(self, modes: Modes) -> None:
+        self.messages: list[Message] = []
+        self.extra: dict[str, Any] = {}
+        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
+        self.entries: dict[int, Entry] = {}
+        self.partial: AssistantMessage | None = None
+        self.is_interrupted = False
+        self.payer: str | None = None
+        self._modes = modes
+        self._inbox: list[Waiting] = []
+
+    @property
+    def reply_key(self) -> str:
+        return history.last_reply_id(self.messages) or ""
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        return history.open_calls(self.messages)
+
+    async def load(self, *, again: bool = False) -> None:
+        pass
+
+    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:  # noqa: ARG002
+        self.messages.extend(messages)
+
+    async def append(
+        self,
+        messages: Sequence[Message],
+        *,
+        reserve: int = 0,  # noqa: ARG002
+        release: str = "",  # noqa: ARG002
+        mark: Mark | None = None,  # noqa: ARG002
+        spent: int | None = None,  # noqa: ARG002
+    ) -> None:
+        self.messages.extend(messages)
+        self.entries = {}
+
+    async def set_aside(self, wanted: int, least: int) -> int | None:  # noqa: ARG002
+        return None
+
+    async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
+        raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
+
+    async def marked(self, marks: Sequence[str]) -> Marked:  # noqa: ARG002
+        return Marked()
+
+    def was_recorded(self, place: int) -> bool:  # noqa: ARG002
+        return True
+
+    async def distrust(self, places: int) -> None:
+        pass
+
+    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[place] = entry
+
+    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[place] = entry
+
+    async def refresh(self) -> None:
+        pass
+
+    async def answer(self, call_id: str, answer: str) -> None:
+        for place, entry in self.entries.items():
+            if entry.call_id == call_id and entry.status == WAITING:
+                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                return
+        raise tool_calls.not_waiting("the agent", call_id, None)
+
+    async def settle(
+        self,
+        place: int,
+        result: ToolResultMessage,  # noqa: ARG002
+        status: str,  # noqa: ARG002
+        elapsed_ms: float | None = None,  # noqa: ARG002
+    ) -> None:
+        self.entries.pop(place, None)
+
+    def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
+        self.messages.extend(results)
+
+    def send(self, kind: str, message: UserMessage) -> Receipt:
+        assert message.id is not None
+        self._inbox.append(Waiting(message.id, kind, message, message.created_at or ""))
+        return Receipt(message)
+
+    async def waiting(self) -> list[Waiting]:
+        return list(self._inbox)
+
+    async def withdraw(self, message_id: str) -> bool:
+        found = [item for item in self._inbox if item.id == message_id][:1]
+        self._inbox = [item for item in self._inbox if item not in found]
+        return bool(found)
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        return any(item.kind in self._modes.limits(stopping=stopping) for item in self._inbox)
+
+    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:  # noqa: ARG002
+        for kind, limit in self._modes.limits(stopping=stopping).items():
+            if taken := [item for item in self._inbox if item.kind == kind][:limit]:
+                self._inbox = [item for item in self._inbox if item not in taken]
+                self.messages.extend(item.message for item in taken)
+                return [item.message for item in taken]
+        return []
+
+    def save_partial(self, reply: AssistantMessage) -> None:
+        pass
+
+    def refuse_partial(self) -> None:
+        pass
+
+    async def finish(self, release: str, *, spent: int = 0) -> bool:  # noqa: ARG002
+        encode_extra(self.extra)  # the same mistakes are mistakes here
+        return release != IF_SILENT or not self.has_mail(stopping=True)
+
+    def leave(self, *, spent: int = 0) -> None:
+        pass
+
+    async def tidy(self) -> None:
+        pass
+
+
+def pending(thread_id: str | None, entries: dict[int, Entry]) -> list[Pending]:
+    """Those of a reply's calls that wait for a person."""
+    return [
+        Pending(
+            thread_id,
+            entry.call_id,
+            entry.name,
+            json.loads(entry.arguments) or {},
+            entry.reason or "",
+            entry.question or "",
+            entry.asked_at or "",
+        )
+        for _, entry in sorted(entries.items())
+        if entry.status == WAITING
+    ]

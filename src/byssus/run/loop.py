@@ -1,0 +1,465 @@
+"""The turn loop: what happens between a prompt and the end of its run.
+
+It decides and owns no I/O: the journal records, the provider answers, the listeners hear. The order is always the
+same: record first, publish after. Every start that is published gets its end, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from byssus import telemetry
+from byssus.errors import (
+    AnswerNeeded,
+    ByssusError,
+    HookFailed,
+    InputError,
+    LeaseLost,
+    NothingToContinue,
+    OutputInvalid,
+    QuotaExceeded,
+    ThreadMoved,
+)
+from byssus.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
+from byssus.messages import (
+    AssistantMessage,
+    Failure,
+    Message,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+    stamped,
+)
+from byssus.middleware import HookContext, tokens
+from byssus.providers import history as recovery
+from byssus.providers.base import Request
+from byssus.providers.history import ValidHistory
+from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.run.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, Mark, pending
+from byssus.run.settings import Setup
+from byssus.run.tool_calls import Calls
+from byssus.signals import Aborted, Signal
+from byssus.stream import Publish
+from byssus.tools import Outcome
+from byssus.values import clock
+from byssus.values.output import Output
+from byssus.values.results import RunResult
+
+_ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
+
+
+class _NothingToSay(Exception):
+    """There is nothing for a model to answer, or a person must speak first."""
+
+
+class Run:
+    """One run of an agent, from its first message to `agent_end`."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        journal: Journal,
+        history: ValidHistory,
+        publish: Publish,
+        run_id: str,
+        output: Output[Any] | None = None,
+    ) -> None:
+        self.id = run_id
+        self.signal = Signal()
+        self.is_over = False
+        self._setup = setup
+        self._journal = journal
+        self._history = history
+        self._publish_to = publish
+        self._output = output
+        self._value: Any = None
+        self._repair: UserMessage | None = None
+        self._repaired = False
+        self._error: ByssusError | None = None
+        self._messages: list[Message] = []
+        self._usage = Usage()
+        self._unsettled = 0  # tokens that hooks have spent since the last reply
+        self._turns = 0
+        self._stop_reason = "stop"
+        self._open_turn = False
+        self._replies: int | None = None  # in the whole history, once somebody asks
+        self._is_due = False  # whether the turn ends with a checkpoint
+        self._is_ended = False  # by a tool that an earlier run had begun
+        self._open_reply: AssistantMessage | None = None
+        self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
+
+    async def go(self, prompts: list[UserMessage] | None) -> RunResult:
+        """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
+        self._publish(AgentStart(self.id, self._setup.thread_id))
+        failure: Failure | None = None
+        seconds = self._setup.limits.seconds
+        timer = asyncio.get_running_loop().call_later(seconds, self.signal.abort, "time_limit") if seconds else None
+        try:
+            result = await self._to_the_end(prompts)
+            failure = as_failure(result.error) if result.error else None
+        except BaseException as error:
+            failure = as_failure(error)
+            self._stop_reason = "aborted" if isinstance(error, asyncio.CancelledError) else "error"
+            await self._let_go(error)
+            raise
+        finally:
+            self.is_over = True
+            if timer is not None:
+                timer.cancel()
+            self._close_what_is_open()
+            self._publish(AgentEnd(self.id, self._messages, self._stop_reason, self._usage, failure))
+        return result
+
+    async def _to_the_end(self, prompts: list[UserMessage] | None) -> RunResult:
+        journal, limits = self._journal, self._setup.limits
+        await self._turn_by_turn(lambda: self._begin(prompts))
+        while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
+            # A hook that hears of the end still belongs to the run, so the lease is kept for it.
+            hears_end = self._setup.middleware.hears_end
+            if not journal.has_mail(stopping=True) and (
+                hears_end or await journal.finish(IF_SILENT, spent=self._taken_from_unsettled())
+            ):
+                break
+            if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
+                break
+            await self._turn_by_turn(None)
+        result = self._result()
+        try:
+            await self._setup.middleware.run_end(result, self.signal, self._context)
+        finally:
+            release = PAUSED if self._calls.waiting else AT_ONCE
+            await journal.finish(release, spent=self._taken_from_unsettled())
+        return result
+
+    async def _let_go(self, error: BaseException) -> None:
+        """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                is_over = not self._calls.waiting and not self._journal.open_calls()
+                release = AT_ONCE if is_over else PAUSED
+                await self._journal.finish(release, spent=self._taken_from_unsettled())
+        else:  # torn down from outside: there is no time to wait
+            with contextlib.suppress(Exception):
+                self._journal.leave(spent=self._taken_from_unsettled())
+
+    def _result(self) -> RunResult:
+        replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
+        text = replies[-1].text if replies else ""
+        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, self._value)
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    async def _turn_by_turn(self, begin: Callable[[], Any] | None) -> None:
+        try:
+            reply, outcomes = await self._turn(begin)
+            while await self._goes_on(reply, outcomes):
+                heard = await self._listen_to_inbox(stopping=not reply.tool_calls)
+                if not heard and not reply.tool_calls:  # it was withdrawn, or another run heard it
+                    if self._is_satisfied(reply):
+                        self._stop_reason = "error" if self._error else reply.stop_reason
+                        break
+                    await self._listen_to_inbox(stopping=True)
+                reply, outcomes = await self._turn()
+        except Aborted:  # in a hook, with nothing to record
+            self._stop_reason = self._abort_reason()
+        except QuotaExceeded as error:
+            self._stop_reason, self._error = "quota_limit", error
+            self._end_turn(None, [])
+        except _NothingToSay:
+            self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
+            self._end_turn(None, [])
+        if self.signal.reason == LOST:
+            raise LeaseLost(self._setup.thread_id or "")
+
+    async def _turn(self, begin: Callable[[], Any] | None = None) -> tuple[AssistantMessage, list[Outcome]]:
+        """Ask the model and run the tools that it calls. What the run starts with belongs to its first turn."""
+        self._start_turn()
+        with telemetry.turn(self._turns) as span:
+            if begin is not None:
+                if self.signal.aborted:  # while the thread was loaded: nothing was said yet
+                    raise Aborted
+                await begin()
+            reply = await self._ask()
+            span.ended_with(reply)
+            outcomes = await self._calls.run(reply)
+            if reply.tool_calls and self._is_due and not self._calls.waiting:
+                await self._journal.mark(self._mark(reply))  # the lease is held: it does not fail for lack of knowledge
+            self._end_turn(reply, [outcome.message for outcome in outcomes])
+        return reply, outcomes
+
+    async def _begin(self, prompts: list[UserMessage] | None) -> None:
+        """Take the lease, settle what an earlier run left open, and record what this one starts with."""
+        journal = self._journal
+        if prompts is not None and await self._began_at_once(prompts):
+            return
+        await journal.begin(self.id, self.signal)
+        if journal.partial is not None:
+            told = [recovery.interrupted(journal.partial)]
+            await journal.append(told)
+            self._tell(told)
+        mended = await self._calls.recover()
+        if self.signal.aborted:
+            raise Aborted
+        if prompts is None:
+            await self._go_on_from(mended)
+        elif self._calls.waiting:
+            raise answer_needed(self._setup.thread_id, journal)
+        else:
+            await journal.append(prompts)
+            self._tell(prompts)
+
+    async def _go_on_from(self, mended: list[Outcome] | None) -> None:
+        """Find something for the model to answer in what an earlier run has left."""
+        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended)
+        if self._calls.waiting or self._is_ended:
+            raise _NothingToSay
+        if mended or recovery.can_continue(self._journal.messages):
+            await self._listen_to_inbox(stopping=False)
+        elif not await self._listen_to_inbox(stopping=True):
+            if not self._journal.is_interrupted:
+                raise nothing_to_continue(self._setup.thread_id, self._journal)
+            raise _NothingToSay
+
+    async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
+        """The usual case: with nothing to mend, the lease and the prompts are one commit."""
+        journal = self._journal
+        for _ in range(_ATTEMPTS):
+            await journal.load()
+            if journal.partial is not None or journal.open_calls():
+                return False
+            try:
+                await journal.begin(self.id, self.signal, prompts)
+            except ThreadMoved:
+                continue  # somebody else wrote since we looked: read it first
+            self._tell(prompts)
+            return True
+        return False
+
+    async def _goes_on(self, reply: AssistantMessage, outcomes: list[Outcome]) -> bool:
+        """Whether there is another turn. What waits in the inbox stays there when a run breaks off."""
+        setup, journal = self._setup, self._journal
+        results = [outcome.message for outcome in outcomes]
+        stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
+            setup.middleware.stops(reply, results, self.signal, self._context), self.signal
+        )
+        done = not reply.tool_calls and not journal.has_mail(stopping=True)
+        if self.signal.aborted:
+            self._stop_reason = self._abort_reason()
+        elif self._calls.waiting:
+            self._stop_reason = "waiting"
+        elif reply.failed:
+            self._stop_reason = reply.stop_reason
+        elif stops:
+            self._stop_reason = "stopped"
+            self._conclude(reply)
+        elif done and self._is_satisfied(reply):
+            self._stop_reason = "error" if self._error else reply.stop_reason
+        elif limit := setup.limits.reached(self._turns, self._usage):
+            self._stop_reason = limit
+            self._conclude(reply)
+        else:
+            return True
+        return False
+
+    def _conclude(self, reply: AssistantMessage) -> None:
+        """The run ends early: perhaps its last reply is what was asked for all the same."""
+        if self._output is not None:
+            try:
+                self._value = self._output.read(reply.text)
+            except OutputInvalid as error:
+                self._error = error
+
+    def _is_satisfied(self, reply: AssistantMessage) -> bool:
+        """Whether the final reply is what was asked for; it gets one chance to be mended."""
+        if self._output is None:
+            return True
+        try:
+            self._value = self._output.read(reply.text)
+        except OutputInvalid as error:
+            if self._repaired:
+                self._error = error
+                return True
+            # Not by way of the inbox: it must not outlive the run.
+            self._repair = UserMessage(f"{error}. {self._output.instruction()}")
+            self._repaired = True
+            return False
+        return True
+
+    def _abort_reason(self) -> str:
+        return "time_limit" if self.signal.reason == "time_limit" else "aborted"
+
+    async def _listen_to_inbox(self, *, stopping: bool) -> bool:
+        """Whether something was said."""
+        if self._repair is not None:
+            told, self._repair = [stamped(self._repair)], None
+            await self._journal.append(told)
+        elif self._journal.has_mail(stopping=stopping):
+            told = await self._journal.take(self.id, self.signal, stopping=stopping)
+        else:
+            return False
+        self._tell(told)
+        return bool(told)
+
+    def _start_turn(self) -> None:
+        self._turns += 1
+        self._open_turn = True
+        self._publish(TurnStart(self._turns))
+
+    def _end_turn(self, reply: AssistantMessage | None, results: list[ToolResultMessage]) -> None:
+        self._open_turn = False
+        self._publish(TurnEnd(reply, results))
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> AssistantMessage:
+        """One model call, recorded. Its failure is a reply too."""
+        setup = self._setup
+        request = await setup.unless_aborted(self._request(), self.signal)
+        provider, model = setup.routes[0]
+        name, now = clock.new_id(), clock.now()
+        began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
+
+        def save(partial: AssistantMessage) -> None:
+            self._journal.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
+
+        routes = await self._within_quota(request)
+        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
+        self._open_reply = began
+        self._publish(MessageStart(began))
+        message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)
+        self._open_reply = message
+        self._error = call.error
+        if not message.failed and not setup.middleware.is_empty:
+            message = await self._checked(message)
+        self._is_due = self._counts_as_due(message)
+        mark = self._mark(message) if self._is_due and not message.tool_calls else None
+        release = self._release_after(message)
+        spent = self._taken_from_unsettled() + message.usage.total
+        await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark, spent=spent)
+        self._open_reply = None
+        self._usage += message.usage
+        self._messages.append(message)
+        self._publish(MessageEnd(message))
+        return message
+
+    async def _checked(self, reply: AssistantMessage) -> AssistantMessage:
+        """The reply as the hooks want it stored."""
+        setup = self._setup
+        hooks = setup.middleware.reply(reply, self.signal, self._context)
+        withheld = msgspec.structs.replace(reply, content=[], stop_reason="aborted")
+        try:
+            checked = await setup.checked(hooks, self.signal, withheld=withheld)
+        except HookFailed:
+            self._journal.refuse_partial()
+            self._unsettled += reply.usage.total  # it was said, and is paid for, though nobody keeps it
+            raise
+        return msgspec.structs.replace(checked, id=reply.id)
+
+    async def _within_quota(self, request: Request) -> list[Route]:
+        """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
+        routes = self._setup.routes
+        if self._journal.payer is None:
+            return routes
+        asked, longest = tokens.needed(request, [route.model for route in routes])
+        granted = await self._journal.set_aside(asked + longest, asked + tokens.SHORTEST_REPLY)
+        if granted is None or granted >= asked + longest:
+            return routes
+        return [route._replace(model=tokens.shortened(route.model, granted - asked)) for route in routes]
+
+    def _counts_as_due(self, reply: AssistantMessage) -> bool:
+        """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
+        every = self._setup.checkpoint_every
+        if every == 0 or reply.failed:
+            return False
+        if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
+            said = (message for message in self._journal.messages if isinstance(message, AssistantMessage))
+            self._replies = sum(not message.failed for message in said) if every > 1 else 0
+        self._replies += 1
+        return self._replies % every == 0
+
+    def _mark(self, reply: AssistantMessage) -> Mark:
+        return Mark(clock.new_id(), ["turn"], recovery.one_line(reply), {})
+
+    def _release_after(self, reply: AssistantMessage) -> str:
+        """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
+        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
+            return ""
+        return AT_ONCE if reply.failed else IF_SILENT
+
+    async def _request(self) -> Request:
+        setup = self._setup
+        seen = await setup.middleware.messages(self._journal.messages, self.signal, self._context)
+        history = self._history.of(seen)
+        if not history:
+            raise InputError(
+                f"there is nothing to send to {setup.routes[0].model.id!r}: the middleware left none of "
+                f"{len(self._journal.messages)} messages"
+            )
+        system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
+        schema = self._output.schema if self._output else None
+        specs = [tool.spec for tool in setup.tools.values()]
+        return Request(setup.routes[0].model, history, system_prompt, specs, schema)
+
+    def _context(self) -> HookContext:
+        provider, model = self._setup.routes[0]
+        return HookContext(
+            self._journal.extra,
+            self._setup.thread_id,
+            self._setup.user_id,
+            self.id,
+            provider=provider,
+            model=model,
+            spend=self._spend,
+            marked=self._journal.marked,
+        )
+
+    def _taken_from_unsettled(self) -> int:
+        spent, self._unsettled = self._unsettled, 0
+        return spent
+
+    def _spend(self, usage: Usage) -> None:
+        self._usage += usage
+        self._unsettled += usage.total
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def _publish(self, event: Event) -> None:
+        self._publish_to(event, self.signal)
+
+    def _tell(self, messages: Sequence[Message]) -> None:
+        """Publish messages that are already on disk."""
+        for message in messages:
+            self._messages.append(message)
+            self._publish(MessageStart(message))
+            self._publish(MessageEnd(message))
+
+    def _close_what_is_open(self) -> None:
+        if self._open_reply is not None:
+            self._publish(MessageEnd(self._open_reply, stored=False))
+            self._open_reply = None
+        if self._open_turn:
+            self._end_turn(None, [])
+
+
+def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
+    """The error of a resume of a thread that waits for a prompt."""
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
+    if not journal.messages:
+        return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
+    role = journal.messages[-1].role
+    return NothingToContinue(f"Cannot continue from message role: {role}; {where} waits for a prompt()")
+
+
+def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
+    """The error of a prompt to a thread in which a person must speak first."""
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.entries))
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
+    return AnswerNeeded(
+        f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
+        "then resume() or prompt()"
+    )

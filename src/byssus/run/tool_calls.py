@@ -1,0 +1,389 @@
+"""The tool calls of a reply: each is prepared, executed and settled, and every step is recorded before it counts.
+
+A call that an earlier run left behind is settled by what the ledger knows of it:
+
+    no entry    it was never started: it is run (unless the reply was not stored by an agent: then nobody knows)
+    waiting     a person has not answered yet: it goes on waiting
+    answered    the person's answer is carried out
+    started     it may or may not have taken effect: the tool's recovery policy decides
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from byssus import telemetry, tools
+from byssus.errors import HookFailed
+from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
+from byssus.middleware import Context
+from byssus.providers import history
+from byssus.run.journal import ANSWERED, STARTED, WAITING, Entry, Journal
+from byssus.run.settings import Setup
+from byssus.signals import Aborted, Signal, until_aborted, wait_all
+from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
+from byssus.values import clock
+from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer
+
+_log = logging.getLogger("byssus.tool")
+_MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect. Shall it run again?"
+
+
+class _Call(NamedTuple):
+    """A tool call, its place in the reply, and what makes it unlike any other call."""
+
+    place: int
+    call: ToolCall
+    key: str
+    is_left_over: bool = False  # an earlier run left it behind
+    is_checked: bool = False  # it has passed the hooks, and a person where there was a question
+
+
+class Calls:
+    """Runs the tool calls of one run."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        journal: Journal,
+        signal: Signal,
+        run_id: str,
+        publish: Callable[[Event], None],
+        tell: Callable[[Sequence[Message]], None],
+        context: Context,
+    ) -> None:
+        self.waiting = False  # whether a call waits for a person
+        self._setup = setup
+        self._journal = journal
+        self._signal = signal
+        self._run_id = run_id
+        self._publish = publish
+        self._tell = tell
+        self._context = context
+        self._broken: HookFailed | None = None
+        self._listening = False
+
+    async def run(self, reply: AssistantMessage) -> list[Outcome]:
+        """Run the calls of a new reply."""
+        self.waiting = False
+        calls = self._calls(reply)
+        return await self._run_all(reply, calls) if calls else []
+
+    async def recover(self) -> list[Outcome] | None:
+        """Settle the calls that an earlier run left open; None if there were none."""
+        left = self._journal.open_calls()
+        if not left:
+            self._journal.unsaved.clear()
+            return None
+        reply = history.last_reply(self._journal.messages)
+        assert reply is not None
+        calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.place in left]
+        if not all(self._journal.was_recorded(call.place) for call in calls):  # somebody else stored the reply
+            await self._journal.distrust(len(reply.tool_calls))
+        outcomes = await self._run_all(reply, calls)
+        await self._journal.load(again=True)  # what was settled late stands between what was there
+        return outcomes
+
+    def _calls(self, reply: AssistantMessage) -> list[_Call]:
+        return [_Call(i, call, _key(self._journal.reply_key, i)) for i, call in enumerate(reply.tool_calls)]
+
+    async def _run_all(self, reply: AssistantMessage, calls: list[_Call]) -> list[Outcome]:
+        """Each result is recorded when its tool ends; the history has them in call order."""
+        self._listening = True
+        try:
+            if reply.failed:
+                settled = {call.place: await self._decline(call, "the reply broke off") for call in calls}
+                self._close(settled)
+            else:
+                settled = await self._round(calls)
+            while len(settled) < len(calls) and not self._signal.aborted and await self._was_answered():
+                more = await self._round([call for call in calls if call.place not in settled])
+                settled |= more
+                if not more:  # one by one, and the first one still waits
+                    break
+                await self._journal.load(again=True)  # an answer that came late puts its result between the others
+        finally:
+            self._listening = False
+        self.waiting = len(settled) < len(calls)
+        if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
+            raise self._broken
+        return [outcome for _, outcome in sorted(settled.items())]
+
+    async def _was_answered(self) -> bool:
+        """Whether somebody has answered while the other calls were running."""
+        await self._journal.refresh()
+        return any(entry.status == ANSWERED for entry in self._journal.entries.values())
+
+    async def _round(self, calls: list[_Call]) -> dict[int, Outcome]:
+        if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
+            return await self._run_in_turn(calls)
+        return await self._run_at_once(calls)
+
+    async def _run_at_once(self, calls: list[_Call]) -> dict[int, Outcome]:
+        tasks = [asyncio.create_task(self._run_one(call)) for call in calls]
+        if tasks:
+            await wait_all(set(tasks), self._signal)
+        errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
+        if errors:
+            raise errors[0]
+        outcomes = {call.place: task.result() for call, task in zip(calls, tasks, strict=True)}
+        settled = {place: outcome for place, outcome in outcomes.items() if outcome is not None}
+        self._close(settled)
+        return settled
+
+    async def _run_in_turn(self, calls: list[_Call]) -> dict[int, Outcome]:
+        settled: dict[int, Outcome] = {}
+        for call in calls:
+            outcome = await self._run_one(call)
+            if outcome is None:  # what comes behind may build on it
+                break
+            settled[call.place] = outcome
+            self._close({call.place: outcome})
+        return settled
+
+    def _is_sequential(self, call: ToolCall) -> bool:
+        return call.name in self._setup.tools and self._setup.tools[call.name].sequential
+
+    def _close(self, settled: dict[int, Outcome]) -> None:
+        results = [outcome.message for _, outcome in sorted(settled.items())]
+        self._journal.close_turn(results)
+        self._tell(results)
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    async def _run_one(self, asked: _Call) -> Outcome | None:
+        """The call's outcome, recorded; None if it stays open."""
+        if self._signal.aborted or self._broken is not None:
+            if asked.is_left_over or asked.place in self._journal.entries:
+                return None
+            return await self._decline(asked, "the run was aborted" if self._signal.aborted else "a hook failed")
+        prepared = await self._prepared(asked)
+        if isinstance(prepared, _Call):
+            return await self._executed(prepared)
+        if prepared is not None:
+            prepared = await self._settle(asked, prepared)
+        return prepared
+
+    async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
+        outcome = outcome._replace(message=stamped(outcome.message))
+        await self._journal.settle(asked.place, outcome.message, outcome.ending, outcome.elapsed_ms)
+        return outcome
+
+    async def _decline(self, asked: _Call, reason: str) -> Outcome:
+        """Settle a call that is not run."""
+        return await self._settle(asked, Outcome(tools.not_started(asked.call, reason), status="denied"))
+
+    async def _executed(self, asked: _Call) -> Outcome | None:
+        outcome: Outcome | None = Outcome(tools.failure(asked.call, "This call did not come to an end."))
+        stored = False
+        started = _Started()
+        try:
+            with telemetry.tool(asked.call) as span:
+                outcome, broken = await self._outcome(asked, span, started)
+                if outcome is not None:
+                    span.returned(outcome.message)
+            if outcome is not None:
+                outcome = await self._settle(asked, outcome)
+            stored = True
+        finally:
+            if outcome is not None and started.told:
+                self._publish_end(outcome.message, stored=stored)
+        self._broken = self._broken or broken
+        return outcome
+
+    def _publish_end(self, result: ToolResultMessage, *, stored: bool) -> None:
+        if result.is_error:
+            _log.info("tool %r failed in call %r", result.tool_name, result.tool_call_id)
+            _log.debug("call %r of tool %r: %s", result.tool_call_id, result.tool_name, result.text)
+        self._publish(ToolExecutionEnd(result.tool_call_id, result.tool_name, result, result.is_error, stored))
+
+    async def _outcome(
+        self, asked: _Call, span: telemetry.Span, started: _Started
+    ) -> tuple[Outcome | None, HookFailed | None]:
+        """Run one call through the middleware. A hook that fails ends the run, but the call gets its result first."""
+        setup, call = self._setup, asked.call
+        try:
+            verdict: Deny | Ask | None = None
+            if not asked.is_checked:
+                call, verdict = await setup.unless_aborted(
+                    setup.middleware.call(call, self._signal, self._context), self._signal
+                )
+            if isinstance(verdict, Deny):
+                self._announce(call, started)
+                span.failed("blocked")
+                return Outcome(tools.failure(call, f"This call was blocked: {verdict.reason}"), status="denied"), None
+            tool = setup.tools.get(call.name)
+            if verdict is not None or (tool is not None and tool.approval and not asked.is_checked):
+                await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
+                return None, None
+            if tool is not None:
+                await self._journal.start(asked.place, _entry(asked, call, STARTED), self._run_id, tool.recovery)
+            self._announce(call, started)
+            outcome = await self._execute(tool, call, asked.key, span)
+            withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+            hooks = setup.middleware.result(call, outcome.message, self._signal, self._context)
+            return outcome._replace(message=await setup.checked(hooks, self._signal, withheld=withheld)), None
+        except Aborted:  # in the hook before
+            self._announce(call, started)
+            span.aborted()
+            return Outcome(tools.aborted(call), status="aborted"), None
+        except HookFailed as error:
+            span.failed("HookFailed", str(error))
+            _log.warning("a hook failed around call %r of tool %r", call.id, call.name)
+            ran = started.told
+            self._announce(call, started)
+            what = "it may have taken effect, but its result is withheld" if ran else "it was not run"
+            return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
+
+    def _announce(self, call: ToolCall, started: _Started) -> None:
+        if not started.told:
+            started.told = True
+            self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
+
+    async def _execute(self, tool: Tool[Any, Any] | None, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
+        if tool is None:
+            span.failed("unknown_tool")
+            return Outcome(tools.unknown_tool(call, list(self._setup.tools)))
+        context = self._tool_context(call, key)
+        began = time.perf_counter()
+        try:
+            outcome = await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
+        except Aborted:
+            span.aborted()
+            outcome = Outcome(tools.aborted(call), status="aborted")
+        finally:
+            context.on_update = None
+        return outcome._replace(elapsed_ms=(time.perf_counter() - began) * 1_000)
+
+    def _tool_context(self, call: ToolCall, key: str) -> ToolContext:
+        return ToolContext(
+            call.id,
+            call.name,
+            self._signal,
+            self._setup.thread_id,
+            self._setup.user_id,
+            key,
+            self._journal.extra,
+            tools.own_arguments(call),
+            self._on_update(call),
+        )
+
+    def _on_update(self, call: ToolCall) -> Callable[[Any], None]:
+        """Progress may come from a tool's thread; listeners are called on the loop's."""
+        loop, home = asyncio.get_running_loop(), threading.get_ident()
+
+        def publish(event: Event) -> None:
+            if self._listening and not self._signal.aborted:  # a tool that was left behind has nothing more to say
+                self._publish(event)
+
+        def update(progress: Any) -> None:
+            event = ToolExecutionUpdate(call.id, call.name, tools.readable(progress))
+            if threading.get_ident() == home:
+                publish(event)
+            else:
+                loop.call_soon_threadsafe(publish, event)
+
+        return update
+
+    # --- what an earlier run left behind ------------------------------------------------------------------------------
+
+    async def _prepared(self, asked: _Call) -> _Call | Outcome | None:
+        """The call as it shall run; its outcome, if nothing has to run; or None, if a person must speak first."""
+        entry = self._journal.entries.get(asked.place)
+        if entry is None:
+            if asked.is_left_over and not self._journal.was_recorded(asked.place):
+                return await self._recovered(asked)  # nobody knows: as if it had been started
+            return asked
+        if entry.status == WAITING:
+            return None
+        call = asked.call
+        if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
+            call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
+        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
+        if entry.status == ANSWERED:
+            return await self._decided(asked, entry)
+        if known := self._journal.unsaved.get((self._journal.reply_key, asked.place)):
+            return Outcome(known)
+        return await self._recovered(asked)
+
+    async def _decided(self, asked: _Call, entry: Entry) -> _Call | Outcome:
+        """A person's answer, carried out."""
+        decision = decode_answer(entry.answer or "{}")
+        if decision.is_approved:
+            return asked
+        if decision.result is not None:
+            result = msgspec.structs.replace(decision.result, tool_call_id=asked.call.id, tool_name=asked.call.name)
+            return await self._passed(asked.call, Outcome(result, decision.ends_run))
+        text = "A person was asked about this call and denied it" + (
+            ". It was interrupted before, and may or may not have taken effect" if entry.reason == RECOVERY else ""
+        )
+        said = f": {decision.reason}" if decision.reason else "."
+        return Outcome(tools.failure(asked.call, text + said), status="denied")
+
+    async def _recovered(self, asked: _Call) -> _Call | Outcome | None:
+        """A call that was started and has no result, by its tool's policy."""
+        tool = self._setup.tools.get(asked.call.name)
+        policy = "never" if tool is None else tool.recovery
+        if policy == "retry":
+            return asked
+        if policy == "ask":
+            await self._ask(asked, RECOVERY, _MAY_HAVE_RUN)
+            return None
+        if policy == "check" and tool is not None:
+            context = self._tool_context(asked.call, asked.key)
+            try:
+                answer = await until_aborted(tool.ask_check(context), self._signal, self._setup.patience.grace)
+            except Aborted:
+                return None
+            if isinstance(answer, NotDone):
+                return asked
+            if isinstance(answer, Done):
+                return await self._passed(asked.call, tools.outcome(asked.call, answer.result))
+        return _unknown(asked)
+
+    async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
+        """A result that was not found by running the tool, past the hooks that any result passes."""
+        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
+        try:
+            message = await self._setup.checked(hooks, self._signal, withheld=withheld)
+        except HookFailed as error:
+            self._broken = self._broken or error
+            message = tools.failure(call, "A check around this call failed: its result is withheld.")
+        return outcome._replace(message=message)
+
+    async def _ask(self, asked: _Call, reason: str, question: str) -> None:
+        tool = self._setup.tools.get(asked.call.name)
+        entry = _entry(asked, asked.call, WAITING)._replace(reason=reason, question=question, asked_at=clock.now())
+        await self._journal.ask(asked.place, entry, self._run_id, tool.recovery if tool else "never")
+
+
+class _Started:
+    """Whether listeners were told that a call begins."""
+
+    told = False
+
+
+def _entry(asked: _Call, call: ToolCall, status: str) -> Entry:
+    try:  # null stands for what is no JSON object: the reply has it
+        arguments = checked_dumps(call.arguments if call.malformed is None else None)
+    except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
+        arguments = checked_dumps(tools.readable(call.arguments))
+    return Entry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
+
+
+def _unknown(asked: _Call) -> Outcome:
+    return Outcome(history.unknown_outcome(asked.call), status="unknown")
+
+
+def _key(reply: str, place: int) -> str:
+    return hashlib.sha256(f"{reply}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,280 @@
+"""The index behind search: what the text of a row is, and who brings its tokens there, and when.
+
+- Rows are read, cut into tokens on a reader's thread, and written, a small batch at a time; see `store/search.py` for
+  what makes that safe, whoever else does the same.
+- It happens in the background, on a thread of its own, and only while nobody writes messages: tokens are made in
+  Python, and would keep the interpreter from those who append. A long backlog is worked off in small doses anyway.
+- It begins with the first search of a process, or with `of(store).start()`. A search that finds much unindexed indexes
+  it first. So the background is for speed; nothing depends on it.
+- A coroutine here awaits the store and nothing else, so that it can be driven without an event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from byssus.errors import ByssusError, StoreBusy, StoreCorrupt, StoreFull, StoreNotOpen, StoreReadOnly
+from byssus.messages import AssistantMessage, Note, decode
+from byssus.queries.search import search as queries
+from byssus.queries.search.search import CALL, MESSAGE, Batch, Entry, Waiting
+from byssus.search import tokens
+from byssus.store.database import Store, Tx
+from byssus.store.operations import Runner
+
+KINDS = {"message": MESSAGE, "tool_call": CALL}
+
+_LONG_LAG = 1_000  # rows that are not indexed: more are indexed before they are searched
+_BATCH_ROWS, _BATCH_BYTES = 100, 200_000
+_LOOK = 0.25  # seconds between two looks at whether somebody writes
+_BREATH = 0.005  # seconds between two batches in the background
+_QUIET_ROWS = 50  # in one of those: a transaction of a few milliseconds
+_BACKLOG = 50_000  # rows that wait: more of them do not wait for silence
+_TROUBLE = 5.0  # seconds to wait after a failure
+_log = logging.getLogger("byssus.store")
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def text_of(kind: str, given: Sequence[str | None]) -> str:
+    """The text that is searched: of a message what was said, of a tool call the strings that went in and came out."""
+    if kind == MESSAGE:
+        try:
+            message = decode(given[0] or "null")
+        except StoreCorrupt:  # whoever loads the thread hears of it; others are found all the same
+            return ""
+        return _text_of_note(message.body) if isinstance(message, Note) else message.text
+    arguments, output, error = given
+    found = [text for value in (arguments, output) if value is not None for text in _strings(_loaded(value))]
+    return "\n".join([*found, error] if error else found)
+
+
+def tools_of(kind: str, given: Sequence[str | None]) -> set[str]:
+    """The names of the tools that a message calls."""
+    body = given[0] or ""
+    if kind != MESSAGE or "tool_call" not in body:  # most call none, and need not be read again
+        return set()
+    try:
+        message = decode(body)
+    except StoreCorrupt:
+        return set()
+    return {call.name for call in message.tool_calls} if isinstance(message, AssistantMessage) else set()
+
+
+def _text_of_note(body: Any) -> str:
+    """The strings of any JSON: of its content, if it has one; but not the words by which programs tell it apart."""
+    content = body["content"] if isinstance(body, dict) and "content" in body else body
+    return "\n".join(_strings(content, frozenset(("role", "type", "id"))))
+
+
+def _loaded(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):  # not ours to judge here: it is text
+        return value
+
+
+def _strings(value: Any, without: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The strings in any JSON, in order, without the names of its fields; and without some fields."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, list):
+            waiting.extend(reversed(item))
+        elif isinstance(item, dict):
+            waiting.extend(reversed([each for name, each in item.items() if name not in without]))
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+class IndexState(NamedTuple):
+    """How many rows there are, and how many of them are not indexed yet."""
+
+    rows: int
+    waiting: int
+    is_current: bool  # whether the index is one of this version
+
+
+async def state(store: Runner) -> dict[str, IndexState]:
+    """How far the index is, by kind."""
+    return await store.read(_state, store.system)
+
+
+def _state(tx: Tx, system: str) -> dict[str, IndexState]:
+    found = {}
+    for name, kind in KINDS.items():
+        known = queries.state(tx, kind)
+        is_current = known.tokenizer == tokens.VERSION
+        rows = queries.count(tx, kind)
+        waiting = queries.lag(tx, system, kind, known.upto) if is_current else rows
+        found[name] = IndexState(rows, waiting, is_current)
+    return found
+
+
+async def index(store: Runner, limit: int | None = None) -> int:
+    """Index what waits for it, or so many rows of it; returns how many were."""
+    done = 0
+    for kind in KINDS.values():
+        while limit is None or done < limit:
+            count = await _index_some(store, kind, _BATCH_ROWS if limit is None else min(limit - done, _BATCH_ROWS))
+            if count is None:
+                break
+            done += count
+    return done
+
+
+async def reindex(store: Runner) -> int:
+    """Make the whole index anew; returns how many rows were indexed."""
+    await store.write(queries.reset)
+    return await index(store)
+
+
+async def _index_some(store: Runner, kind: str, rows: int) -> int | None:
+    """Index a batch: how many rows that were, or None if there are none."""
+    batch = await store.read(next_batch, store.system, kind, rows)
+    if batch is None:
+        return None
+    if batch.state.tokenizer != tokens.VERSION:
+        await store.write(queries.empty, tokens.VERSION, kind, store.system)
+        return 0
+    return len(batch.entries) if await store.write(queries.put, batch, store.system) else 0
+
+
+def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
+    """The next rows to be indexed, with their tokens: None if there are none, or if the index is a newer version's."""
+    known = queries.state(tx, kind)
+    if known.tokenizer != tokens.VERSION:
+        return None if known.tokenizer > tokens.VERSION else Batch(kind, known, [], 0)
+    waiting = queries.waiting(tx, system, kind, known.upto, rows=rows, size=_BATCH_BYTES)
+    if not waiting:
+        return None
+    upto = max(known.upto, *(row.key for row in waiting if row.ticket is None), 0)
+    return Batch(kind, known, [_entry(kind, row) for row in waiting], upto)
+
+
+def _entry(kind: str, row: Waiting) -> Entry:
+    sequence, singles = tokens.tokens(text_of(kind, row.texts))
+    return Entry(row.key, row.place, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))])
+
+
+async def keep_up(store: Runner) -> None:
+    """Index what waits before a search, if that is much: to read all of it each time would take longer."""
+    of(store.base).start()  # who searches once will search again
+    if await store.read(_is_behind, store.system):
+        with contextlib.suppress(StoreBusy, StoreFull, StoreReadOnly):  # what cannot be indexed can be read
+            await index(store)
+
+
+def _is_behind(tx: Tx, system: str) -> bool:
+    for kind in KINDS.values():
+        known = queries.state(tx, kind)
+        if known.tokenizer < tokens.VERSION:
+            return True
+        is_usable = known.tokenizer == tokens.VERSION
+        if is_usable and queries.lag(tx, system, kind, known.upto, _LONG_LAG + 1) > _LONG_LAG:
+            return True
+    return False
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+class Indexer:
+    """Indexes what is written to one store while nobody writes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = weakref.ref(store)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._seen: Hashable = None  # the store's version when nothing waited
+        self._heads: tuple[int, ...] = ()  # the highest keys when we last looked
+
+    def start(self) -> None:
+        """Begin, if it has not begun. It ends with the store, and keeps no program from ending."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="byssus-index", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        pause = _LOOK
+        while True:
+            time.sleep(pause)
+            store = self._store()
+            if store is None:
+                return
+            try:
+                self.look(store)
+                pause = _LOOK
+            except StoreNotOpen:
+                return
+            except ByssusError as error:  # whoever writes hears of it, too
+                _log.warning("%r could not be indexed: %s", store.name, type(error).__name__)
+                pause = _TROUBLE
+            del store
+
+    def look(self, store: Store) -> int:
+        """Index what waits, if nobody has written since the last look; returns how many rows were indexed."""
+        version = store.version()
+        if version == self._seen:
+            return 0
+        heads, lag = store.read_now(_heads, store.system)
+        if lag == 0:
+            self._seen, self._heads = version, heads
+            return 0
+        is_quiet, self._heads = heads == self._heads, heads
+        if is_quiet:
+            return self._work(store)
+        return self._dose(store) if lag > _BACKLOG else 0
+
+    def _work(self, store: Store) -> int:
+        """Until nothing waits, or somebody writes."""
+        done = 0
+        while count := self._dose(store):
+            done += count
+            time.sleep(_BREATH)
+            if store.read_now(_heads, store.system, 1)[0] != self._heads:
+                break
+        return done
+
+    def _dose(self, store: Store) -> int:
+        for kind in KINDS.values():
+            batch = store.read_now(next_batch, store.system, kind, _QUIET_ROWS)
+            if batch is None:
+                continue
+            if batch.state.tokenizer != tokens.VERSION:
+                store.write_now(queries.empty, tokens.VERSION, kind, store.system)
+            else:
+                store.write_now(queries.put, batch, store.system)
+            return len(batch.entries) or 1
+        return 0
+
+
+def _heads(tx: Tx, system: str, limit: int = _BACKLOG + 1) -> tuple[tuple[int, ...], int]:
+    """The highest keys, and how many rows wait."""
+    lag = 0
+    for kind in KINDS.values():
+        known = queries.state(tx, kind)
+        if known.tokenizer == tokens.VERSION:
+            lag += queries.lag(tx, system, kind, known.upto, limit)
+        elif known.tokenizer < tokens.VERSION:  # all of them
+            lag += queries.highest(tx, kind)
+    return tuple(queries.highest(tx, kind) for kind in KINDS.values()), lag
+
+
+_indexers: weakref.WeakKeyDictionary[Store, Indexer] = weakref.WeakKeyDictionary()
+
+
+def of(store: Store) -> Indexer:
+    """The indexer of this store."""
+    return _indexers.get(store) or _indexers.setdefault(store, Indexer(store))

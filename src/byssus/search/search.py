@@ -1,0 +1,413 @@
+"""Search over messages and tool logs: read candidates, newest first, and decide by their text.
+
+- What matches is decided by `words.Matcher` on the text alone. So the answer is that of a scan over everything, on any
+  database, whatever the index has of it.
+- Newest first is the order of writing; messages and tool calls are merged by their times. Relevance is computed from
+  the text, over the newest 2,000 that match.
+- Text is read and matched on a reader's thread, page by page: neither the event loop nor the WAL waits for long.
+- A coroutine here awaits the store and nothing else, so that it can be driven without an event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, NamedTuple, Protocol
+
+from byssus.accounts.sessions import history_row
+from byssus.errors import InputError
+from byssus.queries.accounts.sessions import Said
+from byssus.queries.search import search as queries
+from byssus.queries.search.search import CALL, MESSAGE, Candidate, Filters
+from byssus.search import tokens
+from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads.encoding import checked_count, checked_id, storable
+
+__all__ = ["find_messages", "index", "reindex", "search", "state"]
+
+MAX_LIMIT = 10_000
+WINDOW = 2_000  # the newest matches among which relevance is computed, if no more are asked for
+MARKS = ("**", "**")  # around what matches in a snippet: harmless as HTML, and bold in Markdown
+
+_ORDERS = ("newest", "relevance")
+_TOOL_ROLES = ("tool", "tool_result")  # as an application says it, and as it is stored
+_PAGES = (64, 500, 2_000)  # candidates in the first page, the second, and the others
+_GROUP = 64  # texts that are read at once
+_PAGE_BYTES = 4_000_000  # of text that is held at once
+_SATURATION, _LENGTH = 1.2, 0.75  # as in BM25
+
+Hit = dict[str, Any]
+
+
+class _Judge(Protocol):
+    """What is looked for."""
+
+    def chains(self) -> Sequence[Sequence[str]]:
+        """The tokens that the index must have of it, those of each chain side by side."""
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> tokens.Found | None:
+        """Whether a row is meant."""
+
+
+class _Saying:
+    """What matches a query."""
+
+    def __init__(self, matcher: tokens.Matcher) -> None:
+        self.chains = matcher.chains
+        self._find = matcher.find
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> tokens.Found | None:
+        return self._find(text_of(kind, given))
+
+
+class _Calling:
+    """What calls a tool."""
+
+    def __init__(self, tool_name: str) -> None:
+        self._name = tool_name
+
+    def chains(self) -> Sequence[Sequence[str]]:
+        return [[queries.tool(self._name)]]
+
+    def judge(self, kind: str, given: Sequence[str | None]) -> tokens.Found | None:
+        if self._name not in tools_of(kind, given):
+            return None
+        return tokens.Found(tokens.Folded(given[0] or ""), [[(0, 0)]])
+
+
+class _Ask(NamedTuple):
+    """A search, read and checked."""
+
+    wanted: _Judge
+    filters: Filters
+    kinds: tuple[str, ...]
+    system: str
+    marks: tuple[str, str]
+    show: Callable[[_Ask, _Row, float | None], Any]  # what a hit looks like
+
+
+class _Row(NamedTuple):
+    """A row that matches."""
+
+    kind: str
+    candidate: Candidate
+    found: tokens.Found
+
+
+class _Scored(NamedTuple):
+    """What is kept of a match while others are looked for."""
+
+    kind: str
+    candidate: Candidate
+    counts: list[int]
+    length: int
+
+
+async def search(
+    store: Runner,
+    query: str,
+    *,
+    user_id: str | None = None,
+    session_id: str | None = None,
+    role: str | None = None,
+    since: str | date | None = None,
+    until: str | date | None = None,
+    limit: int = 20,
+    offset: int = 0,
+    order: str = "newest",
+    kinds: Sequence[str] = ("message", "tool_call"),
+    marks: tuple[str, str] = MARKS,
+) -> list[Hit]:
+    """The messages and tool calls that match a query, each as a dict with a snippet.
+
+    All words of the query must be there; `"a phrase"` must be there as it is, `-word` and `-"a phrase"` must not.
+    """
+    matcher = tokens.parse(query)
+    filters = _checked_filters(user_id, session_id, role, since, until)
+    asked = _checked_kinds(kinds)
+    if role is not None and role not in _TOOL_ROLES:
+        asked = tuple(kind for kind in asked if kind != CALL)
+    ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks), _hit)
+    wanted, passed = checked_limit(limit), checked_count("offset", offset)
+    if order not in _ORDERS:
+        raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
+    await keep_up(store)
+    if wanted == 0:
+        return []
+    if order == "newest":
+        return await _newest(store, ask, wanted, passed)
+    return await _most_relevant(store, ask, wanted, passed)
+
+
+async def find_messages(
+    store: Runner,
+    tool_name: str,
+    *,
+    user_id: str | None = None,
+    session_id: str | None = None,
+    since: str | date | None = None,
+    until: str | date | None = None,
+    limit: int = 20,
+    offset: int = 0,
+) -> list[Hit]:
+    """The messages that call a tool, the newest first: as in a conversation's history, each with its session."""
+    if not isinstance(tool_name, str) or not tool_name:
+        raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
+    filters = _checked_filters(user_id, session_id, None, since, until)
+    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS, _as_said)
+    wanted, passed = checked_limit(limit), checked_count("offset", offset)
+    await keep_up(store)
+    return await _newest(store, ask, wanted, passed) if wanted else []
+
+
+async def find_keys(store: Runner, query: str, *, namespace: str, session_id: str, limit: int) -> list[int]:
+    """The rows of the messages of one thread that match a query, the newest first."""
+    filters = Filters(None, session_id, None, None, None, namespace)
+    ask = _Ask(_Saying(tokens.parse(query)), filters, (MESSAGE,), store.system, MARKS, _key)
+    wanted = checked_limit(limit)
+    await keep_up(store)
+    return await _newest(store, ask, wanted, 0) if wanted else []
+
+
+def _key(_: _Ask, row: _Row, __: float | None) -> int:
+    return row.candidate.key
+
+
+def _as_said(_: _Ask, row: _Row, __: float | None) -> Hit:
+    """A message as a row of its session's history."""
+    found = row.candidate
+    said = Said(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
+    return {"session_id": found.thread_id, **history_row(said)}
+
+
+# --- what was asked ---------------------------------------------------------------------------------------------------
+
+
+def _checked_filters(user: object, session: object, role: object, since: object, until: object) -> Filters:
+    if role is not None and (not isinstance(role, str) or not role):
+        raise InputError(f"role must be a text such as 'user' or 'assistant', got {role!r:.80}")
+    return Filters(
+        None if user is None else checked_id(user, "a user id"),  # type: ignore[arg-type]
+        None if session is None else checked_id(session, "a session id"),  # type: ignore[arg-type]
+        None if role is None else _TOOL_ROLES if role in _TOOL_ROLES else (storable(role),),
+        _checked_time("since", since),
+        _checked_time("until", until),
+    )
+
+
+def _checked_time(name: str, value: object) -> str | None:
+    """A time as it is stored. One without a zone is UTC; a day is all of it."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, date) and not isinstance(value, datetime):
+            value = value.isoformat()
+        if name == "until" and isinstance(value, str) and len(value) == len("2026-01-31"):
+            value = f"{value}T23:59:59.999999Z"
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)  # type: ignore[arg-type]
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{name} must be a datetime or a text such as '2026-01-31' or '2026-01-31T12:00:00Z', got {value!r:.80}"
+        ) from error
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def checked_limit(limit: object) -> int:
+    if checked_count("limit", limit) > MAX_LIMIT:
+        raise InputError(f"limit must be {MAX_LIMIT:,} at most, got {limit}; page with offset=...")
+    return int(limit)  # type: ignore[call-overload, no-any-return]
+
+
+def _checked_kinds(kinds: object) -> tuple[str, ...]:
+    given = list(kinds) if isinstance(kinds, Sequence) and not isinstance(kinds, str) else [kinds]
+    unknown = [kind for kind in given if not isinstance(kind, str) or kind not in KINDS]
+    if unknown or not given:
+        raise InputError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r:.80}")
+    return tuple(kind for name, kind in KINDS.items() if name in given)
+
+
+def _checked_marks(marks: object) -> tuple[str, str]:
+    match marks:
+        case (str() as start, str() as end):
+            return start, end
+    raise InputError(f"marks must be two texts, one before and one behind a match, got {marks!r:.80}")
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+class _Cursor(NamedTuple):
+    """Below which key each kind goes on; None: it is at its end."""
+
+    below: dict[str, int | None]
+    pages: int = 0
+
+
+def _start(ask: _Ask) -> _Cursor:
+    return _Cursor(dict.fromkeys(ask.kinds, 2**62))
+
+
+async def _newest(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Any]:
+    hits: list[Any] = []
+    cursor: _Cursor | None = _start(ask)
+    while cursor is not None and len(hits) < limit:
+        found, offset, cursor = await store.read(_next_hits, ask, cursor, limit - len(hits), offset)
+        hits += found
+    return hits
+
+
+def _next_hits(tx: Tx, ask: _Ask, cursor: _Cursor, limit: int, offset: int) -> tuple[list[Any], int, _Cursor | None]:
+    hits: list[Any] = []
+    below = dict(cursor.below)
+    page = _PAGES[min(cursor.pages, 2)]
+    for row in _matching(tx, ask, below, page):
+        if offset:
+            offset -= 1
+            continue
+        hits.append(ask.show(ask, row, None))
+        if len(hits) == limit:
+            return hits, offset, None
+    return hits, offset, _following(cursor, below)
+
+
+def _following(cursor: _Cursor, below: dict[str, int | None]) -> _Cursor | None:
+    return _Cursor(below, cursor.pages + 1) if any(key is not None for key in below.values()) else None
+
+
+def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Iterator[_Row]:
+    """The next rows that match, newest first. `below` is moved along; what it says is complete when this has ended.
+
+    Two kinds are merged by their times, so it ends where one of them needs its next page.
+    """
+    pages: dict[str, list[Candidate]] = {}
+    ends: dict[str, int | None] = {}
+    for kind, before in below.items():
+        if before is not None:
+            pages[kind], ends[kind] = _candidates(tx, ask, kind, before, page)
+    # What does not match has no say in the order: whether it is a candidate depends on what is indexed.
+    found = {kind: _verified(tx, ask, [(kind, row) for row in page_of]) for kind, page_of in pages.items()}
+    heads = {kind: next(rows, None) for kind, rows in found.items()}
+    while True:
+        if not any(heads.values()) or any(head is None and ends[kind] is not None for kind, head in heads.items()):
+            break
+        row = max((head for head in heads.values() if head), key=lambda head: (head.candidate.created_at, head.kind))
+        kind = row.kind
+        below[kind] = row.candidate.key
+        yield row
+        heads[kind] = next(found[kind], None)
+    below.update((kind, ends[kind]) for kind, head in heads.items() if head is None)
+
+
+def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
+    state = queries.state(tx, kind)
+    named = queries.places(tx, kind, ask.filters)
+    if named == []:
+        return [], None
+    return queries.candidates(
+        tx,
+        ask.system,
+        kind,
+        ask.filters,
+        chains=ask.wanted.chains(),
+        named=named,
+        upto=state.upto if state.tokenizer == tokens.VERSION else None,
+        before=before,
+        limit=page,
+    )
+
+
+def _verified(tx: Tx, ask: _Ask, order: Sequence[tuple[str, Candidate]]) -> Iterator[_Row]:
+    """Those whose text matches. Texts are read a few megabytes at a time."""
+    for group in _groups(order):
+        texts = {
+            kind: queries.texts(tx, ask.system, kind, [row.key for its, row in group if its == kind])
+            for kind in ask.kinds
+        }
+        for kind, candidate in group:
+            given = texts[kind].get(candidate.key)
+            found = None if given is None else ask.wanted.judge(kind, given)
+            if found is not None:
+                yield _Row(kind, candidate, found)
+
+
+def _groups(order: Sequence[tuple[str, Candidate]]) -> Iterator[list[tuple[str, Candidate]]]:
+    group: list[tuple[str, Candidate]] = []
+    size = 0
+    for each in order:
+        size += each[1].size
+        if group and (size > _PAGE_BYTES or len(group) >= _GROUP):
+            yield group
+            group, size = [], each[1].size
+        group.append(each)
+    if group:
+        yield group
+
+
+def _hit(ask: _Ask, row: _Row, score: float | None) -> Hit:
+    _, thread_id, name, role, created_at, tool_name, _, _ = row.candidate
+    return {
+        "kind": "message" if row.kind == MESSAGE else "tool_call",
+        "session_id": thread_id,
+        "message_id": name,
+        "role": "tool" if role in _TOOL_ROLES else role,
+        "content": row.found.folded.source,
+        "created_at": created_at,
+        "snippet": tokens.snippet(row.found, ask.marks),
+        "tool_name": tool_name,
+        "score": score,
+    }
+
+
+# --- relevance --------------------------------------------------------------------------------------------------------
+
+
+async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Hit]:
+    scored: list[_Scored] = []
+    cursor: _Cursor | None = _start(ask)
+    window = max(WINDOW, offset + limit)
+    while cursor is not None and len(scored) < window:
+        found, cursor = await store.read(_next_scored, ask, cursor)
+        scored += found
+    best = (await store.aside(lambda: _ranked(scored[:window])))[offset : offset + limit]
+    hits: list[Hit] = []
+    while best:
+        some, best = best[: _PAGES[1]], best[_PAGES[1] :]
+        hits += await store.read(_shown, ask, some)
+    return hits
+
+
+def _next_scored(tx: Tx, ask: _Ask, cursor: _Cursor) -> tuple[list[_Scored], _Cursor | None]:
+    below = dict(cursor.below)
+    found = [
+        _Scored(row.kind, row.candidate, row.found.counts(), len(row.found.folded.text))
+        for row in _matching(tx, ask, below, _PAGES[2])
+    ]
+    return found, _following(cursor, below)
+
+
+def _ranked(scored: Sequence[_Scored]) -> list[tuple[float, _Scored]]:
+    """The best first; of equals, the newest. A term weighs more the rarer it is in what matches."""
+    if not scored:
+        return []
+    total = sum(one.length for one in scored)
+    mean = total / len(scored)
+    weights = [math.log(1 + total / sum(one.counts[term] for one in scored)) for term in range(len(scored[0].counts))]
+    ranked = []
+    for one in scored:
+        norm = _SATURATION * (1 - _LENGTH + _LENGTH * one.length / mean)
+        score = sum(
+            weight * count * (_SATURATION + 1) / (count + norm)
+            for weight, count in zip(weights, one.counts, strict=True)
+        )
+        ranked.append((round(score, 6), one))
+    return sorted(ranked, key=lambda each: -each[0])  # it is stable: equals stay as they were
+
+
+def _shown(tx: Tx, ask: _Ask, best: Sequence[tuple[float, _Scored]]) -> list[Hit]:
+    scores = {(one.kind, one.candidate.key): score for score, one in best}
+    rows = _verified(tx, ask, [(one.kind, one.candidate) for _, one in best])
+    return [ask.show(ask, row, scores[row.kind, row.candidate.key]) for row in rows]

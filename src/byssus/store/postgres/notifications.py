@@ -1,0 +1,152 @@
+"""Word of what was committed, between processes: LISTEN and NOTIFY, as a hint and no more.
+
+A commit is announced a moment later, and not in its own transaction: Postgres lets transactions that notify commit
+only one after the other. One announcement stands for all commits of that moment. Whoever is told looks for himself,
+and looks now and then without having been told, so a word that was lost costs time and nothing else.
+
+Whether words arrive at all is tried out: a pooler swallows them. Then `version` asks for a look each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Hashable
+
+import psycopg
+
+from byssus.store.postgres.server import Connection, Selector, Server, abandon
+
+_GATHER = 0.02  # seconds in which commits share an announcement
+_LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
+_LOOK_ALWAYS = 0.1  # and while none do
+_SILENCE = 5.0  # seconds without a word after which we send one to ourselves
+_ANSWER = 1.0  # seconds in which it has to come back
+_RECONNECT = 0.5
+_log = logging.getLogger("byssus.store")
+
+
+class News:
+    """One thread with one connection that tells and hears. It begins to work when it is first needed."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._channel = f"byssus {server.schema}"[:63]
+        self._heard = 0
+        self._is_heard = False  # whether words arrive
+        self._lock = threading.Lock()
+        self._pending = False
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._connection: Connection | None = None
+        self._wake: tuple[socket.socket, socket.socket] | None = None
+
+    def announce(self) -> None:
+        """Something was committed. Whatever is wrong here, it is no matter of whoever committed."""
+        if not self._pending:
+            self._pending = True
+            with contextlib.suppress(OSError, RuntimeError):  # no more files, no more threads: they will look anyway
+                self._start()
+            self._nudge()
+
+    def version(self) -> Hashable:
+        """Another value whenever there may be something new."""
+        self._start()
+        period = _LOOK_ANYWAY if self._is_heard else _LOOK_ALWAYS
+        return (self._heard, int(time.monotonic() / period))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing.set()
+        if self._thread is not None:
+            self._nudge()
+            self._thread.join()
+        if self._wake is not None:
+            for end in self._wake:
+                end.close()
+
+    def abandon(self) -> None:
+        """In a child process: the connection is the parent's."""
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._closing.set()
+        if self._connection is not None:
+            abandon(self._connection)
+        if self._wake is not None:
+            for end in self._wake:
+                end.close()
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                if self._wake is None:
+                    self._wake = socket.socketpair()
+                    self._wake[1].setblocking(False)
+                thread = threading.Thread(target=self._serve, name="byssus-news", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _nudge(self) -> None:
+        if self._wake is not None:
+            with contextlib.suppress(BlockingIOError, OSError):
+                self._wake[1].send(b".")
+
+    # --- on the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with self._server.connect_to_listen() as self._connection:
+                    self._listen(self._connection)
+            except (psycopg.Error, OSError) as error:
+                _log.debug("no notifications from %r: %s", self._server.name, type(error).__name__)
+                self._is_heard = False
+                self._closing.wait(_RECONNECT)
+            finally:
+                self._connection = None
+
+    def _listen(self, connection: Connection) -> None:
+        connection.execute(f'LISTEN "{self._channel}"'.encode())
+        self._heard += 1  # whatever was said while nobody listened
+        heard_at = time.monotonic()
+        asked_at: float | None = self._tell(connection)  # when we began to wait for a word
+        while not self._closing.is_set():
+            now = time.monotonic()
+            if any(True for _ in connection.notifies(timeout=0)):
+                self._heard += 1
+                self._is_heard, heard_at, asked_at = True, now, None
+            silent = now - heard_at if asked_at is None else now - asked_at
+            limit = _SILENCE if asked_at is None else _ANSWER
+            if silent < limit and not self._pending:
+                self._wait(connection, limit - silent)
+            elif self._pending:
+                self._closing.wait(_GATHER)
+                told_at = self._tell(connection)
+                asked_at = told_at if asked_at is None else asked_at
+            else:
+                self._is_heard = self._is_heard and asked_at is None
+                asked_at = self._tell(connection)
+
+    def _tell(self, connection: Connection) -> float:
+        self._pending = False
+        # It need not survive a crash of the server, so it does not wait for the disk.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel], prepare=False
+        )
+        return time.monotonic()
+
+    def _wait(self, connection: Connection, seconds: float) -> None:
+        """Until something arrives, or somebody nudges us."""
+        assert self._wake is not None
+        wake = self._wake[0]
+        with Selector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(connection, selectors.EVENT_READ)
+            if any(key.fileobj is wake for key, _ in selector.select(seconds)):
+                wake.recv(4096)

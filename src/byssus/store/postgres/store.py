@@ -1,0 +1,494 @@
+"""Postgres behind the seam: a few writers with group commit, and readers beside them.
+
+- Each of them is a thread with a connection of its own; together they are the pool. A connection is made when it is
+  needed, made anew when it was lost, and closed when it has been idle for a while.
+- Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
+  that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
+  a transaction they are run in the order of their threads' ids, so that two processes do not lock each other out.
+- What needs no answer is sent together with what follows (see `postgres_tx.py`): an append costs two round trips, and
+  the second is the COMMIT.
+- A deadlock and a lost connection are not the caller's business: the transaction is run again. If the answer to a
+  COMMIT was lost, the writer's row tells what became of it, so nothing is written twice.
+- Nothing outlives its transaction on a connection to a pooler. Whether there is one is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import psycopg
+
+from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
+from byssus.store import sharing
+from byssus.store.database import Job, Store, Tx
+from byssus.store.postgres.notifications import News
+from byssus.store.postgres.server import (
+    Connection,
+    Server,
+    abandon,
+    has_lost_a_statement,
+    is_forbidden,
+    is_lost,
+    is_passing,
+    is_refused,
+)
+from byssus.store.postgres.tx import PostgresTx
+from byssus.store.sqlite.file import check_durability
+from byssus.values import clock
+
+_GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
+_GATHER = 0.0003  # seconds
+_PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before a caller hears of it
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SPLIT_AFTER = 3  # lost connections in a row
+_IDLE_SECONDS = 60.0
+_SLOW_SECONDS = 1.0
+_PREPARE_AFTER = 3  # runs of a statement
+# A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
+_SETTINGS = {
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "15s",
+    "enable_seqscan": "off",  # a plan that was made while a table was small is kept when it has grown
+    "jit": "off",  # which the cost of a scan would set off
+}
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_MARK = (
+    "INSERT INTO writers (id, last, written_at) VALUES (:writer, :number, transaction_timestamp())"
+    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
+)
+# Not a SELECT: one would neither see nor wait for the first row of a connection while it is not committed.
+_ASK = (
+    "INSERT INTO writers (id, last, written_at) VALUES (:id, 0, transaction_timestamp())"
+    " ON CONFLICT (id) DO UPDATE SET written_at = writers.written_at RETURNING last"
+)
+_UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timestamp() - interval '1 day'"
+_log = logging.getLogger("byssus.store")
+
+
+class _Session:
+    """The connection of one thread."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._connection: Connection | None = None
+        self._tx: PostgresTx
+        self._settings: list[str] = []  # what each transaction needs on a connection to a pooler
+
+    def begin(self, mode: str) -> PostgresTx:
+        """A transaction. It begins on the server when something is asked in it."""
+        if self._connection is None:
+            self._connection = self._connect()
+            self._tx = PostgresTx(self._connection, self._store.server.schema)
+        self._tx.begin(mode, *self._settings)
+        return self._tx
+
+    def _connect(self) -> Connection:
+        connection = self._store.server.connect()
+        try:
+            row = connection.execute("SELECT pg_backend_pid(), current_setting('synchronous_commit')").fetchone()
+            assert row is not None
+            settings = dict(_SETTINGS)
+            if self._store.durability == "normal":
+                settings["synchronous_commit"] = "off"
+            elif row[1] == "off":
+                settings["synchronous_commit"] = "on"
+            # A pooler introduces itself with a number of its own.
+            if row[0] != connection.info.backend_pid:
+                self._store.has_pooler = True
+            self._settings = []
+            if self._store.has_pooler:
+                self._settings = [f"SET LOCAL {name} = '{value}'" for name, value in settings.items()]
+            else:
+                for name, value in settings.items():
+                    connection.execute(f"SET {name} = '{value}'".encode())
+                _prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @property
+    def is_broken(self) -> bool:
+        return self._connection is None or self._connection.broken or self._connection.closed
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Undo what is under way. A connection that may not be fit for the next transaction is closed."""
+        if not self.is_broken and (error is None or not (is_lost(error) or has_lost_a_statement(error))):
+            with contextlib.suppress(psycopg.Error):
+                self._tx.undo("ROLLBACK")
+                return
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._tx.close()
+            with contextlib.suppress(psycopg.Error):
+                connection.close()
+
+    def abandon(self) -> None:
+        """In a child process: the connection is the parent's."""
+        if self._connection is not None:
+            abandon(self._connection)
+
+
+def _prepare(connection: Connection) -> None:
+    """Let statements be prepared, under names that nobody else has.
+
+    Should there be a pooler after all, one that hides itself, a statement can then be unknown, but not another one.
+    """
+    if hasattr(connection._prepared, "_prepared_idx"):
+        connection._prepared._prepared_idx = secrets.randbits(60)
+        connection.prepare_threshold = _PREPARE_AFTER
+
+
+class _Patience:
+    """How long to go on trying, and how often. All who wait for a server that is away have waited since it went."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._since: float | None = None
+        self._pause = _FIRST_PAUSE
+
+    def wait(self, error: BaseException) -> None:
+        """Wait a little before the next try; raises the error when it has been long enough."""
+        now = time.monotonic()
+        if is_lost(error):
+            self._store.away_since = self._since = self._store.away_since or now
+        self._since = self._since or now
+        if now - self._since >= self._store.patience or is_refused(error):
+            raise error
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+class _Worker:
+    """A thread that serves a queue of jobs."""
+
+    def __init__(self, store: PostgresStore, name: str, jobs: queue.SimpleQueue[Job[Any] | None]) -> None:
+        self._store = store
+        self.jobs = jobs
+        self.session = _Session(store)
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Let the thread stop when it has finished what waits for it."""
+        if self._thread is not None:
+            self.jobs.put(None)
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._store.enter()
+        while (job := self._next()) is not None:
+            group = self._group(job)
+            try:
+                self._settle(group)
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+                for member in group:
+                    member.error = member.error or self._store.server.translate(error)
+            Job.deliver(group)
+        self._leave()
+        self.session.close()
+
+    def _next(self) -> Job[Any] | None:
+        while True:
+            try:
+                return self.jobs.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                self.session.close()
+
+    def _group(self, job: Job[Any]) -> list[Job[Any]]:
+        return [job]
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        raise NotImplementedError
+
+    def _leave(self) -> None: ...
+
+
+class _Reader(_Worker):
+    """Runs queries on a snapshot, one at a time."""
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        (job,) = group
+        patience = _Patience(self._store)
+        while True:
+            try:
+                tx = self.session.begin(_READ)
+                job.run(tx)
+                tx.flush("COMMIT")
+                self._store.away_since = None
+                return
+            except BaseException as error:
+                self.session.end(error)
+                if is_forbidden(error) or not self._store.may_try_again(error):
+                    raise
+                patience.wait(error)
+
+
+class _Writer(_Worker):
+    """Commits writes, all that wait in one transaction."""
+
+    def __init__(self, store: PostgresStore, name: str) -> None:
+        super().__init__(store, name, queue.SimpleQueue())
+        self._id = clock.new_id()
+        self._number = 0  # of the transaction
+        self._was_crowded = False
+        self._is_in_doubt = False  # whether it may have been committed without our knowledge
+
+    def _group(self, job: Job[Any]) -> list[Job[Any]]:
+        if self._was_crowded:  # those who waited with each other come back together: let them arrive
+            time.sleep(_GATHER)
+        group = [job]
+        while len(group) < _GROUP_WRITES:
+            try:
+                waiting = self.jobs.get_nowait()
+            except queue.Empty:
+                break
+            if waiting is None:  # the end of the queue: leave it for the serving loop
+                self.jobs.put(None)
+                break
+            group.append(waiting)
+        self._was_crowded = len(group) > 1
+        return sorted(group, key=lambda member: member.thread)
+
+    def _settle(self, group: list[Job[Any]]) -> None:
+        began = time.monotonic()
+        try:
+            self._commit(group)
+        except (psycopg.Error, StoreError) as error:
+            why = type(self._store.server.translate(error)).__name__
+            _log.warning("%d write(s) to %r failed: %s", len(group), self._store.name, why)
+            raise
+        finally:
+            if (took := time.monotonic() - began) > _SLOW_SECONDS:
+                _log.warning("%d write(s) to %r took %.1f s", len(group), self._store.name, took)
+
+    def _commit(self, group: list[Job[Any]]) -> None:
+        """Run the group until it is known what became of it."""
+        self._number += 1
+        self._is_in_doubt = False
+        patience = _Patience(self._store)
+        carefully, losses = False, 0
+        while True:
+            try:
+                if not (self._is_in_doubt and self._was_committed()):
+                    self._attempt(group, carefully=carefully)
+                self._store.away_since = None
+                break
+            except BaseException as error:
+                self.session.end(error)
+                if self._is_in_doubt:  # whatever it was: nothing may be run again before that is settled
+                    self._wait_in_doubt(patience, error)
+                elif self._store.may_try_again(error):
+                    patience.wait(error)
+                    losses += is_lost(error)
+                elif carefully or len(group) == 1:
+                    raise
+                else:
+                    carefully = True
+            if losses >= _SPLIT_AFTER and len(group) > 1 and not self._is_in_doubt:
+                self._commit_each(group)
+                return
+        self._store.news.announce()
+
+    def _commit_each(self, group: list[Job[Any]]) -> None:
+        """It may be one of them that kills the connection each time."""
+        for job in group:
+            try:
+                self._commit([job])
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._store.server.translate(error)
+
+    def _wait_in_doubt(self, patience: _Patience, error: BaseException) -> None:
+        try:
+            patience.wait(error)
+        except BaseException as last:
+            raise StoreUnreachable(
+                f"{self._store.name!r} went away in the middle of a COMMIT, and for {self._store.patience:g} s there "
+                "was no telling whether the write is stored; look before you repeat it"
+            ) from last
+
+    def _was_committed(self) -> bool:
+        """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
+        tx = self.session.begin(_WRITE)
+        row = tx.one(_ASK, id=self._id)
+        tx.flush("COMMIT")  # which waits for a standby, should that be what was missing
+        self._is_in_doubt = False
+        return row is not None and row[0] == self._number
+
+    def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
+        tx = self.session.begin(_WRITE)
+        tx.run_along(_MARK, writer=self._id, number=self._number)
+        threads = [None, *(job.thread for job in group)]
+        if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
+            tx.foresee([job for job, before in zip(group, threads, strict=False) if job.thread not in ("", before)])
+        for job, following in zip(group, [*group[1:], None], strict=True):
+            tx.turn_to(job)
+            if carefully:
+                self._attempt_one(job, tx)
+            else:
+                job.run(tx)
+            if job.thread and following is not None and following.thread != job.thread:
+                tx.leave_thread()
+        if not tx.is_answered:
+            tx.flush()  # the mark must be there before the COMMIT is sent: see `_was_committed`
+        self._store.reach("before commit")
+        self._is_in_doubt = True
+        try:
+            tx.flush("COMMIT")
+        except BaseException as error:
+            self._is_in_doubt = is_lost(error) or self.session.is_broken  # else the server has said no
+            raise
+        self._is_in_doubt = False
+        if tx.outcome != "COMMIT":
+            raise StoreError(f"{self._store.name!r} rolled back what a query had tried in vain, and all with it")
+        self._store.reach("after commit")
+
+    def _attempt_one(self, job: Job[Any], tx: PostgresTx) -> None:
+        """Run one job so that its failure is its own."""
+        tx.flush("SAVEPOINT job")
+        try:
+            job.run(tx)
+            tx.flush("RELEASE SAVEPOINT job")
+        except BaseException as error:
+            if self._store.may_try_again(error) or self.session.is_broken:
+                raise
+            job.error = self._store.server.translate(error)
+            tx.undo("ROLLBACK TO SAVEPOINT job")
+
+    def _leave(self) -> None:
+        if self._number:
+            with contextlib.suppress(psycopg.Error):
+                tx = self.session.begin(_WRITE)
+                tx.run(_UNMARK, id=self._id)
+                tx.flush("COMMIT")
+
+
+class PostgresStore(Store):
+    """One schema of a Postgres database. Get it from `open_store`, which shares it within the process."""
+
+    system = "postgresql"
+    remains = (
+        "The rows are deleted. Postgres keeps their dead versions in its files until VACUUM has run and the space is "
+        "used again (VACUUM FULL rewrites the tables at once), and copies in WAL archives, replicas and backups until "
+        "those expire."
+    )
+
+    def __init__(self, server: Server, durability: str, pool_size: int, patience: float = _PATIENCE) -> None:
+        super().__init__()
+        self.server = server
+        self.name = server.name
+        self.durability = durability
+        self.pool_size = pool_size
+        self.patience = patience
+        self.has_pooler = False
+        self.away_since: float | None = None  # when the server was last found to be away
+        self._open = True
+        self._gate = threading.Lock()  # nothing is queued behind the end of a queue
+        self.news = News(server)
+        reads: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._readers = [_Reader(self, "byssus-read", reads) for _ in range(pool_size // 2)]
+        self._writers = [_Writer(self, "byssus-write") for _ in range(pool_size - len(self._readers))]
+        self._first = _Writer(self, "byssus-write-first")
+
+    def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
+        with self._gate:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.name!r} is closed; open it again in this process to go on")
+            workers: Sequence[_Worker] = self._readers
+            if writes:
+                workers = [self._first if first else self._writers[hash(job.thread) % len(self._writers)]]
+            workers[0].jobs.put(job)
+            for worker in workers:
+                worker.start()
+
+    def enter(self) -> None:
+        """The current thread is one of ours: a query on it must not call the store."""
+        self._own_threads.add(threading.get_ident())
+
+    def reach(self, boundary: str) -> None:
+        if self.boundary is not None:
+            self.boundary(boundary)
+
+    def may_try_again(self, error: BaseException) -> bool:
+        """Whether the error is of the kind that goes away by itself."""
+        if has_lost_a_statement(error):
+            self.has_pooler = True
+            return True
+        return is_lost(error) or is_passing(error)
+
+    def version(self) -> Hashable:
+        if not self._open:
+            raise StoreNotOpen(f"the store on {self.name!r} is closed")
+        return self.news.version()
+
+    def keys_given(self, tables: Sequence[str]) -> None:
+        for table in tables:
+            self.write_now(_restart_keys, table, f'"{self.server.schema}".{table}')
+
+    def close(self) -> None:
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
+            for worker in self._workers():
+                worker.end()
+        for worker in self._workers():
+            worker.join()
+        self.news.close()
+        self._own_threads.clear()
+
+    def abandon(self) -> None:
+        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._open = False
+        self.news.abandon()
+        for worker in self._workers():
+            worker.session.abandon()
+
+    def _workers(self) -> Sequence[_Worker]:
+        return (*self._readers, *self._writers, self._first)
+
+    def check_same(self, durability: str, pool_size: int) -> None:
+        """Refuse an opener who wants something else than the first one did."""
+        if (self.durability, self.pool_size) != (durability, pool_size):
+            raise InputError(
+                f"{self.name!r} is already open in this process with durability={self.durability!r} and "
+                f"pool_size={self.pool_size}; use the same for every opener, not {durability!r} and {pool_size}"
+            )
+
+
+def _restart_keys(tx: Tx, table: str, full_name: str) -> None:
+    """The next key that the database gives is above all that are there."""
+    tx.one(
+        f"SELECT setval(pg_get_serial_sequence(:name, 'key'), COALESCE(MAX(key), 0) + 1, false) FROM {table}",
+        name=full_name,
+    )
+
+
+def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) -> PostgresStore:
+    """The store on this database, its tables made and migrated if need be. Give it back with `sharing.release`."""
+    check_durability(durability)
+
+    def make() -> PostgresStore:
+        server.prepare()
+        return PostgresStore(server, durability, pool_size)
+
+    return sharing.share(lambda: server.key, make, lambda store: store.check_same(durability, pool_size))

@@ -1,0 +1,478 @@
+"""SQLite behind the seam: one writer thread with group commit, and readers beside it.
+
+- One thread owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
+  what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
+  failure does not sink its neighbours.
+- Readers are connections of their own on the WAL; a database in memory is read through the writer.
+- The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import apsw
+
+from byssus.errors import InputError, StoreNotOpen
+from byssus.store import sharing
+from byssus.store.database import Job, Row, Store, Tx
+from byssus.store.sqlite.file import (
+    MEMORY,
+    as_read,
+    can_be_left,
+    check_durability,
+    check_library,
+    checked_path,
+    connect,
+    copy_pages,
+    identity,
+    translate,
+)
+from byssus.values import clock
+
+_GROUP_WRITES = 256  # a group ends here, because the lock between processes is not fair
+_GROUP_SECONDS = 0.010
+_BUSY_SECONDS = 30.0
+_READERS = 4
+_SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
+_SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
+_log = logging.getLogger("byssus.store")
+
+
+class SQLiteTx:
+    """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._execute = connection.cursor().execute
+        self._now: str | None = None
+        self._later: dict[float, str] = {}
+
+    def begin(self, statement: str) -> None:
+        self._execute(statement)
+        self._now = None
+        self._later.clear()
+
+    def one(self, sql: str, /, **params: Any) -> Row | None:
+        rows = self._execute(sql, params).fetchall()
+        return rows[0] if rows else None
+
+    def all(self, sql: str, /, **params: Any) -> list[Row]:
+        return self._execute(sql, params).fetchall()
+
+    def run(self, sql: str, /, **params: Any) -> None:
+        self._execute(sql, params)
+
+    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
+        for row in rows:
+            self._execute(sql, row)
+
+    def now(self) -> str:
+        """The same for all that is written in one transaction."""
+        if self._now is None:
+            self._now = clock.now()
+        return self._now
+
+    def later(self, seconds: float, /) -> str:
+        if seconds not in self._later:
+            self._later[seconds] = clock.later(self.now(), seconds)
+        return self._later[seconds]
+
+
+class _Pauses:
+    """Lets a store be stopped between two pieces of work: `with pauses:` is such a piece."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = 0
+        self._paused = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+            self._working += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._working -= 1
+            if self._paused:
+                self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Wait until nothing is under way, and keep it so."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._working)
+
+    def go_on(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+
+class SQLiteStore(Store):
+    """One database file. Get it from `open_store`, which shares it within the process."""
+
+    system = "sqlite"
+    index_keys: ClassVar[dict[str, str]] = {"message_words": "rowid", "call_words": "rowid"}
+    remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
+
+    def __init__(self, path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> None:
+        super().__init__()
+        self.name = self.path = path
+        self.durability = durability
+        self.has_files = path != MEMORY
+        self._busy_seconds = busy_seconds
+        self._read_only = read_only
+        self._use_writer(self._connect(create=not read_only))
+        self._pauses = _Pauses()
+        self._generation = 0  # grows when the connections are made anew
+        # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
+        self._queue: queue.SimpleQueue[Job[Any] | deque[Job[Any]] | None] = queue.SimpleQueue()
+        self._first: deque[Job[Any]] = deque()
+        self._open = True
+        self._gate = threading.Lock()  # nothing is queued behind the end of the queue
+        self._local = threading.local()
+        self._watching = threading.Lock()
+        self._watch: tuple[int, apsw.Connection | None] = (0, None)  # the generation, and its connection that watches
+        self._looks = itertools.count()
+        self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "byssus-read")
+        self._thread = threading.Thread(target=self._serve, name="byssus-write", daemon=True)
+        self._thread.start()
+
+    def _connect(self, *, create: bool = False) -> apsw.Connection:
+        return connect(self.path, self.durability, self._busy_seconds, create=create, read_only=self._read_only)
+
+    def _use_writer(self, connection: apsw.Connection) -> None:
+        self._writer = connection
+        self._tx = SQLiteTx(connection)
+        self._execute = connection.cursor().execute
+        self._connections = [connection]
+
+    def check_same(self, durability: str) -> None:
+        """Refuse an opener who wants something else than the first one did."""
+        if self.durability != durability:
+            raise InputError(
+                f"{self.path!r} is already open in this process with durability={self.durability!r}; "
+                f"use the same for every opener, not {durability!r}"
+            )
+
+    def before_fork(self) -> None:
+        """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
+        self._pauses.pause()
+        if self.path != MEMORY:
+            self._disconnect()
+
+    def after_fork(self) -> None:
+        try:
+            if self.path != MEMORY:
+                self._use_writer(self._connect())
+                self._generation += 1
+        finally:
+            self._pauses.go_on()
+
+    def abandon(self) -> None:
+        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._open = False
+
+    def close(self) -> None:
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
+            self._queue.put(None)
+        self._thread.join()
+        if self._readers is not None:
+            self._readers.shutdown()
+        self._own_threads.clear()
+        with self._watching:
+            self._disconnect()
+
+    def version(self) -> Hashable:
+        if self.path == MEMORY:
+            return next(self._looks)
+        with self._pauses, self._watching:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed")
+            generation, connection = self._watch
+            if connection is None or generation != self._generation:
+                connection = self._connect()
+                self._connections.append(connection)
+                self._watch = (self._generation, connection)
+            return (self._generation, connection.pragma("data_version"))
+
+    def scrub(self, *, rewrite: bool = True) -> bool:
+        """VACUUM leaves nothing in free pages and in the gaps of others; then the WAL is folded in and emptied."""
+        from byssus.queries.search import search  # noqa: PLC0415 - most programs do without
+
+        if not self.has_files:
+            return True
+        try:
+            with self._pauses:
+                if not self._open:
+                    raise StoreNotOpen(f"the store on {self.path!r} is closed")
+                connection = self._connect()
+                try:
+                    connection.pragma("temp_store", 0)  # a large database does not fit into memory
+                    if rewrite:
+                        for statement in search.SCRUB:
+                            connection.execute(statement)
+                        connection.execute("VACUUM")
+                    connection.set_busy_timeout(_SCRUB_MILLISECONDS)
+                    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+                finally:
+                    connection.close()
+        except apsw.Error as error:
+            raise self._translate(error) from error
+
+    def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:
+        from byssus.queries.moving import copying  # noqa: PLC0415 - as above
+
+        if not self.has_files:
+            return None
+        with self._beside() as source:
+            # One read transaction from the first page to the last: a backup whose source sees the writes of others
+            # would begin again with each of them.
+            tx = SQLiteTx(source)
+            tx.begin("BEGIN")
+            counts = copying.counts(tx)
+            try:
+                copy_pages(source, path, hear)
+            except apsw.Error as error:
+                raise translate(error, path, self._busy_seconds) from error
+            return counts
+
+    def integrity(self) -> list[str]:
+        if not self.has_files:
+            return self.read_now(_integrity)
+        with self._beside() as connection:  # FTS5 believes for a while in what a connection has read before
+            return _integrity(SQLiteTx(connection))
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[apsw.Connection]:
+        """A connection of one's own, for what takes long."""
+        with self._pauses:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed")
+            try:
+                connection = self._connect()
+                try:
+                    yield connection
+                finally:
+                    connection.close()
+            except apsw.Error as error:
+                raise self._translate(error) from error
+
+    def _disconnect(self) -> None:
+        for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
+            connection.close()
+
+    def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
+        with self._gate:
+            if not self._open:
+                raise StoreNotOpen(f"the store on {self.path!r} is closed; open it again in this process to go on")
+            if first:
+                self._first.append(job)
+                self._queue.put(self._first)
+            elif writes or self._readers is None:
+                self._queue.put(job)
+            else:
+                self._readers.submit(self._read, job)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, job: Job[Any]) -> None:
+        try:
+            with self._pauses:
+                tx = self._reader()
+                tx.begin("BEGIN")
+                try:
+                    job.run(tx)
+                finally:
+                    with contextlib.suppress(apsw.Error):  # a disk error may have ended it already
+                        tx.run("ROLLBACK")
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            job.error = self._translate(as_read(error))
+        Job.deliver([job])
+
+    def _reader(self) -> SQLiteTx:
+        known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
+        if known is None or known[0] != self._generation:
+            connection = self._connect()
+            connection.pragma("query_only", True)
+            self._connections.append(connection)
+            self._own_threads.add(threading.get_ident())
+            known = self._local.known = (self._generation, SQLiteTx(connection))
+        return known[1]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._own_threads.add(threading.get_ident())
+        while (job := self._take()) is not None:
+            group: list[Job[Any]] = []
+            began = time.monotonic()
+            try:
+                with self._pauses:
+                    self._commit_group(job, group)
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+                for member in group:
+                    member.error = member.error or self._translate(error)
+                with contextlib.suppress(apsw.Error):
+                    self._roll_back()
+                why = type(self._translate(error)).__name__
+                _log.warning("%d write(s) to %r failed: %s", len(group), self.path, why)
+            if (took := time.monotonic() - began) > _SLOW_SECONDS:
+                _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
+            Job.deliver(group)
+
+    def _commit_group(self, job: Job[Any], group: list[Job[Any]]) -> None:
+        """Run the job and all that waits behind it in one transaction."""
+        group.append(job)
+        self._begin(group)
+        whole = self._run_in_a_row(job, group) or self._run_carefully(group)
+        try:
+            if whole:
+                self._commit()
+                return
+        except apsw.Error:
+            self._roll_back()
+        # The whole transaction is gone, from inside a savepoint or at its end. Queries can be repeated: each of the
+        # neighbours gets a transaction of its own, and only whoever fails there hears of it.
+        for member in group:
+            if member.error is None:
+                self._alone(member)
+
+    def _run_in_a_row(self, job: Job[Any] | None, group: list[Job[Any]]) -> bool:
+        """Run what waits, hoping for the best: savepoints are worth their price only when something fails."""
+        tx, writer, deadline = self._tx, self._writer, time.monotonic() + _GROUP_SECONDS
+        while job is not None:
+            try:
+                job.run(tx)
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._translate(error)
+                return False
+            if not writer.in_transaction:  # it ended the transaction: from here on nothing would be undone
+                return False
+            full = len(group) >= _GROUP_WRITES or time.monotonic() >= deadline
+            job = None if full else self._next()
+            if job is not None:
+                group.append(job)
+        return True
+
+    def _run_carefully(self, group: list[Job[Any]]) -> bool:
+        """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
+        self._roll_back()
+        self._tx.begin("BEGIN IMMEDIATE")
+        return all(self._attempt(member) for member in group if member.error is None)
+
+    def _take(self, *, block: bool = True) -> Job[Any] | None:
+        """The next job; None at the end of the queue."""
+        while not self._first:
+            entry = self._queue.get(block)
+            if entry is not self._first:
+                return entry  # type: ignore[return-value]
+        return self._first.popleft()  # what announced it is passed over later
+
+    def _next(self) -> Job[Any] | None:
+        try:
+            job = self._take(block=False)
+        except queue.Empty:
+            return None
+        if job is None:  # the end of the queue: leave it for the serving loop
+            self._queue.put(None)
+        return job
+
+    def _commit(self) -> None:
+        if self.boundary is not None:
+            self.boundary("before commit")
+        self._execute("COMMIT")
+        if self.boundary is not None:
+            self.boundary("after commit")
+
+    def _begin(self, group: list[Job[Any]]) -> None:
+        try:
+            self._tx.begin("BEGIN IMMEDIATE")
+        except apsw.Error:
+            # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
+            while (job := self._next()) is not None:
+                group.append(job)
+            raise
+
+    def _attempt(self, job: Job[Any]) -> bool:
+        """Run one job inside the group. False means that the whole transaction is gone."""
+        try:
+            self._execute("SAVEPOINT job")
+            try:
+                job.run(self._tx)
+            except BaseException as error:  # noqa: BLE001 - it travels to the caller
+                job.error = self._translate(error)
+                self._execute("ROLLBACK TO job")
+            self._execute("RELEASE job")
+            return True
+        except apsw.Error:  # the savepoint is gone, and the transaction with it or not
+            self._roll_back()
+            return False
+
+    def _alone(self, job: Job[Any]) -> None:
+        try:
+            self._tx.begin("BEGIN IMMEDIATE")
+            job.run(self._tx)
+            self._commit()
+        except BaseException as error:  # noqa: BLE001 - it travels to the caller
+            self._roll_back()
+            job.error = self._translate(error)
+
+    def _roll_back(self) -> None:
+        if self._writer.in_transaction:
+            self._execute("ROLLBACK")
+
+    def _translate(self, error: BaseException) -> BaseException:
+        # SQLite does not check that text is text: what a damaged file holds comes to light when Python reads it.
+        ours = isinstance(error, apsw.Error | UnicodeDecodeError)
+        return translate(error, self.path, self._busy_seconds) if ours else error
+
+
+def _integrity(tx: Tx) -> list[str]:
+    try:
+        return [text for (text,) in tx.all("PRAGMA integrity_check") if text != "ok"]
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        return [str(error)]
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    durability: str = "full",
+    busy_seconds: float = _BUSY_SECONDS,
+    read_only: bool = False,
+) -> SQLiteStore:
+    """The store on this file, made and migrated if need be. Give it back with `release`.
+
+    With `read_only` the file is left as it is, to the byte, where that can be.
+    """
+    check_durability(durability)
+    check_library(apsw.sqlite_lib_version())
+    name = checked_path(path)
+
+    def make() -> SQLiteStore:
+        try:
+            return SQLiteStore(name, durability, busy_seconds, read_only=read_only and can_be_left(name))
+        except apsw.Error as error:
+            raise translate(as_read(error), name, busy_seconds) from error
+
+    return sharing.share(
+        lambda: None if name == MEMORY else identity(name), make, lambda store: store.check_same(durability)
+    )

@@ -1,0 +1,123 @@
+"""Erasure: everything of a thread or of a user goes, down to the bytes in the files.
+
+First the threads cease to exist, in one transaction. Then what they held is removed piece by piece, and at last the
+database is asked to scrub its files. Somebody who still reads an old state keeps its pages in the file: that is told,
+and they are scrubbed as soon as nobody reads them any more, by this process or the next one that opens the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
+from byssus.queries.log.leases import Visit
+from byssus.queries.versions import deleting, erasure_notes, erasures
+from byssus.queries.versions.erasures import Begun
+from byssus.store import sharing
+from byssus.store.database import Store, in_thread
+from byssus.threads.retention import empty_trash
+from byssus.threads.waiting import patiently
+from byssus.values.checkpoints import Erased
+
+_FORKS = ("keep", "erase")
+_LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
+_PINNED = (
+    "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
+    "when that ends, or when the database is opened next. "
+)
+_NOTHING = (
+    "There was nothing to erase. What was deleted before, and not erased, may still be in free space of the database's "
+    "files until the next erasure."
+)
+_log = logging.getLogger("byssus.store")
+
+
+def checked_forks(forks: object) -> str | None:
+    if forks is not None and forks not in _FORKS:
+        raise InputError(f"forks must be 'keep' or 'erase', got {forks!r:.80}")
+    return None if forks is None else str(forks)
+
+
+async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
+    """Erase one thread."""
+    begun = await patiently(
+        lambda over: store.write(erasures.begin_thread, thread_id, forks=forks, by=Visit(over)), wait
+    )
+    return await _erase(store, begun, f"thread {thread_id!r}")
+
+
+async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
+    """Erase a user and all threads of theirs."""
+    begun = await patiently(lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait)
+    return await _erase(store, begun, f"user {user_id!r}")
+
+
+async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
+    if begun.undecided:
+        forks = [f"{fork.id!r} of {fork.owner!r}" if fork.owner else repr(fork.id) for fork in begun.undecided]
+        raise ForksUndecided(
+            f"{whose} shares its past with {len(forks)} fork(s): {', '.join(forks[:5])}; say what becomes of them: "
+            "forks='keep' leaves them the past that they share, forks='erase' erases them too",
+            [fork.id for fork in begun.undecided],
+        )
+    if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is gone on with
+        return Erased(0, 0, 0, True, [], _NOTHING)
+    keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
+    messages = await empty_trash(store)
+    is_gone = await in_thread(store.scrub)
+    if is_gone:
+        await store.write(erasure_notes.finish, keys)
+    else:
+        await in_thread(lambda: _finish_later(store))
+    note = store.remains if is_gone else _PINNED + store.remains
+    if begun.kept:
+        note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
+    return Erased(begun.threads, begun.checkpoints, messages, is_gone, list(begun.kept), note)
+
+
+def finish_what_was_left(store: Store) -> None:
+    """Go on with erasures that another process has begun: without waiting for them."""
+    if store.has_files and store.read_now(erasure_notes.unfinished):
+        go_on(store)
+
+
+def go_on(store: Store) -> None:
+    """The same, where there are some."""
+    _log.info("an erasure in %r was interrupted, and is finished now", store.name)
+    _finish_later(store, rewrite=True)
+
+
+def _finish_later(store: Store, *, rewrite: bool = False) -> None:
+    """Scrub the files when nobody reads the old pages any more.
+
+    The thread keeps the store open and the process alive while it scrubs, so that a program which only lives for a
+    moment finishes it too; it does not stay for a reader who has not ended.
+    """
+    sharing.retain(store)
+    threading.Thread(target=_finish, args=(store, rewrite), name="byssus-scrub").start()
+
+
+def _finish(store: Store, rewrite: bool) -> None:
+    try:
+        keys = store.read_now(erasure_notes.unfinished)
+        while rewrite and store.write_now(deleting.empty_trash).has_more:
+            pass
+        while not _scrubbed(store, rewrite=rewrite):
+            rewrite = False
+            if store.users == 1 or not threading.main_thread().is_alive():  # nobody else is here any more
+                return  # whoever opens the database next goes on
+            time.sleep(_LOOK)
+        store.write_now(erasure_notes.finish, keys)
+    except ByssusError as error:
+        _log.warning("an erasure in %r is not finished: %s; it goes on when it is opened next", store.name, error)
+    finally:
+        sharing.release(store)
+
+
+def _scrubbed(store: Store, *, rewrite: bool) -> bool:
+    try:
+        return store.scrub(rewrite=rewrite)
+    except StoreBusy:  # somebody else writes a lot, or does the same
+        return False

@@ -1,0 +1,91 @@
+"""What is said to a run while it goes on: steering messages for its next turn, follow-ups for when it would stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from byssus.errors import InputError
+from byssus.messages import UserMessage
+from byssus.queries.log.inbox import FOLLOW_UP, STEER
+
+__all__ = ["FOLLOW_UP", "STEER", "Modes", "Receipt", "Waiting", "id_of", "modes"]
+
+_MODES = {"one-at-a-time": 1, "all": 2**31}
+_log = logging.getLogger("byssus")
+
+
+class Modes(NamedTuple):
+    """How many messages of each kind a run takes at once."""
+
+    steering: int
+    follow_up: int
+
+    def limits(self, *, stopping: bool) -> dict[str, int]:
+        """What may be taken now, in this order: follow-ups only when the run would stop."""
+        steering = {STEER: self.steering}
+        return {**steering, FOLLOW_UP: self.follow_up} if stopping else steering
+
+
+def modes(steering_mode: str, follow_up_mode: str) -> Modes:
+    for name, mode in (("steering_mode", steering_mode), ("follow_up_mode", follow_up_mode)):
+        if mode not in _MODES:
+            raise InputError(f"{name} must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+    return Modes(_MODES[steering_mode], _MODES[follow_up_mode])
+
+
+class Waiting(NamedTuple):
+    """A message that waits in an inbox. `kind` is steer or follow_up."""
+
+    id: str
+    kind: str
+    message: UserMessage
+    created_at: str
+
+
+class Receipt:
+    """A message on its way into an inbox: `await` it to know that it is on disk. `id` withdraws it."""
+
+    def __init__(self, message: UserMessage, write: Future[None] | None = None) -> None:
+        assert message.id is not None
+        self.id = message.id
+        self.message = message
+        self._write = write
+        if write is not None:
+            write.add_done_callback(_report)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known if the message was stored."""
+        return self._write is None or self._write.done()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if self._write is not None:
+            yield from asyncio.shield(asyncio.wrap_future(self._write)).__await__()
+        return self
+
+    def wait(self, timeout: float | None = None) -> Receipt:
+        """As awaiting it, for code without an event loop."""
+        if self._write is not None:
+            self._write.result(timeout)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.id!r}, {'done' if self.done else 'under way'})"
+
+
+def id_of(message: object) -> str:
+    """The id of a message in an inbox, by whatever a caller names it."""
+    message_id = message if isinstance(message, str) else getattr(message, "id", None)
+    if not isinstance(message_id, str):
+        raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")
+    return message_id
+
+
+def _report(write: Future[None]) -> None:
+    """Whoever sent it may never ask: a message that is lost is worth a word."""
+    if (error := write.exception()) is not None:
+        _log.error("a message could not be put into the inbox: %s", type(error).__name__)

@@ -1,0 +1,1 @@
+"""Values that every room knows: they carry no connection, and import nothing above them."""

@@ -1,0 +1,197 @@
+"""Checkpoints as values: what is put, what lists and trees show, what is kept and what was removed.
+
+Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), messages=[...], state={"plan": "agreed"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+from byssus.errors import InputError
+from byssus.values import clock
+
+
+@dataclass(slots=True)
+class CheckpointMetadata:
+    """What a list shows of a checkpoint. `created_at` is UTC, and now if it is not given."""
+
+    thread_id: str
+    checkpoint_id: str = field(default_factory=clock.new_id)
+    step: int = 0
+    parent_checkpoint_id: str | None = None
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    tags: list[str] = field(default_factory=list)
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        self.created_at = _in_utc(self.created_at)
+        if isinstance(self.tags, tuple | set | frozenset):
+            self.tags = list(self.tags)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A position in a thread: all messages up to it, and a state of its own.
+
+    `messages` are ours or any JSON; each comes back as it was given.
+    """
+
+    metadata: CheckpointMetadata
+    messages: list[Any] = field(default_factory=list)
+    state: Any = field(default_factory=dict)
+    tools_result: Any = field(default_factory=dict)
+    next_node: str | None = None
+
+    def next(self, **changes: Any) -> Self:
+        """The checkpoint after this one: a new id, the next step, this one as its parent, and `changes` elsewhere."""
+        about = self.metadata
+        new = CheckpointMetadata(about.thread_id, step=about.step + 1, parent_checkpoint_id=about.checkpoint_id)
+        return replace(self, metadata=new, **changes)
+
+
+@runtime_checkable
+class CheckpointBackend(Protocol):
+    """The versioned methods of a checkpointer, for code that takes any backend."""
+
+    async def put(self, checkpoint: Checkpoint) -> str: ...
+
+    async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None: ...
+
+    async def get_latest(self, thread_id: str) -> Checkpoint | None: ...
+
+    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]: ...
+
+    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]: ...
+
+    async def delete_thread(self, thread_id: str) -> int: ...
+
+    async def delete_before(self, thread_id: str, before_step: int) -> int: ...
+
+
+class Tree(NamedTuple):
+    """A thread, its checkpoints, what rewinds have left, and its forks. `print(tree)` draws it.
+
+    `checkpoints` are those that were made on this thread, the lowest step first; what it shares with the thread that it
+    was forked from stands there. `left` are those that are not on its line any more: rewind to one to have it back.
+    """
+
+    thread_id: str
+    message_count: int
+    forked_from: str | None
+    forked_at: int | None  # the seq up to which it shares the past
+    checkpoints: list[CheckpointMetadata]
+    left: list[CheckpointMetadata]
+    forks: list[Tree]
+
+    def __str__(self) -> str:
+        return "\n".join(_drawn(self))
+
+
+class Difference(NamedTuple):
+    """Where two threads part: up to which seq they are the same, how many messages that is, and how many follow."""
+
+    seq: int
+    shared: int
+    only_a: int
+    only_b: int
+
+
+class Pruned(NamedTuple):
+    """What a prune has removed: checkpoints by their ids, and messages that nothing led to any more."""
+
+    checkpoints: list[str]
+    messages: int
+
+
+class Erased(NamedTuple):
+    """What an erasure has removed. `note` says where copies of it may still be, and what to do about them."""
+
+    threads: int
+    checkpoints: int
+    messages: int
+    is_gone: bool  # False: somebody who is still reading keeps old pages in the file
+    kept: list[str]  # forks that still hold what they shared with it
+    note: str
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay. `|` joins two: what either of them keeps, stays."""
+
+    last: int = 0
+    seconds: float = 0.0
+    tags: frozenset[str] = frozenset()
+
+    def __or__(self, other: Retention) -> Retention:
+        return Retention(max(self.last, other.last), max(self.seconds, other.seconds), self.tags | other.tags)
+
+
+def keep_last(count: int) -> Retention:
+    """Keep so many of the latest."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**53:
+        raise InputError(f"keep_last takes a number from 1 up, got {count!r:.80}")
+    return Retention(last=count)
+
+
+def keep_age(days: float) -> Retention:
+    """Keep those that are younger than so many days."""
+    if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days <= 36_500:
+        raise InputError(f"keep_age takes a number of days above 0 and up to 36500, got {days!r:.80}")
+    return Retention(seconds=days * 86_400.0)
+
+
+def keep_tagged(*tags: str) -> Retention:
+    """Keep those that carry one of these tags."""
+    if not tags or not all(isinstance(tag, str) for tag in tags):
+        raise InputError(f"keep_tagged takes one or more tags, which are strings; got {tags!r:.80}")
+    return Retention(tags=frozenset(tags))
+
+
+# --- times and drawings -----------------------------------------------------------------------------------------------
+
+
+def _in_utc(moment: Any) -> datetime:
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError as error:
+            raise InputError(f"created_at must be a time, got {moment!r:.80}; use datetime.now(UTC)") from error
+    if not isinstance(moment, datetime):
+        raise InputError(f"created_at must be a datetime, got {moment!r:.80}; use datetime.now(UTC)")
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InputError(f"created_at is beyond the years that can be stored: {moment!r}") from error
+
+
+def _drawn(tree: Tree) -> Iterator[str]:
+    """The lines of a drawing, without recursion: a thread may be forked from a fork a thousand times over."""
+    waiting = [("", "", "", tree)]  # what stands before its first line, that line's branch, before the others, the node
+    while waiting:
+        before, arm, below, node = waiting.pop()
+        at = "" if not arm else f"fork at {node.forked_at}: "
+        count = f"{node.message_count} message{'' if node.message_count == 1 else 's'}"
+        yield f"{before}{arm}{at}{_one_line(node.thread_id)} ({count})"
+        rows = [*map(_line, node.checkpoints), *(f"{_line(each)}  (left)" for each in node.left)]
+        for number, row in enumerate(rows, 1):
+            yield f"{below}{'└── ' if number == len(rows) and not node.forks else '├── '}{row}"
+        for number, fork in enumerate(reversed(node.forks)):
+            last = number == 0
+            waiting.append((below, "└── " if last else "├── ", below + ("    " if last else "│   "), fork))
+
+
+def _line(metadata: CheckpointMetadata) -> str:
+    parts = [f"{metadata.step}: {metadata.checkpoint_id}"]
+    parts += [f"[{', '.join(metadata.tags)}]"] if metadata.tags else []
+    parts += [metadata.summary] if metadata.summary else []
+    return "  ".join(map(_one_line, parts))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,113 @@
+"""Structured output: a reply that is a value of a type.
+
+The schema goes to the provider, which has a mechanism of its own for it or gets the schema in words. The reply is
+validated here in any case. The root of the schema is always an object, because services want one; a type that is none
+(a list, a number, a union) stands under "value" in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from byssus.errors import InputError, OutputInvalid
+from byssus.messages import dumps
+from byssus.values.schemas import convert, describe
+
+T = TypeVar("T")
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+class Output(Generic[T]):
+    """The type that a reply shall have: msgspec, pydantic, dataclass, TypedDict or builtin."""
+
+    def __init__(self, kind: type[T]) -> None:
+        try:
+            schema = describe(kind)
+            _try_out(kind)
+        except Exception as error:  # a hint that names nothing, a union that cannot be told apart, pydantic's own ...
+            raise InputError(
+                f"output={kind!r} cannot be described to a model ({error}); use a msgspec Struct, a pydantic model, a "
+                "dataclass, a TypedDict, or builtin types"
+            ) from error
+        self._kind = kind
+        self._wrapped = schema.get("type") != "object"
+        if self._wrapped:
+            definitions = schema.pop("$defs", None)
+            schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+            if definitions:
+                schema["$defs"] = definitions
+        self.schema: dict[str, Any] = schema
+
+    def instruction(self) -> str:
+        """The schema in words, for a provider that has no mechanism of its own."""
+        return in_words(self.schema)
+
+    def read(self, text: str) -> T:
+        """The value that the reply holds."""
+        failure: Exception | None = None
+        for candidate in _candidates(text):
+            try:
+                return self._value(json.loads(candidate, parse_constant=_no_number))
+            except (ValueError, RecursionError) as error:  # no JSON: the first error counts, the others guess
+                failure = failure or error
+            except Exception as error:  # noqa: BLE001 - JSON that does not fit; the type's own checks raise what they like
+                failure = error
+                break
+        raise OutputInvalid(f"the reply is no valid {_name(self._kind)}: {failure}; it was {_shortened(text)!r}") from (
+            failure
+        )
+
+    def _value(self, value: Any) -> T:
+        try:
+            inner = value["value"] if self._wrapped and isinstance(value, dict) else value
+        except KeyError:
+            inner = value  # a model that left the wrapping off
+        try:
+            return convert(inner, self._kind)
+        except Exception as error:
+            raise _DoesNotFit(str(error)) from error
+
+
+def in_words(schema: dict[str, Any]) -> str:
+    """What a model is told that has to be told."""
+    return f"Reply with JSON only, no other text, that fits this JSON schema:\n{dumps(schema)}"
+
+
+class _DoesNotFit(Exception):
+    pass
+
+
+def _try_out(kind: Any) -> None:
+    """Raise now if msgspec could read this type from no reply at all. Nobody's own checks are called."""
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert(None, kind, dec_hook=lambda kind, value: value)  # noqa: ARG005
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """Where the JSON of a reply may be: some models wrap it in a sentence or in a code block."""
+    yield text
+    for opening, closing in ("{}", "[]"):
+        start, end = text.find(opening), text.rfind(closing)
+        if 0 <= start < end:
+            yield text[start : end + 1]
+    if (blocks := _FENCED.findall(text)) and len(blocks) == 1:
+        yield blocks[0]
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:150]} [...] {text[-50:]}"
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__origin__") else str(kind)
