@@ -22,7 +22,7 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Tx
 from byssus.threads.encoding import stored
 from byssus.values import clock
-from tests import postgres
+from tests.support import postgres
 
 TEXT = "x" * 330
 PAGE = 100  # messages of a session

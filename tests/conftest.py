@@ -17,10 +17,12 @@ from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckp
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.sqlite import store as sqlite
-from tests import postgres
+from tests.support import postgres
+from tests.support.postgres import Schema
+from tests.support.stores import Admin
 
-# AgentScope needs another mcp than we do: tests/test_agentscope.py runs these in processes that have it.
-collect_ignore = [] if importlib.util.find_spec("agentscope") else ["agentscope"]
+# AgentScope needs another mcp than we do: tests/adapters/test_agentscope.py runs these in processes that have it.
+collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/agentscope"]
 
 
 class Database(Protocol):
@@ -152,3 +154,18 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 def store(database: Database) -> Iterator[Store]:
     with database.store() as opened:
         yield opened
+
+
+@pytest.fixture
+def where() -> Iterator[Schema]:
+    """A place on a Postgres server, for what is true of Postgres alone."""
+    made = postgres.server_for_tests().fresh_schema()
+    yield made
+    postgres.server_for_tests().drop(made)
+
+
+@pytest.fixture
+def admin(where: Schema) -> Iterator[Admin]:
+    made = Admin(where.dsn)
+    yield made
+    made.close()

@@ -43,10 +43,9 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
 from byssus.stream import Backlog, EventStream
 from byssus.values.results import RunResult
-
-from .conftest import Database
-from .test_agent_abort import can_go_on
-from .test_agent_events import (
+from tests.conftest import Database
+from tests.run.test_abort import can_go_on
+from tests.run.test_loop import (
     REPLY,
     RESULT,
     USER,

@@ -17,8 +17,8 @@ import psycopg
 from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
 from byssus.store.sqlite.store import SQLiteTx
-from tests import postgres
 from tests.crash.place import Place
+from tests.support import postgres
 
 T = TypeVar("T")
 

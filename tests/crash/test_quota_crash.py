@@ -30,9 +30,9 @@ from byssus.queries.accounts import quotas
 from byssus.queries.log import threads
 from byssus.signals import Signal
 from byssus.store.database import Row, Tx
-from tests.contract.driving import expire
 from tests.crash import databases
 from tests.crash.place import Place
+from tests.support.leases import expire
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 10_000_000

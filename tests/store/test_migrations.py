@@ -12,7 +12,7 @@ from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQ
 from byssus.store import schema
 from byssus.store.database import Tx
 from tests.conftest import Database
-from tests.contract.opened import texts, with_cp
+from tests.support.checkpointers import texts, with_cp
 
 OLD = "2026-01-01T00:00:00.000000Z"
 
