@@ -25,7 +25,7 @@ from byssus.errors import AgentBusy, InputError
 from byssus.events import AgentEnd, AgentStart, Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from tests.run.test_loop import Acted, Hanging, Heard, make, saying, sent, within
+from tests.support.agents import Acted, Hanging, Heard, make, saying, sent, within
 
 
 @tool

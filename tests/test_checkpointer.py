@@ -31,8 +31,8 @@ from byssus.messages import (
 )
 from byssus.queries.log import threads
 from byssus.queries.log.threads import Stored
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts, with_cp
+from tests.support.databases import Database
 
 
 def nested(depth: int) -> Any:

@@ -11,8 +11,8 @@ import pytest
 from byssus import UserMessage
 from byssus.checkpointer import Checkpointer, ThreadInfo
 from byssus.errors import InputError, StoreNotOpen
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts, with_cp
+from tests.support.databases import Database
 
 # --- the list of threads ----------------------------------------------------------------------------------------------
 

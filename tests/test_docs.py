@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from byssus.messages import ToolCall
-from tests.adapters.test_agentscope import OVERLAY
 from tests.support import postgres
+from tests.support.overlay import OVERLAY
 from tests.support.wire import Anthropic, Server, Step
 
 ROOT = Path(__file__).parent.parent

@@ -43,9 +43,7 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
 from byssus.stream import Backlog, EventStream
 from byssus.values.results import RunResult
-from tests.conftest import Database
-from tests.run.test_abort import can_go_on
-from tests.run.test_loop import (
+from tests.support.agents import (
     REPLY,
     RESULT,
     USER,
@@ -53,6 +51,7 @@ from tests.run.test_loop import (
     Hanging,
     Heard,
     Stubborn,
+    can_go_on,
     check_whole,
     executed,
     history,
@@ -63,6 +62,7 @@ from tests.run.test_loop import (
     sent,
     within,
 )
+from tests.support.databases import Database
 
 SIZE = 1_000  # events that wait for a consumer before the run does
 LONG = 3600.0  # seconds that no test has

@@ -10,9 +10,9 @@ from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.errors import NotFound, ThreadInactive
 from byssus.store.database import Row, Tx
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Heard, check_whole, saying
+from tests.support.agents import Acted, Heard, check_whole, saying
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
+from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
     LOOK,

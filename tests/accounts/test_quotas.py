@@ -37,9 +37,9 @@ from byssus.queries.log.leases import RELEASE, Claim, Lease
 from byssus.signals import Signal
 from byssus.storage import AgentStorage
 from byssus.threads.encoding import stored
-from tests.conftest import Database
-from tests.run.test_loop import Acted, saying, text_events
+from tests.support.agents import Acted, saying, text_events
 from tests.support.checkpointers import loaded, texts, with_cp
+from tests.support.databases import Database
 from tests.support.leases import CALL_SLOW, FAR_AWAY, Slow, Streaming, agent_on, expire, is_free, look
 
 SQL = "' OR '1'='1"

@@ -19,10 +19,10 @@ from byssus.providers.history import UNKNOWN_OUTCOME
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
 from byssus.values import clock
-from tests.accounts.test_users import drive, nested
-from tests.conftest import Database
-from tests.providers.test_history import flaws
+from tests.support.accounts import drive, nested
 from tests.support.checkpointers import loaded, texts, with_cp
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import Slow, agent_on, brief, look
 from tests.support.tool_calls import Acting, act
 

@@ -12,8 +12,8 @@ import pytest
 from byssus.errors import InputError, NotFound
 from byssus.messages import MAX_DEPTH
 from byssus.storage import AgentStorage
-from tests.accounts.test_users import nested
-from tests.conftest import Database
+from tests.support.accounts import nested
+from tests.support.databases import Database
 
 SQL = "'); DROP TABLE tasks; --"
 STATUSES = ("pending", "running", "paused", "completed", "failed", "cancelled")

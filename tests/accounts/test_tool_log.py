@@ -15,9 +15,9 @@ from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, NotFound
 from byssus.messages import MAX_DEPTH
 from byssus.storage import AgentStorage
-from tests.accounts.test_users import nested
-from tests.conftest import Database
+from tests.support.accounts import nested
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
 from tests.support.leases import CALL_SLOW, Slow, agent_on, look
 from tests.support.tool_calls import Acting, act
 

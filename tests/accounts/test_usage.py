@@ -16,8 +16,8 @@ from byssus.messages import Usage
 from byssus.storage import AgentStorage
 from byssus.store.database import Tx
 from byssus.values import clock
-from tests.conftest import Database
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
 from tests.support.leases import agent_on
 
 SQL = "'); DROP TABLE usage; --"

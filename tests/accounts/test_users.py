@@ -14,10 +14,9 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import MAX_DEPTH
 from byssus.queries.accounts import sessions, users
 from byssus.queries.log import threads
-from byssus.queries.log.leases import Claim
 from byssus.storage import AgentStorage
-from tests.conftest import Database
-from tests.support.leases import FAR_AWAY
+from tests.support.accounts import drive, nested
+from tests.support.databases import Database
 
 SQL = "'); DROP TABLE users; --"
 KEYS = {
@@ -41,18 +40,6 @@ def storage(database: Database) -> Iterator[AgentStorage]:
 
 def names(users: list[dict[str, Any]]) -> list[str]:
     return [user["name"] for user in users]
-
-
-def nested(depth: int) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for _ in range(depth - 1):
-        value = {"a": value}
-    return value
-
-
-def drive(storage: AgentStorage, session_id: str) -> None:
-    """Somebody far away begins a run on the session."""
-    storage.store.write_now(threads.append, session_id, [], by=Claim(FAR_AWAY, "their-run", 30))
 
 
 # --- making and reading -----------------------------------------------------------------------------------------------

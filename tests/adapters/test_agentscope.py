@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.overlay import OVERLAY, STAMP
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "adapters" / "agentscope").glob("test_*.py"))
-OVERLAY = Path(sys.prefix) / "agentscope"
-STAMP = OVERLAY.with_name(".overlaid")  # the Makefile writes it when the overlay is complete
 
 
 @pytest.mark.timeout(600)

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +30,8 @@ from byssus.messages import (
     UserMessage,
     from_value,
 )
-from tests.conftest import Database
+from tests.support.databases import Database
+from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 BYSSUS = [sys.executable, "-m", "byssus"]
@@ -149,56 +149,6 @@ def test_undecodable_input_is_no_crash(byssus: Command, tmp_path: Path, database
     run = subprocess.run([*BYSSUS, "chat"], input=b"\xff\xfe\n", env=env, capture_output=True, check=False)
     assert run.returncode == 0
     assert b"Traceback" not in run.stderr
-
-
-class Terminal:
-    """A pseudo-terminal with a program on it, driven by what appears there."""
-
-    def __init__(self, *command: str, env: dict[str, str]) -> None:
-        self._master, slave = os.openpty()
-        code = (
-            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *command],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "dumb", **env},
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.screen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def wait_for(self, pattern: str) -> None:
-        """Read until the pattern appears; what is behind it stays for the next time."""
-        while not (found := re.search(pattern, self.screen)):
-            ready, _, _ = select.select([self._master], [], [], 60)
-            assert ready, f"{pattern!r} did not appear: {self.screen!r}"
-            self.screen += os.read(self._master, 65536).decode(errors="replace")
-        self.screen = self.screen[found.end() :]
-
-    def press_until_it_ends(self, key: str) -> None:
-        """Press the key, and again where it falls between Python's prompt and its wait for input, and is not seen."""
-        for _ in range(60):
-            with suppress(OSError):  # it has ended, and its terminal with it
-                self.type(key)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)
-                break
-        else:
-            raise AssertionError(f"{key!r} does not end it: {self.screen!r}")
-        with suppress(OSError):  # Linux says so when there is nothing left, others return nothing
-            while last := os.read(self._master, 65536):
-                self.screen += last.decode(errors="replace")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
 
 
 CHAT = [*BYSSUS, "chat", "--system", "Write at least a thousand words."]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from byssus import UserMessage
-from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from tests.conftest import Database
+from byssus.checkpointer import Checkpoint, CheckpointMetadata
+from tests.support.checkpointers import fill_trip
 from tests.support.commands import Command, command
+from tests.support.databases import Database
 
 
 @pytest.fixture
@@ -20,20 +21,11 @@ def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
 
 
-async def fill(cp: Checkpointer) -> None:
-    """The thread "trip": six messages, and a checkpoint behind each second one."""
-    said = [{"role": "user", "content": f"message {number}"} for number in range(1, 7)]
-    for step in (1, 2, 3):
-        tags = ["plan", "agreed"] if step == 2 else []
-        metadata = CheckpointMetadata("trip", f"c{step}", step=step, tags=tags, summary=f"step {step}")
-        await cp.put(Checkpoint(metadata, said[: 2 * step]))
-
-
 @pytest.fixture
 def trip(database: Database) -> Database:
     async def main() -> None:
         async with database.checkpointer() as cp:
-            await fill(cp)
+            await fill_trip(cp)
 
     asyncio.run(main())
     return database

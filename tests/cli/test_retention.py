@@ -16,10 +16,10 @@ import pytest
 from byssus import Agent, Model
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.providers.scripted import ScriptedProvider
-from tests.cli.test_chat import Terminal
-from tests.cli.test_checkpoints import fill
-from tests.conftest import Database
+from tests.support.checkpointers import fill_trip
 from tests.support.commands import Command, command
+from tests.support.databases import Database
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def trip(database: Database) -> Database:
 
     async def main() -> None:
         async with database.checkpointer() as cp:
-            await fill(cp)
+            await fill_trip(cp)
             await cp.fork("trip", "c2", new_id="other")
             await cp.create_user("Ann", user_id="ann")
             provider = ScriptedProvider(["hello"])

@@ -13,8 +13,8 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim, Lease
 from byssus.store.database import Store
-from tests.conftest import Database
 from tests.support.commands import Command, command
+from tests.support.databases import Database
 
 
 @tool(approval=True)

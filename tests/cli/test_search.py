@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from byssus.storage import AgentStorage
-from tests.conftest import Database
 from tests.support.commands import Command, command
+from tests.support.databases import Database
 
 
 @pytest.fixture

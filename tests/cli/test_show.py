@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from byssus import UserMessage
-from tests.conftest import Database
+from tests.support.databases import Database
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)], ids=["text", "json"])

@@ -19,7 +19,7 @@ from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from tests.crash.boundaries import Life, Story, read
 from tests.crash.boundary_scene import BY_HAND, NEVER_AGAIN, STAGES, THREAD, effect, entries
 from tests.crash.place import Place
-from tests.providers.test_history import flaws
+from tests.support.histories import flaws
 
 Row: TypeAlias = dict[str, Any]
 _OPEN = ("waiting", "answered", "started")

@@ -59,7 +59,7 @@ from byssus.values import clock
 from byssus.values.decisions import Ask, Pending
 from byssus.values.results import RunResult, ToolResult
 from tests.crash.place import Place
-from tests.providers.test_history import flaws
+from tests.support.histories import flaws
 
 THREAD, NOISE = "t", "noise"
 BY_HAND = "a person has done it"

@@ -24,7 +24,7 @@ from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash import databases
 from tests.crash.place import Place
-from tests.providers.test_history import flaws
+from tests.support.histories import flaws
 
 T = TypeVar("T")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +25,20 @@ from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
 from byssus.queries.log.threads import Stored
 from byssus.queries.moving import copying as queries
-from byssus.queries.moving.copying import TABLES
 from byssus.storage import AgentStorage
-from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
-from tests.conftest import Database
 from tests.crash.faults import FULL, failing_writes
+from tests.support.backups import Writers, opened, rows_in, say
+from tests.support.databases import Database
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", 7)
     monkeypatch.setattr(sqlite_file, "_BACKUP_PAGES", 5)
-
-
-@contextlib.contextmanager
-def opened(place: str | Path) -> Iterator[Store]:
-    store = opening.open_store(str(place))
-    try:
-        yield store
-    finally:
-        sharing.release(store)
-
-
-def say(store: Store, thread_id: str, *texts: str) -> None:
-    body = '{{"role":"user","content":[{{"type":"text","text":"{}"}}]}}'
-    store.write_now(threads.append, thread_id, [Stored(text, "user", body.format(text)) for text in texts])
 
 
 def fill(store: Store) -> None:
@@ -74,15 +58,6 @@ def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
 
 def restore(store: Store, path: Path, **options: Any) -> dict[str, Any]:
     return to_the_end(backups.restore(Blocking(store), path, **options))
-
-
-def rows_in(store: Store) -> dict[str, list[Row]]:
-    """All that a backup carries."""
-
-    def look(tx: Tx) -> dict[str, list[Row]]:
-        return {table.name: queries.between(tx, table, table.start, table.end) for table in TABLES}
-
-    return store.read_now(look)
 
 
 def rows_at(path: Path) -> dict[str, list[Row]]:
@@ -165,51 +140,6 @@ def test_progress_never_goes_back_and_ends_at_its_end(store: Store, tmp_path: Pa
     assert len({total for _, total in heard}) == 1
     assert len(set(done)) > 5
     assert heard[-1][0] == heard[-1][1]
-
-
-class Writers:
-    """Four threads that append numbered messages, each to two threads of the log in one transaction, or to one."""
-
-    def __init__(self, store: Store, *, to_both: bool = True) -> None:
-        self._store = store
-        self._to_both = to_both
-        self._changed = threading.Condition()
-        self._counts = [0] * 4
-        self._over = False
-        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(4)]
-
-    def __enter__(self) -> Writers:
-        for thread in self._threads:
-            thread.start()
-        self.let_write()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over = True
-        for thread in self._threads:
-            thread.join()
-
-    def _write(self, number: int) -> None:
-        def both(tx: Tx, count: int) -> None:
-            text = str(count)
-            for side in "ab":
-                threads.append(tx, f"{number}{side}", [Stored(text, "user", f'"{text}"', 1)])
-
-        while not self._over:
-            count = self._counts[number] + 1
-            if self._to_both:
-                self._store.write_now(both, count)
-            else:
-                self._store.write_now(threads.append, f"{number}a", [Stored(str(count), "user", f'"{count}"', 1)])
-            with self._changed:
-                self._counts[number] += 1
-                self._changed.notify_all()
-
-    def let_write(self, *_: object) -> None:
-        """Wait until each of them has written something new."""
-        with self._changed:
-            before = list(self._counts)
-            self._changed.wait_for(lambda: all(now > then for now, then in zip(self._counts, before, strict=True)))
 
 
 def said(store: Store) -> dict[str, list[str]]:

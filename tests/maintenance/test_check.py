@@ -22,9 +22,9 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
-from tests.conftest import Database
-from tests.maintenance.test_backup import Writers, opened, rows_in, say
+from tests.support.backups import Writers, opened, rows_in, say
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
 from tests.support.marks import mark, summarize
 
 

@@ -31,9 +31,9 @@ from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
 from byssus.threads.encoding import stored
-from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
+from tests.support.databases import Database, PostgresSchema, SQLiteFile
 from tests.support.leases import PAST, agent_on, claim, unfinished, with_two
 from tests.support.marks import mark, marked, summarize
 from tests.support.tool_calls import Acting, act, interrupt

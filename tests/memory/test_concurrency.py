@@ -24,9 +24,9 @@ from byssus import (
 from byssus.errors import ByssusError, InputError, NotFound, ThreadBusy
 from byssus.memory import InMemoryMemory, Msg, SQLiteMemory, compress
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.providers.test_history import flaws
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import Slow, agent_on
 from tests.support.memories import ids, msg, msgs, stored, texts
 

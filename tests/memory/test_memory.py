@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from byssus.errors import InputError, NoMessage, WrongType
 from byssus.memory import InMemoryMemory, Msg
-from tests.conftest import Database
+from tests.support.databases import Database
 from tests.support.memories import KINDS, Driven, ids, makers, msg, msgs, snapshot, stored, texts
 
 EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))

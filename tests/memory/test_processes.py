@@ -10,7 +10,7 @@ import time
 from collections import Counter
 
 from byssus.memory import Msg
-from tests.conftest import Database
+from tests.support.databases import Database
 from tests.support.memories import children, hear, ids, msgs, outcome, stored, tell
 
 ADD_MANY = """

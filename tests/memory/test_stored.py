@@ -32,9 +32,9 @@ from byssus.messages import AssistantMessage, TextContent, ToolResultMessage
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
 from byssus.store.database import Store
-from tests.conftest import Database
-from tests.providers.test_history import flaws
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import CALL_SLOW, LOOK, Slow, agent_on, brief, look
 from tests.support.memories import KINDS, Driven, child, ids, makers, msg, msgs, outcome, stored, texts
 

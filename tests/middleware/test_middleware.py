@@ -15,9 +15,9 @@ from byssus.messages import AssistantMessage, Message, TextContent
 from byssus.middleware import HookContext
 from byssus.providers.scripted import ScriptedProvider
 from byssus.signals import Signal
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import Heard, check_whole, history, make, sent, within
+from tests.support.agents import Heard, check_whole, history, make, sent, within
+from tests.support.databases import Database
+from tests.support.histories import flaws
 
 
 @tool

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from types import SimpleNamespace
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,15 +13,10 @@ from byssus import Agent, Deny, HookContext, Middleware, Model, Redact, RunResul
 from byssus.checkpointer import Checkpointer
 from byssus.errors import HookFailed, InputError, NetworkFailed
 from byssus.events import (
-    AgentEnd,
-    AgentStart,
     Event,
     MessageEnd,
-    MessageStart,
-    ToolExecutionEnd,
     ToolExecutionStart,
     TurnEnd,
-    TurnStart,
 )
 from byssus.messages import (
     AssistantMessage,
@@ -35,29 +29,15 @@ from byssus.messages import (
     encode,
 )
 from byssus.middleware import HOOKS
-from byssus.providers.base import Provider
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
-from tests.conftest import Database
+from tests.support.agents import Heard, check_whole, hooks, look, make, within
+from tests.support.databases import Database
 
 T = TypeVar("T")
 
 
 # --- tools of these tests ---------------------------------------------------------------------------------------------
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
-
-
-def make(script: Iterable[Step] | Provider, **options: Any) -> Agent:
-    provider: Any = script if hasattr(script, "stream") else ScriptedProvider(script)
-    return Agent(provider=provider, model=options.pop("model", Model("m")), **options)
-
-
-def hooks(**functions: Any) -> Any:
-    """A middleware made of functions."""
-    return SimpleNamespace(**functions)
 
 
 def stored(thread: Any) -> list[str]:
@@ -69,37 +49,6 @@ async def content(cp: Checkpointer) -> str:
     thread = await cp.load("t")
     assert thread is not None
     return "\n".join([*map(encode, thread.messages), str(thread.extra)])
-
-
-PAIRS: list[tuple[type[Any], type[Any]]] = [
-    (AgentStart, AgentEnd),
-    (TurnStart, TurnEnd),
-    (MessageStart, MessageEnd),
-    (ToolExecutionStart, ToolExecutionEnd),
-]
-
-
-class Heard(list[Event]):
-    def __init__(self, agent: Agent) -> None:
-        super().__init__()
-        agent.subscribe(self.append)
-
-    def of(self, kind: type[T]) -> list[T]:
-        return [event for event in self if isinstance(event, kind)]
-
-    def check_whole(self) -> None:
-        """Every start has its end, behind it."""
-        for start, end in PAIRS:
-            depth = 0
-            for event in self:
-                depth += isinstance(event, start) - isinstance(event, end)
-                assert depth >= 0
-            assert depth == 0, start
-
-
-@tool
-def look(at: str = "here") -> str:
-    return f"seen {at}"
 
 
 SECRET = "sk-12345"
@@ -147,7 +96,7 @@ def test_a_redactor_followed_by_a_decorator_leaks_neither_to_the_model_nor_to_th
             assert SECRET not in await content(cp)
             assert SECRET not in repr(heard)
 
-    run(main())
+    within(main())
 
 
 def test_each_hook_sees_what_the_one_before_made_of_it() -> None:
@@ -166,7 +115,7 @@ def test_each_hook_sees_what_the_one_before_made_of_it() -> None:
 
     provider = ScriptedProvider([[ToolCall("c", "look", {"at": ""})], "ok"])
     agent = make(provider, tools=[look], system_prompt="s", middleware=[grow("a"), Middleware(), grow("b")])
-    result = run(agent.prompt("hi"))
+    result = within(agent.prompt("hi"))
     first = provider.requests[0]
     assert [message.text for message in first.messages] == ["hi", "a", "bab"]
     assert first.system_prompt == "sab"
@@ -179,7 +128,7 @@ def test_what_is_chosen_is_converted_whatever_the_order_of_the_middleware() -> N
     adder = hooks(transform_context=lambda messages: [UserMessage(SECRET), *messages])
     for middleware in ([redactor, adder], [adder, redactor]):
         provider = ScriptedProvider(["ok"])
-        run(make(provider, middleware=middleware).prompt("hi"))
+        within(make(provider, middleware=middleware).prompt("hi"))
         assert [message.text for message in provider.requests[0].messages] == ["[redacted]", "hi"]
 
 
@@ -194,7 +143,7 @@ def test_hooks_may_be_plain_or_async_functions_methods_or_any_awaitable() -> Non
 
     provider = ScriptedProvider(["ok"])
     plain = hooks(transform_system_prompt=lambda text: text + "p")
-    run(make(provider, middleware=[plain, hooks(transform_system_prompt=as_coroutine), AsMethod()]).prompt("hi"))
+    within(make(provider, middleware=[plain, hooks(transform_system_prompt=as_coroutine), AsMethod()]).prompt("hi"))
     assert provider.requests[0].system_prompt == "paa"
 
 
@@ -218,7 +167,7 @@ def test_signal_and_context_are_given_to_those_who_declare_them_and_to_no_others
         return context
 
     each = (with_signal, with_context, with_neither, whose_messages_have_that_name)
-    run(make(["ok"], middleware=[hooks(transform_context=function) for function in each]).prompt("hi"))
+    within(make(["ok"], middleware=[hooks(transform_context=function) for function in each]).prompt("hi"))
     assert isinstance(got[0], Signal)
     assert isinstance(got[1], HookContext)
     assert got[2] is None
@@ -238,7 +187,7 @@ def test_the_context_tells_where_a_hook_is_called(database: Database) -> None:
             options: Any = {"checkpointer": cp, "thread_id": "t", "user_id": "u"}
             return await make(["ok"], middleware=[hooks(transform_system_prompt=note)], **options).prompt("hi")
 
-    result = run(main())
+    result = within(main())
     (context,) = contexts
     assert (context.thread_id, context.user_id, context.run_id) == ("t", "u", result.run_id)
     assert context.provider is not None
@@ -272,7 +221,7 @@ def test_every_hook_may_write_to_extra_which_is_stored(database: Database) -> No
                 "on_run_end": 2,
             }
 
-    run(main())
+    within(main())
 
 
 def test_extra_cannot_be_replaced_by_mistake() -> None:
@@ -281,7 +230,7 @@ def test_extra_cannot_be_replaced_by_mistake() -> None:
         return text
 
     with pytest.raises(HookFailed, match="immutable"):
-        run(make([], middleware=[hooks(transform_system_prompt=forget)]).prompt("hi"))
+        within(make([], middleware=[hooks(transform_system_prompt=forget)]).prompt("hi"))
 
 
 # --- what is sent, and what is stored ---------------------------------------------------------------------------------
@@ -309,7 +258,7 @@ def test_convert_to_llm_changes_what_is_sent_and_never_what_is_stored(database: 
             assert stored(thread) == ["user: hi", "assistant: ", "tool_result: seen here", "assistant: ok"]
             assert "elsewhere" not in await content(cp)
 
-    run(main())
+    within(main())
 
 
 def test_a_changed_reply_is_stored_told_and_acted_upon(database: Database) -> None:
@@ -332,7 +281,7 @@ def test_a_changed_reply_is_stored_told_and_acted_upon(database: Database) -> No
             assert thread is not None
             assert stored(thread) == ["user: hi", "assistant: I will not."]
 
-    run(main())
+    within(main())
 
 
 def test_calls_that_a_hook_adds_to_a_reply_are_run_each_under_a_key_of_its_own() -> None:
@@ -347,7 +296,7 @@ def test_calls_that_a_hook_adds_to_a_reply_are_run_each_under_a_key_of_its_own()
         return AssistantMessage([ToolCall("c", "act")]) if message.text == "again" else None
 
     agent = make(["again", "again", "done"], tools=[act], middleware=[hooks(after_model_response=add_call)])
-    assert run(agent.prompt("hi")).text == "done"
+    assert within(agent.prompt("hi")).text == "done"
     assert len({*keys}) == 2
 
 
@@ -359,7 +308,7 @@ def test_the_prompt_and_the_system_prompt_can_differ_from_turn_to_turn() -> None
         return f"{text} turn {len(turns)}"
 
     provider = ScriptedProvider([[ToolCall("c", "look")], "ok"])
-    run(
+    within(
         make(
             provider, tools=[look], system_prompt="Be nice,", middleware=[hooks(transform_system_prompt=number)]
         ).prompt("hi")
@@ -371,8 +320,8 @@ def test_the_prompt_and_the_system_prompt_can_differ_from_turn_to_turn() -> None
 def test_a_hook_that_cuts_the_question_off_leaves_something_to_answer(name: str) -> None:
     provider = ScriptedProvider(["a", "b"])
     agent = make(provider, middleware=[hooks(**{name: lambda messages: messages[:-1] or messages})])
-    run(agent.prompt("one"))
-    run(agent.prompt("two"))
+    within(agent.prompt("one"))
+    within(agent.prompt("two"))
     assert [f"{m.role}: {m.text}" for m in provider.requests[1].messages] == [
         "user: one",
         "assistant: a",
@@ -390,7 +339,7 @@ def test_a_redactor_in_front_of_a_window_is_not_bypassed_when_the_window_cuts_be
     window = hooks(transform_context=lambda messages: messages[-1:])
     for middleware in ([mask, window], [window, redactor], [redactor, window]):
         provider = ScriptedProvider([[ToolCall("c", "log_in", {"key": SECRET})], "ok"])
-        run(make(provider, tools=[log_in], middleware=middleware).prompt("hi"))
+        within(make(provider, tools=[log_in], middleware=middleware).prompt("hi"))
         sent = provider.requests[1].messages
         assert [message.role for message in sent][-2:] == ["assistant", "tool_result"]
         assert SECRET not in repr(sent)
@@ -417,8 +366,8 @@ def test_a_denied_call_does_not_run_and_the_model_reads_why() -> None:
     provider = ScriptedProvider([[ToolCall("1", "act", {"name": "bad"}), ToolCall("2", "act", {"name": "good"})], "ok"])
     agent = make(provider, tools=[act], middleware=[hooks(before_tool_call=guard), hooks(before_tool_call=later)])
     heard = Heard(agent)
-    result = run(agent.prompt("go"))
-    heard.check_whole()
+    result = within(agent.prompt("go"))
+    check_whole(heard)
     assert (ran, asked) == (["good"], ["good"])
     denied, done = (m for m in result.messages if isinstance(m, ToolResultMessage))
     assert denied.is_error
@@ -464,12 +413,12 @@ def test_edited_arguments_are_run_and_told_while_the_stored_reply_keeps_the_mode
                 assert isinstance(reply, AssistantMessage)
                 assert reply.tool_calls == [ToolCall("c", "look", {"at": "here"})]
 
-    run(main())
+    within(main())
 
 
 def test_edited_arguments_are_validated() -> None:
     provider = ScriptedProvider([[ToolCall("c", "look")], "ok"])
-    run(make(provider, tools=[look], middleware=[hooks(before_tool_call=lambda call: {"at": [1]})]).prompt("hi"))
+    within(make(provider, tools=[look], middleware=[hooks(before_tool_call=lambda call: {"at": [1]})]).prompt("hi"))
     result = provider.requests[1].messages[-1]
     assert isinstance(result, ToolResultMessage)
     assert result.is_error
@@ -478,7 +427,7 @@ def test_edited_arguments_are_validated() -> None:
 
 def test_a_hook_can_mend_arguments_that_were_no_json() -> None:
     provider = ScriptedProvider([[ToolCall("c", "look", malformed='{"at": ')], "ok"])
-    run(make(provider, tools=[look], middleware=[hooks(before_tool_call=lambda call: {"at": "home"})]).prompt("hi"))
+    within(make(provider, tools=[look], middleware=[hooks(before_tool_call=lambda call: {"at": "home"})]).prompt("hi"))
     assert provider.requests[1].messages[-1].text == "seen home"
 
 
@@ -489,7 +438,7 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_history() -> None
         return "empty"
 
     agent = make([[ToolCall("c", "pop", {"items": [1, [2]]})], "ok"], tools=[pop])
-    run(agent.prompt("hi"))
+    within(agent.prompt("hi"))
     reply = agent.state.messages[1]
     assert isinstance(reply, AssistantMessage)
     assert reply.tool_calls[0].arguments == {"items": [1, [2]]}
@@ -498,7 +447,7 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_history() -> None
 def test_a_result_stays_with_its_call_whatever_a_hook_writes_into_it() -> None:
     provider = ScriptedProvider([[ToolCall("c", "look")], "ok"])
     swap = hooks(after_tool_call=lambda call, result: ToolResultMessage("other", "other", "swapped"))
-    run(make(provider, tools=[look], middleware=[swap]).prompt("hi"))
+    within(make(provider, tools=[look], middleware=[swap]).prompt("hi"))
     result = provider.requests[1].messages[-1]
     assert isinstance(result, ToolResultMessage)
     assert (result.tool_call_id, result.tool_name, result.text) == ("c", "look", "swapped")
@@ -510,7 +459,7 @@ def test_after_tool_call_sees_the_failures_of_tools_too() -> None:
         raise ValueError(SECRET)
 
     provider = ScriptedProvider([[ToolCall("1", "fail"), ToolCall("2", f"no-{SECRET}")], "ok"])
-    run(make(provider, tools=[fail], middleware=[Redact(SECRET)]).prompt("hi"))
+    within(make(provider, tools=[fail], middleware=[Redact(SECRET)]).prompt("hi"))
     assert [SECRET in message.text for message in provider.requests[1].messages] == [False] * 4
 
 
@@ -538,7 +487,7 @@ def test_should_stop_after_turn_ends_the_run_behind_the_results(database: Databa
             )
             heard = Heard(agent)
             result = await agent.prompt("go")
-            heard.check_whole()
+            check_whole(heard)
             assert (result.stop_reason, result.error) == ("stopped", None)
             assert seen == [("", ["seen here"]), ("two", ["seen here"])]
             assert [len(event.tool_results) for event in heard.of(TurnEnd)] == [1, 1]
@@ -548,7 +497,7 @@ def test_should_stop_after_turn_ends_the_run_behind_the_results(database: Databa
             resumed = ScriptedProvider(["on"])
             assert (await make(resumed, tools=[look], checkpointer=cp, thread_id="t").resume()).text == "on"
 
-    run(main())
+    within(main())
 
 
 def test_on_run_end_sees_the_result_after_its_messages_are_stored(database: Database) -> None:
@@ -567,7 +516,7 @@ def test_on_run_end_sees_the_result_after_its_messages_are_stored(database: Data
             assert ends == [(good, 2), (bad, 4)]
             assert isinstance(bad.error, NetworkFailed)
 
-    run(main())
+    within(main())
 
 
 def test_a_failing_on_run_end_does_not_keep_the_others_from_hearing() -> None:
@@ -578,7 +527,7 @@ def test_a_failing_on_run_end_does_not_keep_the_others_from_hearing() -> None:
 
     agent = make(["ok", "ok"], middleware=[hooks(on_run_end=fail), hooks(on_run_end=lambda r: heard.append(r.text))])
     with pytest.raises(HookFailed, match=r"on_run_end failed: ValueError: full"):
-        run(agent.prompt("hi"))
+        within(agent.prompt("hi"))
     assert heard == ["ok"]
 
 
@@ -600,7 +549,7 @@ def test_extra_is_stored_although_a_later_hook_fails(database: Database) -> None
                 assert thread is not None
                 assert thread.extra == {"mine": 1}
 
-    run(main())
+    within(main())
 
 
 # --- hooks that fail --------------------------------------------------------------------------------------------------
@@ -660,7 +609,7 @@ def test_a_hook_that_fails_is_named_and_the_thread_can_go_on(
             heard = Heard(agent)
             with pytest.raises(HookFailed, match=rf"Broken\.{name}") as caught:
                 await agent.prompt("hi")
-            heard.check_whole()
+            check_whole(heard)
             assert agent.state.error is caught.value
             if isinstance(answer, Exception):
                 assert caught.value.__cause__ is answer
@@ -685,7 +634,7 @@ def test_a_hook_that_fails_is_named_and_the_thread_can_go_on(
                 assert [m.tool_call_id for m in sent if isinstance(m, ToolResultMessage)] == wanted
                 assert len(COUNTED) == ran  # what had run, or was refused, does not run again
 
-    run(main())
+    within(main())
 
 
 @pytest.mark.parametrize("name", ["before_tool_call", "after_tool_call", "should_stop_after_turn"])
@@ -731,7 +680,7 @@ def test_the_same_agent_goes_on_when_its_hook_is_mended(
                 assert thread is not None
                 assert thread.messages == agent.state.messages
 
-    run(main())
+    within(main())
 
 
 # --- an abort ---------------------------------------------------------------------------------------------------------
@@ -756,7 +705,7 @@ def test_an_abort_ends_a_run_whose_hook_waits_for_ever_and_what_it_would_have_ch
             agent = make(provider, tools=[count], middleware=[hooks(**{name: wait})], **options)
             heard = Heard(agent)
             result = await agent.prompt("hi")
-            heard.check_whole()
+            check_whole(heard)
             assert (result.stop_reason, result.error) == ("aborted", None)
             if name in ("before_tool_call", "after_model_response"):
                 assert COUNTED == []
@@ -765,7 +714,7 @@ def test_an_abort_ends_a_run_whose_hook_waits_for_ever_and_what_it_would_have_ch
             mended = make(["mended"], checkpointer=cp, thread_id="t")
             assert (await mended.prompt("again")).text == "mended"
 
-    run(main())
+    within(main())
 
 
 def test_an_aborted_run_still_tells_its_end() -> None:
@@ -781,7 +730,7 @@ def test_an_aborted_run_still_tells_its_end() -> None:
         return "stopped"
 
     agent = make([[ToolCall("c", "stop")]], tools=[stop], middleware=[hooks(on_run_end=on_run_end)])
-    assert run(agent.prompt("hi")).stop_reason == "aborted"
+    assert within(agent.prompt("hi")).stop_reason == "aborted"
     assert ends == ["aborted"]
 
 
@@ -790,7 +739,7 @@ def test_a_hook_that_times_out_by_itself_has_failed_and_was_not_aborted() -> Non
         raise TimeoutError("no answer from the policy service")
 
     with pytest.raises(HookFailed, match="policy service"):
-        run(make([], middleware=[hooks(transform_system_prompt=impatient)]).prompt("hi"))
+        within(make([], middleware=[hooks(transform_system_prompt=impatient)]).prompt("hi"))
 
 
 # --- what is no middleware --------------------------------------------------------------------------------------------
@@ -814,7 +763,7 @@ def test_a_hook_set_on_an_instance_counts() -> None:
     policy: Any = Middleware()
     policy.before_tool_call = lambda call: Deny("no")
     provider = ScriptedProvider([[ToolCall("c", "look")], "ok"])
-    run(make(provider, tools=[look], middleware=[policy]).prompt("hi"))
+    within(make(provider, tools=[look], middleware=[policy]).prompt("hi"))
     assert "blocked" in provider.requests[1].messages[-1].text
 
 
@@ -834,7 +783,7 @@ def test_the_hooks_of_a_middleware_are_called_with_what_their_base_declares() ->
             assert signal is not None
             return await super().after_tool_call(call, result, signal=signal)
 
-    assert run(make([[ToolCall("c", "look")], "ok"], tools=[look], middleware=[Loud()]).prompt("hi")).text == "ok"
+    assert within(make([[ToolCall("c", "look")], "ok"], tools=[look], middleware=[Loud()]).prompt("hi")).text == "ok"
 
 
 # --- aborts between a reply and its hooks -----------------------------------------------------------------------------
@@ -862,7 +811,7 @@ def abort_when_done(agent: Agent) -> None:
 def test_a_whole_reply_is_kept_although_the_abort_came_before_its_hooks() -> None:
     agent = make(ScriptedProvider(["all said"]), middleware=[Shout()])
     abort_when_done(agent)
-    result = run(agent.prompt("go"))
+    result = within(agent.prompt("go"))
     assert (result.text, result.stop_reason) == ("ALL SAID", "aborted")
     assert [message.text for message in agent.state.messages] == ["go", "ALL SAID"]
 
@@ -880,4 +829,4 @@ def test_a_reply_whose_hook_hangs_in_an_aborted_run_is_withheld_and_the_thread_c
             assert [message.text for message in thread.messages] == ["go", ""]
             assert (await make(ScriptedProvider(["once more"]), **options).resume()).text == "once more"
 
-    run(main())
+    within(main())

@@ -36,8 +36,8 @@ from byssus.messages import Block, Message, Note, UnknownBlock, encode
 from byssus.middleware.windows import estimate_tokens
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
-from tests.conftest import Database
-from tests.middleware.test_middleware_full import Heard, hooks, look, make, run
+from tests.support.agents import Heard, check_whole, hooks, look, make, within
+from tests.support.databases import Database
 
 SECRET = "sk-12345"
 
@@ -217,7 +217,7 @@ def test_whatever_the_middleware_cuts_every_request_is_a_valid_history(
             if any(isinstance(each, Redact) for each in middleware):
                 assert SECRET not in repr(request.messages)
 
-    run(main())
+    within(main())
 
 
 # --- the sliding window -----------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_sliding_window_shows_the_last_messages_and_the_question_of_a_turn_tha
     provider = ScriptedProvider(script)
     agent = make(provider, tools=[look], middleware=[SlidingWindow(2)])
     for prompt in ("one", "two", "three"):
-        run(agent.prompt(prompt))
+        within(agent.prompt(prompt))
     assert [told(request) for request in provider.requests] == [
         ["user: one"],
         ["user: one", "assistant: a", "user: two"],
@@ -241,7 +241,7 @@ def test_a_sliding_window_shows_the_last_messages_and_the_question_of_a_turn_tha
 def test_a_sliding_window_keeps_the_results_of_one_reply_together() -> None:
     calls = [ToolCall(str(n), "look", {"at": str(n)}) for n in range(4)]
     provider = ScriptedProvider([calls, "ok"])
-    run(make(provider, tools=[look], middleware=[SlidingWindow(2)]).prompt("go"))
+    within(make(provider, tools=[look], middleware=[SlidingWindow(2)]).prompt("go"))
     assert [m.role for m in provider.requests[1].messages] == ["user", "assistant", *["tool_result"] * 4]
 
 
@@ -249,9 +249,9 @@ def test_a_sliding_window_keeps_the_results_of_one_reply_together() -> None:
 def test_a_run_that_failed_can_be_resumed_behind_the_smallest_window(window: object) -> None:
     agent = make([NetworkFailed("gone"), "ok"], middleware=[window], max_retries=0)
     agent.state.messages.append(Note("a note"))
-    assert run(agent.prompt("hi")).stop_reason == "error"
+    assert within(agent.prompt("hi")).stop_reason == "error"
     agent.state.messages.append(Note("another"))
-    assert run(agent.resume()).text == "ok"
+    assert within(agent.resume()).text == "ok"
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "3", None, True])
@@ -268,7 +268,7 @@ def test_a_token_budget_keeps_whole_turns() -> None:
     provider = ScriptedProvider(["x" * 40, [ToolCall("1", "look")], "x" * 40, "ok"])
     agent = make(provider, tools=[look], middleware=[TokenBudget(45)])
     for prompt in ("one", "two", "three"):
-        run(agent.prompt(prompt))
+        within(agent.prompt(prompt))
     assert [text[:22] for text in told(provider.requests[-1])] == [
         "user: two",
         "assistant: ",
@@ -282,8 +282,8 @@ def test_a_token_budget_keeps_whole_turns() -> None:
 def test_a_turn_that_is_larger_than_the_budget_is_shown_whole() -> None:
     provider = ScriptedProvider(["a", [ToolCall("1", "look", {"at": "x" * 1_000})], "ok"])
     agent = make(provider, tools=[look], middleware=[TokenBudget(10)])
-    run(agent.prompt("one"))
-    run(agent.prompt("two"))
+    within(agent.prompt("one"))
+    within(agent.prompt("two"))
     assert [m.role for m in provider.requests[-1].messages] == ["user", "assistant", "tool_result"]
     assert provider.requests[-1].messages[0].text == "two"
 
@@ -357,7 +357,7 @@ def test_old_messages_are_replaced_by_a_summary_which_is_stored_and_not_written_
             assert len(thread.messages) == 10  # the thread keeps all of it
             assert thread.extra["summary"]["text"] == "summary 1"
 
-    run(main())
+    within(main())
 
 
 def test_a_summary_survives_a_restart(database: Database) -> None:
@@ -369,9 +369,9 @@ def test_a_summary_survives_a_restart(database: Database) -> None:
                 await agent.prompt(prompt)
             return talk
 
-    first = run(main([f"Question {n}" for n in range(4)]))
+    first = within(main([f"Question {n}" for n in range(4)]))
     assert len(first.summaries) == 1
-    second = run(main(["Go on"]))
+    second = within(main(["Go on"]))
     assert second.summaries == []
     assert told(second.asked[0])[0].endswith("summary 1")
     assert told(second.asked[0])[-1] == "user: Go on"
@@ -382,7 +382,7 @@ def test_a_summary_is_merged_into_the_next_one_and_nothing_is_summed_up_twice() 
     talk = Talk()
     agent = make(talk, middleware=[Summarize(100, keep=2)])
     for n in range(20):
-        run(agent.prompt(f"Question {n}."))
+        within(agent.prompt(f"Question {n}."))
     assert 3 <= len(talk.summaries) <= 10
     for number, request in enumerate(talk.summaries):
         text = request.messages[0].text
@@ -398,7 +398,7 @@ def test_nothing_is_lost_between_the_summary_and_the_messages_that_stay() -> Non
     talk = Talk()
     agent = make(talk, middleware=[Summarize(100, keep=3)])
     for n in range(12):
-        run(agent.prompt(f"Question {n}."))
+        within(agent.prompt(f"Question {n}."))
         told_so_far = "".join(request.messages[0].text for request in talk.summaries)
         seen = told_so_far + "".join(told(talk.asked[-1]))
         assert [k for k in range(n + 1) if f"Question {k}." not in seen] == []
@@ -407,7 +407,7 @@ def test_nothing_is_lost_between_the_summary_and_the_messages_that_stay() -> Non
 def test_a_tool_loop_longer_than_what_is_kept_is_summed_up_and_its_question_stays() -> None:
     talk = Talk(calls=30)
     agent = make(talk, tools=[look], middleware=[Summarize(400, keep=4)])
-    assert run(agent.prompt("Find it.")).text.startswith("Reply 31")
+    assert within(agent.prompt("Find it.")).text.startswith("Reply 31")
     assert 2 <= len(talk.summaries) <= 15
     for request in talk.asked:
         assert flaws(request.messages) == []
@@ -422,7 +422,7 @@ def test_a_short_turn_before_a_long_one_does_not_keep_the_long_one_from_being_su
     talk = Talk(calls=30)
     agent = make(talk, tools=[look], middleware=[Summarize(400, keep=4)])
     agent.state.messages.extend([UserMessage("hello"), AssistantMessage("hi")])
-    run(agent.prompt("Find it."))
+    within(agent.prompt("Find it."))
     assert len(talk.summaries) >= 2
     assert max(len(request.messages) for request in talk.asked) < 40
 
@@ -436,13 +436,13 @@ def test_without_a_summary_the_conversation_goes_on_as_it_is_and_the_next_turn_t
     agent = make(with_summary, middleware=[Summarize(100, keep=2)])
     with caplog.at_level(logging.WARNING, "byssus"):
         for n in range(8):
-            assert run(agent.prompt(f"Question {n}")).error is None
+            assert within(agent.prompt(f"Question {n}")).error is None
     assert len(with_summary.asked[-1].messages) == 15 or not answers
     if isinstance(failure, Exception):
         assert "no new summary" in caplog.text
     while answers:
         answers.pop()
-    run(agent.prompt("Once more"))
+    within(agent.prompt("Once more"))
     assert told(with_summary.asked[-1])[0].endswith("at last")
 
 
@@ -454,7 +454,7 @@ def test_what_a_model_cannot_sum_up_at_once_is_summed_up_by_and_by() -> None:
     talk = Talk(summary=strict)
     agent = make(talk, middleware=[Summarize(300, keep=2)])
     for n in range(10):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     assert told(talk.asked[-1])[0].startswith("user: Summary of the conversation so far:\nsummary of")
     summed_up = [r.messages[0].text for r in talk.summaries if r.messages[0].text.count("Question") == 1]
     assert len(summed_up) >= 3
@@ -475,16 +475,16 @@ def test_a_summary_may_hold_any_text(database: Database) -> None:
             assert thread.extra["summary"]["text"] == odd
             assert told(talk.asked[-1])[0].endswith(odd)
 
-    run(main())
+    within(main())
 
 
 def test_a_summary_of_messages_that_the_thread_no_longer_has_is_left_out() -> None:
     talk = Talk()
     agent = make(talk, middleware=[Summarize(100, keep=2)])
     for n in range(5):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     del agent.state.messages[1:]  # as after a rewind
-    run(agent.prompt("Again"))
+    within(agent.prompt("Again"))
     assert told(talk.asked[-1]) == ["user: Question 0", "user: Again"]
 
 
@@ -499,17 +499,17 @@ def test_messages_without_ids_are_summed_up_too(database: Database) -> None:
             assert talk.summaries == []
             assert told(talk.asked[0])[0].endswith("summary 1")
 
-    run(main())
+    within(main())
 
 
 def test_the_same_message_said_twice_is_not_taken_for_the_one_that_was_summed_up() -> None:
     talk = Talk()
     agent = make(talk, middleware=[Summarize(100, keep=2)])
     agent.state.messages.extend([UserMessage("ok") for _ in range(60)])  # without ids, as from another program
-    run(agent.prompt("Go on"))
+    within(agent.prompt("Go on"))
     seen = len(talk.asked[0].messages)
     agent.state.messages.append(UserMessage("ok"))
-    run(agent.prompt("And on"))
+    within(agent.prompt("And on"))
     assert len(talk.asked[1].messages) == seen + 3
 
 
@@ -525,7 +525,7 @@ def test_what_is_hidden_from_the_model_is_hidden_from_the_one_that_sums_up(datab
                 assert talk.summaries
                 assert SECRET not in repr(talk.requests)
 
-    run(main())
+    within(main())
 
 
 def test_a_summary_can_be_written_by_another_model() -> None:
@@ -533,7 +533,7 @@ def test_a_summary_can_be_written_by_another_model() -> None:
     small = Model("small", provider="other")
     agent = make(talk, middleware=[Summarize(100, keep=2, provider=writer, model=small)])
     for n in range(4):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     writer.assert_done()
     assert writer.requests[0].model == small
     assert told(talk.asked[-1])[0].endswith("by another")
@@ -548,14 +548,14 @@ def test_what_a_summary_took_counts_as_the_runs() -> None:
     reply = AssistantMessage("short", usage=Usage(100, 10))
     talk = Talk(summary=lambda request: reply)
     agent = make(talk, middleware=[Summarize(100, keep=2)])
-    results = [run(agent.prompt(f"Question {n}")) for n in range(5)]
+    results = [within(agent.prompt(f"Question {n}")) for n in range(5)]
     assert sum(result.usage.total for result in results) == 110 * len(talk.summaries) > 0
 
 
 def test_a_limit_on_tokens_counts_what_summaries_took() -> None:
     talk = Talk(calls=5, summary=lambda request: AssistantMessage("short", usage=Usage(100, 10)))
     agent = make(talk, tools=[look], middleware=[Summarize(60, keep=1)], limits=Limits(tokens=100))
-    assert run(agent.prompt("Find it.")).stop_reason == "token_limit"
+    assert within(agent.prompt("Find it.")).stop_reason == "token_limit"
 
 
 def test_extra_that_is_no_summary_is_not_overwritten() -> None:
@@ -563,13 +563,13 @@ def test_extra_that_is_no_summary_is_not_overwritten() -> None:
         agent = make([], middleware=[Summarize(1, keep=1)])
         agent.state.extra["summary"] = mine
         with pytest.raises(HookFailed, match=r"extra\['summary'\].*Summarize\(key="):
-            run(agent.prompt("hi"))
+            within(agent.prompt("hi"))
         assert agent.state.extra == {"summary": mine}
     talk = Talk()
     agent = make(talk, middleware=[Summarize(100, keep=2, key="so far")])
     agent.state.extra["summary"] = "my own"
     for n in range(5):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     assert agent.state.extra["summary"] == "my own"
     assert agent.state.extra["so far"]["text"] == "summary 1"
 
@@ -587,13 +587,13 @@ def test_an_abort_while_a_summary_is_written_stores_no_half_of_it(database: Data
             agent = make(talk, middleware=[Summarize(100, keep=2)], checkpointer=cp, thread_id="t", abort_grace=0.0)
             heard = Heard(agent)
             results = [await agent.prompt(f"Question {n}") for n in range(4)]
-            heard.check_whole()
+            check_whole(heard)
             assert [result.stop_reason for result in results].count("aborted") >= 1
             thread = await cp.load("t")
             assert thread is not None
             assert thread.extra == {}
 
-    run(main())
+    within(main())
 
 
 def test_listeners_do_not_hear_a_summary_being_written() -> None:
@@ -601,7 +601,7 @@ def test_listeners_do_not_hear_a_summary_being_written() -> None:
     agent = make(talk, middleware=[Summarize(100, keep=2)])
     heard = Heard(agent)
     for n in range(5):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     assert talk.summaries
     assert "between us" not in repr(heard)
 
@@ -641,15 +641,15 @@ def test_a_redactor_hides_in_everything_that_is_sent(database: Database) -> None
             results = [m for m in thread.messages if isinstance(m, ToolResultMessage)]
             assert str(card) not in "".join(map(encode, results))
             assert str(card) in encode(thread.messages[0])  # what was said is stored as it was said
-            heard.check_whole()
+            check_whole(heard)
 
-    run(main())
+    within(main())
 
 
 def test_thinking_that_its_service_signed_is_not_touched() -> None:
     signed = ThinkingContent(SECRET, "signature")
     provider = ScriptedProvider([[signed, ToolCall("c", "look")], "ok"])
-    run(make(provider, tools=[look], middleware=[Redact(SECRET)]).prompt("hi"))
+    within(make(provider, tools=[look], middleware=[Redact(SECRET)]).prompt("hi"))
     assert provider.requests[1].messages[1].content[0] == signed  # type: ignore[union-attr]
 
 
@@ -682,6 +682,6 @@ def test_a_chain_of_ready_made_middleware_and_hooks_of_ones_own_works_together()
         middleware=[TokenBudget(1_000), hooks(transform_context=watch), SlidingWindow(3), Redact(SECRET)],
     )
     for n in range(6):
-        run(agent.prompt(f"Question {n}"))
+        within(agent.prompt(f"Question {n}"))
     assert seen == [1, 3, 5, 7, 9, 11]
     assert told(provider.requests[-1]) == ["user: Question 4", "assistant: Reply 4 [redacted]", "user: Question 5"]

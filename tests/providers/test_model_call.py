@@ -40,8 +40,8 @@ from byssus.providers.base import Request
 from byssus.providers.reply import parse_tool_call
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
-from tests.conftest import Database
-from tests.middleware.test_middleware_full import Heard, look, make, run
+from tests.support.agents import Heard, check_whole, look, make, within
+from tests.support.databases import Database
 
 PASSING: list[type[ProviderError]] = [RateLimited, Overloaded, NetworkFailed]
 LASTING: list[type[ProviderError]] = [
@@ -104,7 +104,7 @@ def deltas(heard: Heard) -> list[str]:
 @pytest.mark.parametrize("kind", PASSING)
 def test_a_passing_failure_is_followed_by_another_attempt(kind: type[ProviderError]) -> None:
     provider = ScriptedProvider([soon(kind), soon(kind), "ok"])
-    result = run(make(provider).prompt("hi"))
+    result = within(make(provider).prompt("hi"))
     assert (result.text, result.error) == ("ok", None)
     assert provider.requests[0] == provider.requests[1] == provider.requests[2]
 
@@ -113,7 +113,7 @@ def test_a_passing_failure_is_followed_by_another_attempt(kind: type[ProviderErr
 def test_a_lasting_failure_is_not_tried_again(kind: type[ProviderError]) -> None:
     error = soon(kind)
     provider = ScriptedProvider([error])
-    result = run(make(provider).prompt("hi"))
+    result = within(make(provider).prompt("hi"))
     assert (result.error, result.stop_reason) == (error, "error")
 
 
@@ -128,7 +128,7 @@ def test_a_call_is_repeated_as_often_as_was_asked_for_and_the_last_failure_is_th
             agent = make(provider, max_retries=retries, checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             result = await agent.prompt("hi")
-            heard.check_whole()
+            check_whole(heard)
             assert result.error is errors[-1]
             assert len(provider.requests) == retries + 1
             thread = await cp.load("t")
@@ -145,7 +145,7 @@ def test_a_call_is_repeated_as_often_as_was_asked_for_and_the_last_failure_is_th
             ]
             assert (await agent.resume()).text == "later"
 
-    run(main())
+    within(main())
 
 
 @pytest.mark.parametrize(
@@ -162,16 +162,16 @@ def test_nothing_is_asked_again_once_a_part_of_the_reply_was_shown(shown: list[S
     error = soon(NetworkFailed)
     first, second = Acted(playing(*shown, then=error), name="a"), Acted(playing(*HELLO), name="b")
     agent = Agent(provider=[first, second], model=[Model("a", provider="a"), Model("b", provider="b")], tools=[look])
-    result = run(agent.prompt("hi"))
+    result = within(agent.prompt("hi"))
     assert result.error is error
     assert (len(first.requests), second.requests) == (1, [])
 
 
 def test_what_was_shown_before_the_failure_is_kept() -> None:
     agent = make(Acted(playing(*HELLO[:2], then=soon(NetworkFailed)), playing(*HELLO)))
-    result = run(agent.prompt("hi"))
+    result = within(agent.prompt("hi"))
     assert (result.text, result.stop_reason) == ("Hel", "error")
-    again = run(agent.resume())
+    again = within(agent.resume())
     assert again.text == "Hello"
 
 
@@ -194,14 +194,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_stream_that_begins_or_ends_without_a_word_has_shown_nothing(waits: list[float]) -> None:
     agent = make(Acted(playing(TextStart(0), then=NetworkFailed("cut")), playing(), playing(*HELLO)))
     heard = Heard(agent)
-    assert run(agent.prompt("hi")).text == "Hello"
+    assert within(agent.prompt("hi")).text == "Hello"
     assert deltas(heard) == ["Hel", "lo"]
     assert len(waits) == 2
 
 
 def test_the_pause_grows_with_each_attempt_and_is_never_the_same(waits: list[float]) -> None:
     for _ in range(5):
-        run(make([*[Overloaded("busy")] * 4, "ok"], max_retries=4).prompt("hi"))
+        within(make([*[Overloaded("busy")] * 4, "ok"], max_retries=4).prompt("hi"))
     for attempt in range(4):
         of_this_attempt = waits[attempt::4]
         assert all(0.5 * 2**attempt <= wait < 0.5 * 2 ** (attempt + 1) for wait in of_this_attempt)
@@ -210,7 +210,7 @@ def test_the_pause_grows_with_each_attempt_and_is_never_the_same(waits: list[flo
 
 @pytest.mark.parametrize("seconds", [0, 7, 60])
 def test_what_a_service_asks_to_wait_is_waited_and_hardly_more(waits: list[float], seconds: float) -> None:
-    run(make([RateLimited("slow down", retry_after=seconds), "ok"]).prompt("hi"))
+    within(make([RateLimited("slow down", retry_after=seconds), "ok"]).prompt("hi"))
     assert len(waits) == 1
     assert seconds <= waits[0] <= seconds * 1.25
 
@@ -219,8 +219,8 @@ def test_a_service_that_asks_for_more_patience_than_there_is_is_not_asked_again(
     error = RateLimited("come back tomorrow", retry_after=86_400)
     first, second = Named("a", [error]), Named("b", ["ok"])
     agent = Agent(provider=[first, second], model=[Model("a", provider="a"), Model("b", provider="b")])
-    assert run(agent.prompt("hi")).text == "ok"
-    alone = run(make([error]).prompt("hi"))
+    assert within(agent.prompt("hi")).text == "ok"
+    alone = within(make([error]).prompt("hi"))
     assert alone.error is error
     assert waits == []
 
@@ -241,11 +241,11 @@ def test_an_abort_ends_the_pause_before_the_next_attempt(database: Database, mon
             await pausing.wait()
             agent.abort()
             result = await running
-            heard.check_whole()
+            check_whole(heard)
             assert (result.stop_reason, result.error) == ("aborted", None)
             assert (await make(["ok"], checkpointer=cp, thread_id="t").resume()).text == "ok"
 
-    run(main())
+    within(main())
 
 
 # --- asking another model ---------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_an_abort_ends_the_pause_before_the_next_attempt(database: Database, mon
 def test_the_next_model_is_asked_when_one_fails(kind: type[ProviderError]) -> None:
     provider = ScriptedProvider([soon(kind), "from the second"])
     agent = make(provider, model=[Model("a"), Model("b")], max_retries=0)
-    result = run(agent.prompt("hi"))
+    result = within(agent.prompt("hi"))
     assert (result.text, result.error, result.stop_reason) == ("from the second", None, "stop")
     assert [request.model.id for request in provider.requests] == ["a", "b"]
     reply = result.messages[-1]
@@ -267,7 +267,7 @@ def test_a_model_is_tried_again_before_the_next_one_unless_that_is_no_use() -> N
     script: list[Step] = [soon(Overloaded), soon(Overloaded), soon(AuthenticationFailed), soon(NetworkFailed), "ok"]
     provider = ScriptedProvider(script)
     models = [Model("a"), Model("b"), Model("c")]
-    assert run(make(provider, model=models, max_retries=1).prompt("hi")).text == "ok"
+    assert within(make(provider, model=models, max_retries=1).prompt("hi")).text == "ok"
     assert [request.model.id for request in provider.requests] == ["a", "a", "b", "c", "c"]
 
 
@@ -277,8 +277,8 @@ def test_models_of_several_providers_are_asked_in_the_order_of_the_models() -> N
     models.append(Model("d", provider="two", prices=Prices(output=1_000_000)))
     agent = Agent(provider=[first, second], model=models, max_retries=0)
     heard = Heard(agent)
-    result = run(agent.prompt("hi"))
-    heard.check_whole()
+    result = within(agent.prompt("hi"))
+    check_whole(heard)
     assert result.text == "ok"
     assert [request.model.id for request in first.requests] == ["a", "c"]
     assert [request.model.id for request in second.requests] == ["b", "d"]
@@ -291,15 +291,15 @@ def test_models_of_several_providers_are_asked_in_the_order_of_the_models() -> N
 def test_the_price_is_that_of_the_model_that_answered() -> None:
     models = [Model("a", prices=Prices(output=5)), Model("b", prices=Prices(output=1_000_000))]
     script: list[Step] = [soon(ContentRefused), AssistantMessage("ok", usage=Usage(0, 3))]
-    assert run(make(ScriptedProvider(script), model=models).prompt("hi")).usage.cost == 3
+    assert within(make(ScriptedProvider(script), model=models).prompt("hi")).usage.cost == 3
 
 
 def test_when_all_models_fail_the_failure_of_the_last_is_the_result() -> None:
     errors: list[Step] = [soon(ContextTooLong, "a"), soon(ContentRefused, "b"), soon(InvalidRequest, "c")]
     agent = make(ScriptedProvider(errors), model=[Model("a"), Model("b"), Model("c")])
     heard = Heard(agent)
-    result = run(agent.prompt("hi"))
-    heard.check_whole()
+    result = within(agent.prompt("hi"))
+    check_whole(heard)
     assert result.error is errors[-1]
     reply = result.messages[-1]
     assert isinstance(reply, AssistantMessage)
@@ -309,7 +309,7 @@ def test_when_all_models_fail_the_failure_of_the_last_is_the_result() -> None:
 
 def test_each_turn_begins_with_the_first_model_again() -> None:
     provider = ScriptedProvider([soon(ContentRefused), [ToolCall("c", "look")], "ok"])
-    run(make(provider, model=[Model("a"), Model("b")], tools=[look]).prompt("hi"))
+    within(make(provider, model=[Model("a"), Model("b")], tools=[look]).prompt("hi"))
     assert [request.model.id for request in provider.requests] == ["a", "b", "a"]
 
 
@@ -328,7 +328,7 @@ class Keyless:
 def test_a_provider_without_a_key_is_passed_over_when_there_is_another() -> None:
     keyless, other = Keyless("a"), Named("b", ["ok"])
     agent = Agent(provider=[keyless, other], model=[Model("a", provider="a"), Model("b", provider="b")])
-    assert run(agent.prompt("hi")).text == "ok"
+    assert within(agent.prompt("hi")).text == "ok"
     assert keyless.asked == 1
 
 
@@ -342,12 +342,12 @@ def test_a_last_provider_without_a_key_is_a_result_like_any_other_failure(databa
             agent = Agent(provider=[first, Keyless("b")], model=models, **options)
             heard = Heard(agent)
             result = await agent.prompt("hi")
-            heard.check_whole()
+            check_whole(heard)
             assert isinstance(result.error, AuthenticationFailed)
             assert "no key for b" in str(result.error)
             assert (await make(["ok"], checkpointer=cp, thread_id="t").resume()).text == "ok"
 
-    run(main())
+    within(main())
 
 
 def test_a_model_that_none_of_the_providers_serves_is_refused_by_name() -> None:
@@ -415,11 +415,11 @@ def test_a_stream_that_stalls_before_it_said_anything_is_asked_again(waits: list
         agent = make(Acted(stalling, playing(*HELLO)), idle_timeout=TINY)
         heard = Heard(agent)
         result = await agent.prompt("hi")
-        heard.check_whole()
+        check_whole(heard)
         assert (result.text, result.error) == ("Hello", None)
         assert stalling.over.is_set()  # its connection is given back
 
-    run(main())
+    within(main())
 
 
 def test_a_stream_that_stalls_after_it_said_something_has_failed_and_keeps_it() -> None:
@@ -428,14 +428,14 @@ def test_a_stream_that_stalls_after_it_said_something_has_failed_and_keeps_it() 
         agent = make(Acted(stalling), idle_timeout=TINY)
         heard = Heard(agent)
         result = await agent.prompt("hi")
-        heard.check_whole()
+        check_whole(heard)
         assert (result.text, result.stop_reason) == ("Hel", "error")
         assert isinstance(result.error, NetworkFailed)
         assert "acted sent nothing for 0.001 s" in str(result.error)
         assert "idle_timeout=" in str(result.error)
         assert stalling.over.is_set()
 
-    run(main())
+    within(main())
 
 
 def test_the_next_model_is_asked_when_one_stalls() -> None:
@@ -445,7 +445,7 @@ def test_the_next_model_is_asked_when_one_stalls() -> None:
         )
         assert (await agent.prompt("hi")).text == "Hello"
 
-    run(main())
+    within(main())
 
 
 @pytest.mark.parametrize("said", [[], HELLO[:2]], ids=["before output", "after output"])
@@ -468,11 +468,11 @@ def test_a_stalled_stream_that_ignores_its_cancellation_is_left_behind_and_not_h
         result = await agent.prompt("hi")
         stubborn.release.set()
         await stubborn.over.wait()
-        heard.check_whole()
+        check_whole(heard)
         assert result.text == ("Hel" if said else "Hello")
         assert "too late" not in deltas(heard)
 
-    run(main())
+    within(main())
 
 
 def test_a_model_may_be_silent_for_ever_when_there_is_no_limit() -> None:
@@ -485,7 +485,7 @@ def test_a_model_may_be_silent_for_ever_when_there_is_no_limit() -> None:
 
         assert (await make(Acted(slow), idle_timeout=None).prompt("hi")).text == "Hello"
 
-    run(main())
+    within(main())
 
 
 # --- tool calls that are no JSON --------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_broken_json_in_a_call_goes_back_to_the_model_as_a_helpful_error_and_the
             agent = make(provider, tools=[visit], checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             result = await agent.prompt("go")
-            heard.check_whole()
+            check_whole(heard)
             assert (result.text, result.error) == ("ok", None)
             assert ran == ["home"]
             failed, good = (m for m in result.messages if isinstance(m, ToolResultMessage))
@@ -524,7 +524,7 @@ def test_broken_json_in_a_call_goes_back_to_the_model_as_a_helpful_error_and_the
             assert isinstance(reply, AssistantMessage)
             assert reply.tool_calls[0].malformed == text
 
-    run(main())
+    within(main())
 
 
 def test_arguments_nested_too_deep_to_be_stored_are_a_broken_call_and_not_a_broken_run(database: Database) -> None:
@@ -538,7 +538,7 @@ def test_arguments_nested_too_deep_to_be_stored_are_a_broken_call_and_not_a_brok
             assert isinstance(told, ToolResultMessage)
             assert told.is_error
 
-    run(main())
+    within(main())
 
 
 def test_deeply_nested_arguments_do_not_break_a_run_with_middleware() -> None:
@@ -549,4 +549,4 @@ def test_deeply_nested_arguments_do_not_break_a_run_with_middleware() -> None:
         def transform_context(self, messages: list[Any]) -> list[Any]:
             return messages
 
-    assert run(make(provider, tools=[look], middleware=[Same()]).prompt("go")).text == "ok"
+    assert within(make(provider, tools=[look], middleware=[Same()]).prompt("go")).text == "ok"

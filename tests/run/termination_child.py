@@ -23,7 +23,7 @@ from byssus.events import AgentEnd, Event, MessageUpdate, StreamEvent, StreamSta
 from byssus.providers.base import Provider, Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
-from tests.run.test_loop import Heard, check_whole
+from tests.support.agents import Heard, check_whole
 
 SCENES: dict[str, Callable[[], Any]] = {}
 ASKED_TO_END = signal.SIGTERM

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from byssus import ToolCall, ToolContext, tool
-from byssus.checkpointer import Checkpointer
 from byssus.errors import (
     AgentBusy,
     RateLimited,
@@ -17,34 +16,23 @@ from byssus.errors import (
 from byssus.events import Event, MessageUpdate
 from byssus.messages import AssistantMessage, Message, ToolResultMessage
 from byssus.providers.base import Request
-from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import (
+from tests.support.agents import (
     REPLY,
     USER,
     Acted,
     Hanging,
     Heard,
     Stubborn,
+    can_go_on,
     check_whole,
     history,
     make,
     run_story,
     saying,
-    sent,
     stubbornly,
     within,
 )
-
-
-async def can_go_on(cp: Checkpointer, thread_id: str = "t") -> list[str]:
-    """Another agent, as in another process, goes on with the thread; returns what its model was sent."""
-    provider = ScriptedProvider(["on we go"])
-    result = await make(provider, checkpointer=cp, thread_id=thread_id).prompt("again")
-    assert (result.stop_reason, result.text) == ("stop", "on we go")
-    assert flaws(provider.requests[0].messages) == []
-    return sent(provider)
+from tests.support.databases import Database
 
 
 def test_an_abort_ends_a_stream_that_hangs_and_keeps_what_was_said(database: Database) -> None:

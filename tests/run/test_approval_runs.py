@@ -23,10 +23,10 @@ from byssus.messages import ToolResultMessage
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import tool_calls
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole, history, make, sent, within
+from tests.support.agents import Heard, check_whole, history, make, sent, within
 from tests.support.approvals import Deleting, delete, ends, look, results, statuses
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
 from tests.support.leases import Slow, agent_on, break_query, die, is_free, lease_of, take_over, until, with_two
 
 # --- several calls ----------------------------------------------------------------------------------------------------

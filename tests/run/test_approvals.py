@@ -27,10 +27,10 @@ from byssus.messages import ImageContent
 from byssus.middleware import HookContext
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole, history, make, sent
+from tests.support.agents import Heard, check_whole, history, make, sent
 from tests.support.approvals import Deleting, delete, ends, look, results, statuses
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
 from tests.support.leases import Slow, agent_on, everything, is_free, lease_of, with_two
 
 # --- the question -----------------------------------------------------------------------------------------------------

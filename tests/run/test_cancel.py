@@ -9,19 +9,8 @@ import pytest
 
 from byssus import Agent, ToolCall, tool
 from byssus.events import AgentEnd
-from tests.conftest import Database
-from tests.run.test_abort import can_go_on
-from tests.run.test_loop import (
-    Acted,
-    Hanging,
-    Heard,
-    Stubborn,
-    check_whole,
-    history,
-    make,
-    saying,
-    within,
-)
+from tests.support.agents import Acted, Hanging, Heard, Stubborn, can_go_on, check_whole, history, make, saying, within
+from tests.support.databases import Database
 
 
 def test_cancelling_a_prompt_ends_its_run_in_good_order(database: Database) -> None:

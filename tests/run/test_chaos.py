@@ -46,10 +46,10 @@ from byssus.providers.base import Request
 from byssus.signals import Signal
 from byssus.threads.waiting import is_gone
 from byssus.tools import Tool
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import Heard, check_whole, text_events
+from tests.support.agents import Heard, check_whole, text_events
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import agent_on, die, is_free, lease_of, unfinished, with_two
 
 POLICIES: dict[str, dict[str, Any]] = {

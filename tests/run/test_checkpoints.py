@@ -11,10 +11,10 @@ from byssus import ToolCall, ToolContext, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, make, sent
+from tests.support.agents import Acted, Hanging, make, sent
 from tests.support.approvals import Deleting, delete, look, statuses
 from tests.support.checkpointers import texts, with_cp, with_users
+from tests.support.databases import Database
 from tests.support.leases import agent_on
 
 

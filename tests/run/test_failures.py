@@ -24,14 +24,12 @@ from byssus.messages import AssistantMessage, ToolResultMessage, UserMessage
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, ScriptError
 from byssus.signals import Signal
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_abort import can_go_on
-from tests.run.test_loop import (
+from tests.support.agents import (
     REPLY,
     USER,
     Acted,
     Heard,
+    can_go_on,
     check_whole,
     history,
     make,
@@ -40,6 +38,8 @@ from tests.run.test_loop import (
     sent,
     within,
 )
+from tests.support.databases import Database
+from tests.support.histories import flaws
 
 BIG = "x" * 200_000
 

@@ -36,9 +36,9 @@ from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
 from byssus.store import owners
 from byssus.values.results import RunResult
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, history, sent
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
+from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
     FAR_AWAY,

@@ -34,9 +34,9 @@ from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
 from byssus.threads.encoding import stored
 from byssus.values import clock
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, history, sent
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
+from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
     FAR_AWAY,

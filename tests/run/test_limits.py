@@ -11,16 +11,8 @@ from byssus import Agent, AssistantMessage, Limits, Model, Prices, ToolCall, Usa
 from byssus.errors import InputError
 from byssus.events import AgentEnd
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.run.test_loop import (
-    Acted,
-    Hanging,
-    Heard,
-    check_whole,
-    make,
-    sent,
-    within,
-)
+from tests.support.agents import Acted, Hanging, Heard, check_whole, make, sent, within
+from tests.support.databases import Database
 
 
 def test_a_time_limit_ends_a_stream_that_hangs(database: Database) -> None:

@@ -12,7 +12,7 @@ import pytest
 from byssus.errors import InputError
 from byssus.events import Event, MessageUpdate
 from byssus.signals import Signal
-from tests.run.test_loop import make, within
+from tests.support.agents import make, within
 
 KINDS = [
     *["agent_start", "turn_start", "message_start", "message_end", "message_start"],

@@ -29,10 +29,10 @@ from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
 from byssus.signals import Signal
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import Acted, Heard, check_whole, history, sent
+from tests.support.agents import Acted, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import (
     FAR_AWAY,
     Streaming,

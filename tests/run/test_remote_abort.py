@@ -18,10 +18,10 @@ from byssus.events import (
 )
 from byssus.providers.base import Request
 from byssus.providers.history import valid_history
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, saying, sent, within
+from tests.support.agents import Acted, Hanging, Heard, check_whole, saying, sent, within
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import (
     FAR_AWAY,
     LOOK,

@@ -13,8 +13,8 @@ from byssus.errors import InputError, ThreadBusy
 from byssus.events import MessageEnd
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole, history, make, sent, within
+from tests.support.agents import Heard, check_whole, history, make, sent, within
+from tests.support.databases import Database
 
 
 async def resumed(database: Database, messages: list[Any]) -> tuple[Agent, ScriptedProvider, list[str]]:

@@ -13,8 +13,8 @@ from byssus.errors import InputError
 from byssus.events import Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, history, make, sent, within
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, make, sent, within
+from tests.support.databases import Database
 
 
 @tool

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Database
-from tests.run.test_abort import can_go_on
-from tests.run.test_loop import history
+from tests.support.agents import can_go_on, history
+from tests.support.databases import Database
 
 ROOT = Path(__file__).parents[2]
 KILLED = -signal.SIGTERM  # by the signal itself, as without us

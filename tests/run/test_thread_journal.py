@@ -17,8 +17,8 @@ from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
 from byssus.errors import InputError, StoreNotOpen
 from byssus.events import AgentStart
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, history, make, sent, within
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, make, sent, within
+from tests.support.databases import Database
 
 CHAT = """
     import asyncio, json, sys

@@ -27,10 +27,10 @@ from byssus.messages import encode
 from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
 from byssus.store import schema
-from tests.conftest import Database
-from tests.providers.test_history import flaws
-from tests.run.test_loop import Heard, check_whole, history, sent, within
+from tests.support.agents import Heard, check_whole, history, sent, within
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
+from tests.support.histories import flaws
 from tests.support.leases import Slow, agent_on, die, is_free, look, until, with_two
 from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt, ledger, results
 

@@ -23,9 +23,9 @@ from byssus.providers.scripted import Step
 from byssus.queries.log import tool_calls
 from byssus.store.database import Tx
 from byssus.tools import Tool
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole
+from tests.support.agents import Heard, check_whole
 from tests.support.checkpointers import loaded
+from tests.support.databases import Database
 from tests.support.leases import agent_on, break_query, die, look, until, with_two
 from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt, ledger, results
 

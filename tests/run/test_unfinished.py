@@ -21,8 +21,8 @@ from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
 from byssus.threads.encoding import stored
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole, history
+from tests.support.agents import Heard, check_whole, history
+from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
     FAR_AWAY,

@@ -8,8 +8,8 @@ from byssus import Agent, Model, ToolCall
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError
 from byssus.providers.scripted import ScriptedProvider
-from tests.conftest import Database
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
 
 
 def look_up(what: str) -> str:

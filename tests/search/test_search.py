@@ -25,8 +25,8 @@ from byssus.queries.search import search as queries
 from byssus.search import index, search, tokens
 from byssus.search.index import Indexer
 from byssus.store.database import Tx
-from tests.conftest import Database
 from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
 
 Hits = list[dict[str, Any]]
 

@@ -24,7 +24,7 @@ from byssus.search import tokens
 from byssus.search.index import Indexer
 from byssus.store.database import Tx
 from byssus.values.checkpoints import keep_last
-from tests.conftest import _KINDS, Database
+from tests.support.databases import DATABASES, Database
 
 T = TypeVar("T")
 
@@ -299,7 +299,7 @@ def _clear(tx: Tx) -> None:
 
 @pytest.fixture
 def both(tmp_path: Path) -> Any:
-    made: list[Database] = [make(tmp_path) for make in _KINDS.values()]
+    made: list[Database] = [make(tmp_path) for make in DATABASES.values()]
     yield made
     for each in made:
         each.drop()

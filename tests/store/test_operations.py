@@ -25,7 +25,7 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, Runner, awaited, blocking, to_the_end
 from byssus.store.sqlite.store import SQLiteStore
-from tests.conftest import Database
+from tests.support.databases import Database
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = sorted(name for name, item in vars(AgentStorage).items() if isinstance(item, blocking))

@@ -30,8 +30,8 @@ from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
 from byssus.threads.encoding import stored
 from byssus.tools import Tool
-from tests.conftest import Database
-from tests.run.test_loop import make
+from tests.support.agents import make
+from tests.support.databases import Database
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from byssus.memory import InMemoryMemory, MemoryBase, Msg, PostgresMemory, SQLiteMemory
 from byssus.memory.stored import StoredMemory
-from tests.conftest import _KINDS, Database
+from tests.support.databases import DATABASES, Database
 
 T = TypeVar("T")
 
-KINDS = ("in_memory", *_KINDS)
+KINDS = ("in_memory", *DATABASES)
 
 
 def stored(database: Database, user_id: str | None = None, session_id: str | None = None, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def makers(kind: str, directory: Path) -> Iterator[Callable[[], Driven]]:
         if kind == "in_memory":
             yield lambda: Driven(InMemoryMemory(), runner)
             return
-        database = _KINDS[kind](directory)
+        database = DATABASES[kind](directory)
         ends.callback(database.drop)
         ends.enter_context(database.store())  # held open, so that to open a memory again costs little
         numbers = itertools.count()

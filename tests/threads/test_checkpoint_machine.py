@@ -27,8 +27,8 @@ from byssus.queries.log import threads
 from byssus.store.database import Tx
 from byssus.threads.encoding import stored
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
-from tests.conftest import Database
 from tests.support.checkpoints import UNREACHABLE, Log, Model, Saved, Thread, Value, count, spoken, text_of, values
+from tests.support.databases import Database
 
 T = TypeVar("T")
 

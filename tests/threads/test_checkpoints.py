@@ -16,9 +16,9 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log import threads
 from byssus.threads.encoding import stored
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import all_rows, ids, put, said
+from tests.support.databases import Database
 from tests.support.leases import claim, with_two
 
 HELLO: list[Message] = [UserMessage("hello"), AssistantMessage("hi"), UserMessage("bye")]

@@ -31,9 +31,9 @@ from byssus.queries.log.threads import Stored
 from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
-from tests.conftest import Database
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import texts, with_cp, with_users
+from tests.support.databases import Database
 from tests.support.leases import CALL_SLOW, Slow, agent_on, die, expire
 from tests.support.marks import mark, marked, summarize
 

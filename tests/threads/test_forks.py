@@ -12,9 +12,9 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.queries.log import threads
 from byssus.threads.encoding import stored
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import all_rows, count, ids, left, put, said
+from tests.support.databases import Database
 from tests.support.leases import agent_on, claim, with_two
 
 WORDS = [UserMessage(text) for text in "abcdefgh"]

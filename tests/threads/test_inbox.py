@@ -19,9 +19,9 @@ from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import inbox, threads
 from byssus.queries.log.leases import Lease
 from byssus.threads.inbox import Receipt
-from tests.conftest import Database
-from tests.run.test_loop import Acted, Hanging, Heard, check_whole, history, saying, sent
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, saying, sent
 from tests.support.checkpointers import loaded, texts
+from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
     LOOK,

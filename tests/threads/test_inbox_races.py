@@ -20,9 +20,9 @@ from byssus.queries.log.leases import Claim
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import stored
 from byssus.threads.inbox import Receipt
-from tests.conftest import Database
-from tests.run.test_loop import Heard, check_whole
+from tests.support.agents import Heard, check_whole
 from tests.support.checkpointers import texts
+from tests.support.databases import Database
 from tests.support.leases import (
     FAR_AWAY,
     LOOK,

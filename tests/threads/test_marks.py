@@ -20,8 +20,8 @@ from byssus.queries.log import threads
 from byssus.queries.log.threads import END
 from byssus.queries.versions import checkpoints
 from byssus.store.database import Tx
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts
+from tests.support.databases import Database
 from tests.support.marks import marked, memory_on, stray
 
 Use = Callable[[Checkpointer, StoredMemory], Awaitable[None]]

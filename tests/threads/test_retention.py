@@ -21,9 +21,9 @@ from byssus.checkpointer import (
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import UserMessage
 from byssus.queries.versions import deleting
-from tests.conftest import Database
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import UNREACHABLE, all_rows, count, ids, left, put, said
+from tests.support.databases import Database
 from tests.support.leases import claim, with_two
 
 WORDS = [UserMessage(text) for text in "abcdef"]

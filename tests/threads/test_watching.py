@@ -14,8 +14,8 @@ from byssus import ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, StoreNotOpen
 from byssus.messages import Message
-from tests.conftest import Database
 from tests.support.checkpointers import texts, with_cp
+from tests.support.databases import Database
 from tests.support.leases import agent_on
 
 WRITE = """

@@ -21,7 +21,7 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionUpdate
 from byssus.providers.scripted import ScriptedProvider
 from byssus.tools import Tool
 from byssus.tools.mcp import mcp_tools
-from tests.conftest import Database
+from tests.support.databases import Database
 from tests.support.mcp_server import server
 
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")

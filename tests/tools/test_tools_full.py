@@ -39,7 +39,7 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecu
 from byssus.messages import Message
 from byssus.providers.scripted import ScriptedProvider
 from byssus.tools import Tool
-from tests.conftest import Database
+from tests.support.databases import Database
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers

@@ -23,8 +23,8 @@ from byssus.messages import AssistantMessage
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.values.output import Output
-from tests.conftest import Database
-from tests.middleware.test_middleware_full import Heard, hooks, look, make, run
+from tests.support.agents import Heard, check_whole, hooks, look, make, within
+from tests.support.databases import Database
 
 
 class Line(msgspec.Struct):
@@ -130,7 +130,7 @@ class Native(ScriptedProvider):
 @pytest.mark.parametrize("native", [True, False], ids=["native", "in words"])
 def test_a_reply_becomes_a_value_of_the_type(kind: Any, reply: Any, value: Any, native: bool) -> None:
     provider = (Native if native else ScriptedProvider)([json.dumps(reply)])
-    result = run(make(provider).prompt("go", output=kind))
+    result = within(make(provider).prompt("go", output=kind))
     assert (result.output, result.error, result.stop_reason) == (value, None, "stop")
     assert type(result.output) is type(value)
 
@@ -264,7 +264,7 @@ def test_a_type_that_cannot_be_described_is_refused_before_anything_is_stored(da
             assert await cp.load("t") is None
             assert agent.state.messages == []
 
-    run(main())
+    within(main())
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_a_type_that_cannot_be_described_is_refused_before_anything_is_stored(da
 
 def test_the_schema_goes_to_a_provider_with_a_mechanism_of_its_own_and_not_into_the_prompt() -> None:
     provider = Native([INVOICE])
-    run(make(provider, system_prompt="Be exact.").prompt("go", output=Invoice))
+    within(make(provider, system_prompt="Be exact.").prompt("go", output=Invoice))
     (request,) = provider.requests
     assert request.output == Output(Invoice).schema
     assert request.system_prompt == "Be exact."
@@ -282,8 +282,8 @@ def test_the_schema_goes_to_a_provider_with_a_mechanism_of_its_own_and_not_into_
 def test_the_schema_goes_into_the_prompt_for_a_provider_without_one(prompt: str) -> None:
     provider = ScriptedProvider([INVOICE, "hello"])
     agent = make(provider, system_prompt=prompt)
-    run(agent.prompt("go", output=Invoice))
-    run(agent.prompt("hi"))
+    within(agent.prompt("go", output=Invoice))
+    within(agent.prompt("hi"))
     asked, after = provider.requests
     assert asked.system_prompt == f"{prompt}\n\n{Output(Invoice).instruction()}".strip()
     assert '"number"' in asked.system_prompt
@@ -299,7 +299,7 @@ def test_each_model_of_a_fallback_list_is_told_the_schema_in_its_own_way(order: 
     native, plain = Native([gone if order == 1 else INVOICE]), Plain([INVOICE if order == 1 else gone])
     models = [Model("a", provider="scripted"), Model("b", provider="plain")][::order]
     agent = Agent(provider=[native, plain], model=models, max_retries=0)
-    assert run(agent.prompt("go", output=Invoice)).output == Invoice(7)
+    assert within(agent.prompt("go", output=Invoice)).output == Invoice(7)
     assert "JSON schema" not in native.requests[0].system_prompt
     assert native.requests[0].output == Output(Invoice).schema
     assert "JSON schema" in plain.requests[0].system_prompt
@@ -311,7 +311,7 @@ def test_structured_output_works_together_with_tools_and_middleware() -> None:
         after_model_response=lambda m: AssistantMessage(m.text.strip("<>")) if m.text else None,
         before_tool_call=lambda call: Deny("no") if call.id == "2" else None,
     )
-    result = run(make(provider, tools=[look], middleware=[strip]).prompt("go", output=Invoice))
+    result = within(make(provider, tools=[look], middleware=[strip]).prompt("go", output=Invoice))
     assert result.output == Invoice(7)
     assert [len(request.tools) for request in provider.requests] == [1, 1, 1]
     assert all("JSON schema" in request.system_prompt for request in provider.requests)
@@ -321,7 +321,7 @@ def test_only_the_final_reply_is_read() -> None:
     provider = ScriptedProvider([[ToolCall("1", "look")], "not yet", INVOICE])
     agent = make(provider, tools=[look])
     agent.follow_up("And now in numbers.")
-    result = run(agent.prompt("go", output=Invoice))
+    result = within(agent.prompt("go", output=Invoice))
     assert result.output == Invoice(7)
     assert provider.requests[-1].messages[-1].text == "And now in numbers."
 
@@ -346,7 +346,7 @@ def test_a_reply_that_does_not_fit_gets_one_chance_with_the_error_told(database:
             assert thread is not None
             assert [message.role for message in thread.messages] == ["user", "assistant"] * 2
 
-    run(main())
+    within(main())
 
 
 def test_a_reply_that_does_not_fit_the_second_time_either_is_the_runs_error_and_the_thread_goes_on(
@@ -358,7 +358,7 @@ def test_a_reply_that_does_not_fit_the_second_time_either_is_the_runs_error_and_
             agent = make(provider, checkpointer=cp, thread_id="t")
             heard = Heard(agent)
             result = await agent.prompt("go", output=Invoice)
-            heard.check_whole()
+            check_whole(heard)
             assert (result.output, result.stop_reason, result.text) == (None, "error", "SEVEN")
             assert isinstance(result.error, OutputInvalid)
             assert "SEVEN" in str(result.error)
@@ -374,28 +374,28 @@ def test_a_reply_that_does_not_fit_the_second_time_either_is_the_runs_error_and_
             plain = await agent.prompt("thanks")
             assert (plain.text, plain.output, plain.error) == ("fine", None, None)
 
-    run(main())
+    within(main())
 
 
 def test_a_repair_may_use_tools() -> None:
     provider = ScriptedProvider(["seven", [ToolCall("1", "look")], INVOICE])
-    assert run(make(provider, tools=[look]).prompt("go", output=Invoice)).output == Invoice(7)
+    assert within(make(provider, tools=[look]).prompt("go", output=Invoice)).output == Invoice(7)
 
 
 def test_a_reply_that_was_cut_off_is_repaired_too() -> None:
     provider = ScriptedProvider([AssistantMessage('{"number": 7, "lines": [', "length"), INVOICE])
-    result = run(make(provider).prompt("go", output=Invoice))
+    result = within(make(provider).prompt("go", output=Invoice))
     assert (result.output, result.stop_reason) == (Invoice(7), "stop")
 
 
 def test_a_failing_model_is_told_as_such_and_not_as_a_bad_reply() -> None:
-    result = run(make([NetworkFailed("gone")], max_retries=0).prompt("go", output=Invoice))
+    result = within(make([NetworkFailed("gone")], max_retries=0).prompt("go", output=Invoice))
     assert isinstance(result.error, NetworkFailed)
     assert result.output is None
 
 
 def test_a_model_that_fails_in_the_repair_round_is_told_as_such() -> None:
-    result = run(make(["seven", NetworkFailed("gone")], max_retries=0).prompt("go", output=Invoice))
+    result = within(make(["seven", NetworkFailed("gone")], max_retries=0).prompt("go", output=Invoice))
     assert isinstance(result.error, NetworkFailed)
     assert result.stop_reason == "error"
 
@@ -403,10 +403,10 @@ def test_a_model_that_fails_in_the_repair_round_is_told_as_such() -> None:
 def test_a_run_that_ends_before_its_repair_leaves_nothing_behind_for_the_next_one() -> None:
     provider = ScriptedProvider(["seven", "hello"])
     agent = make(provider, limits=Limits(turns=1))
-    result = run(agent.prompt("go", output=Invoice))
+    result = within(agent.prompt("go", output=Invoice))
     assert (result.stop_reason, result.output) == ("turn_limit", None)
     assert isinstance(result.error, OutputInvalid)
-    assert run(agent.prompt("hi")).text == "hello"
+    assert within(agent.prompt("hi")).text == "hello"
     assert [message.text for message in provider.requests[1].messages] == ["go", "seven", "hi"]
 
 
@@ -415,13 +415,13 @@ def test_a_run_that_a_tool_or_a_hook_ends_early_says_that_there_is_no_output() -
     def finish() -> ToolResult:
         return ToolResult("that is all", end_run=True)
 
-    by_tool = run(make([[ToolCall("1", "finish")]], tools=[finish]).prompt("go", output=Invoice))
+    by_tool = within(make([[ToolCall("1", "finish")]], tools=[finish]).prompt("go", output=Invoice))
     stop = hooks(should_stop_after_turn=lambda message, results: True)
-    by_hook = run(make(["seven"], middleware=[stop]).prompt("go", output=Invoice))
+    by_hook = within(make(["seven"], middleware=[stop]).prompt("go", output=Invoice))
     for result in (by_tool, by_hook):
         assert (result.stop_reason, result.output) == ("stopped", None)
         assert isinstance(result.error, OutputInvalid)
-    fitting = run(make([INVOICE], middleware=[stop]).prompt("go", output=Invoice))
+    fitting = within(make([INVOICE], middleware=[stop]).prompt("go", output=Invoice))
     assert (fitting.stop_reason, fitting.output, fitting.error) == ("stopped", Invoice(7), None)
 
 
@@ -431,5 +431,5 @@ def test_an_aborted_run_has_no_output_and_no_error() -> None:
         return INVOICE
 
     agent = make([stop])
-    result = run(agent.prompt("go", output=Invoice))
+    result = within(agent.prompt("go", output=Invoice))
     assert (result.stop_reason, result.output, result.error) == ("aborted", None, None)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from tests.adapters.agentscope import acting
 from tests.adapters.agentscope.acting import LONG, SUMMARY, Scripted, asked, calls, says
-from tests.conftest import Database
+from tests.support.databases import Database
 
 ROOT = Path(__file__).parents[3]
 HINT = "Structured output is required"

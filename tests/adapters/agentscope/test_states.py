@@ -10,7 +10,7 @@ from agentscope.memory import InMemoryMemory
 from agentscope.message import Msg
 
 from tests.adapters.agentscope import acting
-from tests.conftest import Database
+from tests.support.databases import Database
 
 
 async def filled(count: int = 3) -> Any:

@@ -16,7 +16,7 @@ from byssus.queries.log.leases import Claim, Held
 from byssus.store import keeper
 from byssus.store.postgres import notifications as postgres_news
 from byssus.store.postgres.store import PostgresStore
-from tests.support import processes as child
+from tests.support import processes
 from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, server_for_tests, wait_until
 from tests.support.stores import PATIENCE, Admin, appending, named, opened, rows, stored
@@ -73,7 +73,7 @@ def test_a_commit_of_a_process_that_ends_at_once_is_heard(where: Schema) -> None
     """
     with opened(where) as store:
         before = settled(listening(store))
-        child.run(script, *where)
+        processes.run(script, *where)
         assert stored(store) == ['"x"']
         wait_until_soon(lambda: store.version() != before, "the word of a process that has ended does not arrive")
 
@@ -98,7 +98,7 @@ def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> No
             print(store.write_now(leases.abort, "t"), flush=True)
         sharing.release(store)
     """
-    with opened(where) as store, child.started(script, *where) as other:
+    with opened(where) as store, processes.started(script, *where) as other:
         claim = Claim("me", "run", 30.0)
         position = store.write_now(threads.append, "t", rows("x"), by=claim)
         held = Held("t", "", position.epoch, 30.0)

@@ -12,7 +12,7 @@ import pytest
 
 from byssus.queries.log import threads
 from byssus.store.database import Tx
-from tests.support import processes as child
+from tests.support import processes
 from tests.support.postgres import Schema, running, server_for_tests, wait_until
 from tests.support.stores import PATIENCE, Admin, named, opened, rows, stored
 
@@ -52,7 +52,7 @@ def test_twenty_processes_open_an_empty_database_at_once_and_all_write() -> None
     shared = server_for_tests()
     databases = [shared.fresh_database() for _ in range(2)]  # the moments that matter are short
     with ExitStack() as stack:
-        children = [stack.enter_context(child.started(script, n, "")) for n in range(20)]
+        children = [stack.enter_context(processes.started(script, n, "")) for n in range(20)]
         assert [one.hear() for one in children] == ["ready"] * 20
         for dsn in databases:
             for one in children:
@@ -121,7 +121,7 @@ def test_two_processes_that_write_the_same_new_threads_both_succeed(where: Schem
     """
     )
     with ExitStack() as stack:
-        children = [stack.enter_context(child.started(script, *where)) for _ in range(4)]
+        children = [stack.enter_context(processes.started(script, *where)) for _ in range(4)]
         assert [one.hear() for one in children] == ["ready"] * 4
         for i in range(10):
             for one in children:
@@ -149,7 +149,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     sharing.release(store)
     """
     )
-    with opened(where) as store, child.started(script, *where) as victim:
+    with opened(where) as store, processes.started(script, *where) as victim:
         store.write_now(threads.append, "t", rows('"first"'))
         assert victim.hear() == "inside"
         os.kill(victim._process.pid, signal.SIGSTOP)
@@ -212,7 +212,7 @@ def test_a_forked_child_can_use_the_database_and_leaves_the_parents_connections_
     sharing.release(store)
     """
     )
-    child.run(script, named(where.dsn, "forking"), where.name)
+    processes.run(script, named(where.dsn, "forking"), where.name)
     assert bodies(where) == ["parent", "parent first", "child", "parent again"]
 
 
@@ -236,7 +236,7 @@ def test_multiprocessing_with_fork_works_and_the_child_may_simply_end(where: Sch
     assert sorted(bodies(store)) == ["child 0", "child 1", "child 2", "parent", "parent first"]
     """
     )
-    child.run(script, *where)
+    processes.run(script, *where)
 
 
 def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_answer(where: Schema) -> None:
@@ -276,7 +276,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
     sharing.release(store)
     """
     )
-    child.run(script, *where, timeout=100)
+    processes.run(script, *where, timeout=100)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(where: Schema, ad
     asyncio.run(main())
     """
     )
-    child.run(script, named(where.dsn, "leaving"), where.name)
+    processes.run(script, named(where.dsn, "leaving"), where.name)
     assert bodies(where) == [str(i) for i in range(200)]
     wait_until(lambda: not admin.sessions("leaving"), "a connection is left")
     assert admin.one(f'SELECT count(*) FROM "{where.name}".writers') == 0
@@ -320,7 +320,7 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
         store.submit(threads.append, f"thread {i}", rows("never"))
     """
     )
-    with running() as server, child.started(script, server.create(), "byssus") as leaving:
+    with running() as server, processes.started(script, server.create(), "byssus") as leaving:
         assert leaving.hear() == "ready"
         server.stop("immediate")
         leaving.tell()
@@ -342,7 +342,7 @@ def test_a_program_with_many_open_files_hears_the_news(where: Schema) -> None:
     sharing.release(store)
     """
     )
-    child.run(script, *where)
+    processes.run(script, *where)
 
 
 def test_a_killed_process_keeps_what_was_acknowledged(where: Schema) -> None:
@@ -357,6 +357,6 @@ def test_a_killed_process_keeps_what_was_acknowledged(where: Schema) -> None:
     os.kill(os.getpid(), 9)
     """
     )
-    with child.started(script, *where, exit_code=-9) as victim:
+    with processes.started(script, *where, exit_code=-9) as victim:
         assert victim.hear() == "written"
     assert bodies(where) == [str(i) for i in range(30)]

@@ -18,8 +18,7 @@ from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, Sto
 from byssus.queries.log import threads
 from byssus.store.postgres import server as postgres_server
 from byssus.store.postgres.server import Server as Place
-from tests.support import postgres
-from tests.support import processes as child
+from tests.support import postgres, processes
 from tests.support.postgres import Schema, Server, running, server_for_tests
 from tests.support.stores import Admin, appending, named, opened, stored
 
@@ -341,7 +340,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
                 assert "hunter2" not in str(error), error
                 print("told")
     """
-    assert child.run(script).split() == ["told", "told"]
+    assert processes.run(script).split() == ["told", "told"]
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

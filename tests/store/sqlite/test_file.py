@@ -22,7 +22,7 @@ from byssus.store import sharing
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
-from tests.support import processes as child
+from tests.support import processes
 
 ROW = [Stored("id", "user", "{}")]
 
@@ -357,7 +357,7 @@ def test_a_database_that_may_not_be_written_is_refused_by_name_and_left_as_it_is
     file.chmod(file_mode)
     file.parent.chmod(directory_mode)
     try:
-        assert re.match(rf"{error}: .*a\.db.*writ", child.run(UNPRIVILEGED, file))
+        assert re.match(rf"{error}: .*a\.db.*writ", processes.run(UNPRIVILEGED, file))
     finally:
         file.parent.chmod(0o755)
         file.chmod(0o644)
@@ -370,7 +370,7 @@ def test_a_directory_that_may_not_be_written_gets_no_new_database(tmp_path: Path
     directory.mkdir()
     directory.chmod(0o555)
     try:
-        assert re.match(r"Store(Unusable|ReadOnly): .*new\.db", child.run(UNPRIVILEGED, directory / path))
+        assert re.match(r"Store(Unusable|ReadOnly): .*new\.db", processes.run(UNPRIVILEGED, directory / path))
     finally:
         directory.chmod(0o755)
     assert list(directory.iterdir()) == []

@@ -16,7 +16,7 @@ from byssus.queries.log import threads
 from byssus.queries.log.threads import Stored
 from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite
-from tests.support import processes as child
+from tests.support import processes
 
 ROW = [Stored("id", "user", '"x"')]
 
@@ -35,7 +35,7 @@ def bodies(path: Path) -> list[str]:
             print(body)
         sharing.release(store)
     """
-    return child.run(script, path).splitlines()
+    return processes.run(script, path).splitlines()
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ LOCK = """
 
 def test_a_foreign_write_lock_is_store_busy_that_names_the_file_and_the_seconds(path: Path) -> None:
     store = sqlite.open_store(path, busy_seconds=0.25)
-    with child.started(LOCK, path) as other:
+    with processes.started(LOCK, path) as other:
         other.ask("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusy, match=rf"{re.escape(str(path))}.* 0\.25 s"):
             store.write_now(threads.append, "t", ROW)
@@ -64,7 +64,7 @@ def test_a_foreign_write_lock_is_store_busy_that_names_the_file_and_the_seconds(
 
 def test_a_foreign_lock_that_ends_in_time_is_waited_for(path: Path) -> None:
     store = sqlite.open_store(path)
-    with child.started(LOCK, path) as other:
+    with processes.started(LOCK, path) as other:
         for _ in range(10):
             other.ask("BEGIN IMMEDIATE")
             other.tell("COMMIT")
@@ -76,7 +76,7 @@ def test_a_foreign_lock_that_ends_in_time_is_waited_for(path: Path) -> None:
 
 def test_a_file_that_cannot_be_opened_for_a_foreign_lock_is_store_busy(path: Path) -> None:
     sharing.release(sqlite.open_store(path))
-    with child.started(LOCK, path) as other:
+    with processes.started(LOCK, path) as other:
         other.ask("PRAGMA locking_mode = exclusive")
         other.ask("BEGIN EXCLUSIVE")
         with pytest.raises(StoreBusy, match=rf"{re.escape(str(path))}.* 0\.25 s"):
@@ -100,7 +100,7 @@ def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) 
     """
     files = [tmp_path / f"{n}.db" for n in range(12)]  # the moments that matter are short
     with ExitStack() as stack:
-        children = [stack.enter_context(child.started(script, n)) for n in range(20)]
+        children = [stack.enter_context(processes.started(script, n)) for n in range(20)]
         assert [one.hear() for one in children] == ["ready"] * 20
         for file in files:
             for one in children:
@@ -193,7 +193,7 @@ FULL = """
 
 
 def test_a_file_that_may_not_grow_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    child.run(FULL, tmp_path / "disk", "limit")
+    processes.run(FULL, tmp_path / "disk", "limit")
 
 
 def test_a_full_disk_is_store_full_and_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_a_full_disk_is_store_full_and_loses_nothing_that_was_acknowledged(tmp_p
     except FileNotFoundError:
         allowed = False
     if allowed:
-        child.run(FULL, disk, "tmpfs", wrapper=wrapper)
+        processes.run(FULL, disk, "tmpfs", wrapper=wrapper)
     else:
-        child.run(FULL, disk, "limit")
+        processes.run(FULL, disk, "limit")
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_forked_child_cannot_use_what_it_inherited_and_does_not_harm_it(path: 
             assert bodies(each) == ["before", "after"]
             sharing.release(each)
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert bodies(path) == ["before", "after"]
 
 
@@ -263,7 +263,7 @@ def test_a_forked_child_opens_a_store_of_its_own(path: Path) -> None:
         assert bodies(store) == ["parent", "child", "parent again"]
         sharing.release(store)
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert bodies(path) == ["parent", "child", "parent again"]
 
 
@@ -286,7 +286,7 @@ def test_nothing_that_a_forked_child_was_acknowledged_is_lost_when_the_parent_cl
         os.write(parent_closed[1], b"x")
         assert os.waitpid(pid, 0)[1] == 0
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert bodies(path) == ["parent", "child", "child again"]
 
 
@@ -316,7 +316,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_write_can_write(path: Path) 
         assert sorted(bodies(store)) == ["child", "first", "parent"]
         sharing.release(store)
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert sorted(bodies(path)) == ["child", "first", "parent"]
 
 
@@ -361,7 +361,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
         assert codes == [0] * 60, codes
         sharing.release(store)
     """
-    child.run(script, path)
+    processes.run(script, path)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_a_program_that_never_closes_ends_cleanly_with_all_that_it_wrote(path: P
             store.write_now(threads.append, "t", rows(str(i)))
         bodies(store)
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert bodies(path) == [str(i) for i in range(10)]
 
@@ -392,7 +392,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(path: Path, end: 
 
         asyncio.run(main())
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert bodies(path) == [str(i) for i in range(500)]
 
 
@@ -405,7 +405,7 @@ def test_a_program_that_is_killed_keeps_what_was_acknowledged(path: Path) -> Non
         sys.stdin.read()
         os.kill(os.getpid(), 9)
     """
-    with child.started(script, path, exit_code=-9) as victim:
+    with processes.started(script, path, exit_code=-9) as victim:
         assert victim.hear() == "written"
     assert bodies(path) == [str(i) for i in range(50)]
 
@@ -422,5 +422,5 @@ def test_a_checkpointer_that_is_never_closed_lets_the_program_end(path: Path) ->
 
         asyncio.run(main())
     """
-    child.run(script, path)
+    processes.run(script, path)
     assert len(bodies(path)) == 2

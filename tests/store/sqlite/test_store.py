@@ -18,7 +18,7 @@ from byssus.store import sharing
 from byssus.store.database import Tx
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
-from tests.support import processes as child
+from tests.support import processes
 from tests.support.stores import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 
 
@@ -203,7 +203,7 @@ def test_another_process_sees_a_write_when_its_outcome_arrives(store: SQLiteStor
             print(connection.execute("SELECT count(*) FROM messages").fetchall()[0][0], flush=True)
     """
 
-    async def main(watch: child.Child) -> None:
+    async def main(watch: processes.Child) -> None:
         for i in range(1, 51):
             await store.write(threads.append, "t", rows(str(i)))
             assert watch.ask() == str(i)
@@ -213,7 +213,7 @@ def test_another_process_sees_a_write_when_its_outcome_arrives(store: SQLiteStor
         position = await store.write(threads.append, "t", rows(str(i)))
         assert int(watch.ask()) >= position.head
 
-    with child.started(watcher, path) as watch:
+    with processes.started(watcher, path) as watch:
         asyncio.run(main(watch))
         store.write_now(threads.append, "t", rows("now"))
         assert watch.ask() == "101"
@@ -337,7 +337,7 @@ def test_calling_the_store_from_an_event_loop_inside_a_query_raises_and_does_not
         print(outcomes, flush=True)
         os._exit(0 if len(outcomes) == 5 and "use the transaction" in str(outcomes[0]) else 1)
     """
-    child.run(script, path, outer, inner)
+    processes.run(script, path, outer, inner)
 
 
 # --- settings and the end ---------------------------------------------------------------------------------------------
