@@ -14,7 +14,7 @@ from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckp
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.sqlite import store as sqlite
-from tests.support import postgres
+from tests.support.schemas import ready_schemas
 
 
 class Database(Protocol):
@@ -80,7 +80,7 @@ class PostgresSchema:
     commits_latecomers = False
 
     def __init__(self, _: Path) -> None:
-        self._place = postgres.server_for_tests().fresh_schema()
+        self._place = ready_schemas().take()
 
     @property
     def place(self) -> str:
@@ -129,7 +129,7 @@ class PostgresSchema:
         ]
 
     def drop(self) -> None:
-        postgres.server_for_tests().drop(self._place)
+        ready_schemas().give_back(self._place)
 
 
 DATABASES: dict[str, Callable[[Path], Database]] = {"sqlite": SQLiteFile, "postgres": PostgresSchema}
