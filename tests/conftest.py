@@ -30,6 +30,14 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made.drop()
 
 
+@pytest.fixture(params=DATABASES)
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """One that nobody has opened yet: there is no file, and no table."""
+    made = DATABASES[request.param](tmp_path, is_made=False)
+    yield made
+    made.drop()
+
+
 @pytest.fixture
 def store(database: Database) -> Iterator[Store]:
     with database.store() as opened:
