@@ -400,15 +400,13 @@ COVERED_BY: dict[str, list[str]] = {
     "store/sharing.py": ["store/sqlite/test_file.py"],
     "threads/encoding.py": ["test_checkpointer.py"],
     "threads/waiting.py": ["run/test_leases.py"],
-    "tools/details.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
-    "tools/execution.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
+    "tools/__init__.py": ["tools/test_signature.py", "tools/test_execution.py", "tools/test_details.py"],
     "tools/mcp_process.py": ["tools/test_mcp.py"],
-    "tools/signature.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
     "values/clock.py": ["test_messages.py", "values/test_checkpoints.py"],
     "values/decisions.py": ["run/test_approvals.py", "run/test_approval_runs.py"],
     "values/prompts.py": ["test_agent.py"],
     "values/results.py": ["test_agent.py"],
-    "values/schemas.py": ["tools/test_tools.py", "values/test_output.py"],
+    "values/schemas.py": ["tools/test_signature.py", "values/test_output.py"],
 }
 
 
