@@ -31,6 +31,7 @@ from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from tests.support import postgres
 from tests.support.approvals import Deleting, delete
+from tests.support.databases import DATABASES
 from tests.support.leases import agent_on, claim, lease_of, unfinished, waiting
 from tests.support.marks import mark, marked, memory_on, summarize
 from tests.support.tool_calls import Acting, act, interrupt
@@ -51,10 +52,12 @@ def new_schema(_: Path, __: str) -> Iterator[str]:
 KINDS = {"sqlite": new_file, "postgres": new_schema}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DATABASES)
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with KINDS[request.param](tmp_path, "source") as place:
-        yield place
+    (tmp_path / "source").mkdir()
+    made = DATABASES[request.param](tmp_path / "source")
+    yield made.place
+    made.drop()
 
 
 @pytest.fixture(params=KINDS)

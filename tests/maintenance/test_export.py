@@ -33,7 +33,7 @@ from byssus.store.database import Row, Tx
 from byssus.threads.encoding import stored
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
-from tests.support.databases import Database, PostgresSchema, SQLiteFile
+from tests.support.databases import DATABASES, Database
 from tests.support.leases import PAST, agent_on, claim, unfinished, with_two
 from tests.support.marks import mark, marked, summarize
 from tests.support.tool_calls import Acting, act, interrupt
@@ -50,11 +50,11 @@ PREFERENCES = {"ui": {"theme": "dark", "sizes": [1, 2.0]}, "\ud800 \0": None, "l
 ODD = "thread \u2028 北京 '\"%s:x\x7f"
 
 
-@pytest.fixture(params=[SQLiteFile, PostgresSchema])
+@pytest.fixture(params=DATABASES)
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """A second database, of either kind."""
     (tmp_path / "other").mkdir()
-    made: Database = request.param(tmp_path / "other")
+    made = DATABASES[request.param](tmp_path / "other")
     yield made
     made.drop()
 
