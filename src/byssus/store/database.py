@@ -53,7 +53,7 @@ class Tx(Protocol):
         """So many seconds after `now`."""
 
 
-class Settling(asyncio.Future[T]):
+class CommitFuture(asyncio.Future[T]):
     """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before.
 
     The task that waits is resumed by `settle`, and not a round of the event loop later.
@@ -103,7 +103,7 @@ class Job(Generic[T]):
         self._args = args
         self._kwargs = kwargs
         self._loop = loop
-        self._future: Settling[T] | Future[T] = Settling(loop=loop) if loop else Future()
+        self._future: CommitFuture[T] | Future[T] = CommitFuture(loop=loop) if loop else Future()
         self.result: T | None = None
         self.error: BaseException | None = None
         self.group = 1  # how many jobs were settled with it
@@ -152,7 +152,7 @@ def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None
             continue
         job.group = size
         future, error = job._future, None if job.error is None else _carried(job.error)
-        if isinstance(future, Settling):
+        if isinstance(future, CommitFuture):
             future.settle(job.result, error)
         elif error is not None:
             future.set_exception(error)
@@ -160,9 +160,9 @@ def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None
             future.set_result(job.result)
 
 
-def in_thread(call: Callable[[], T]) -> Settling[T]:
+def in_thread(call: Callable[[], T]) -> CommitFuture[T]:
     """Run something that blocks on a thread of its own; like a write, it settles before a cancellation arrives."""
-    future: Settling[T] = Settling(loop=asyncio.get_running_loop())
+    future: CommitFuture[T] = CommitFuture(loop=asyncio.get_running_loop())
     job: Job[T] = Job(lambda _: call(), (), {}, future.get_loop())
     job._future = future
 
