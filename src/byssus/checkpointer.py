@@ -43,7 +43,7 @@ from byssus.threads.encoding import (
     stored,
 )
 from byssus.threads.inbox import Receipt, Waiting, id_of
-from byssus.threads.waiting import checked_wait, is_gone, patiently
+from byssus.threads.waiting import checked_wait, is_gone, retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -224,12 +224,14 @@ class Checkpointer(abc.ABC):
         try:
             await store.write(threads.append, thread, rows)
         except ThreadBusy:
-            await patiently(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), seconds)
+            await retry_while_driven(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), seconds)
 
     async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
         """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
         thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
-        await patiently(lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait))
+        await retry_while_driven(
+            lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait)
+        )
 
     def watch(self, thread_id: str) -> AsyncGenerator[Message, None]:
         """What the thread holds, and then each message a moment after it was committed, by whichever process.
@@ -380,7 +382,7 @@ class Checkpointer(abc.ABC):
         """
         point, thread, store = versions.checked_at(to, "to"), checked_id(thread_id), self.store
         left = versions.left_behind(f"where the thread stood before it was rewound to {to!r}")
-        return await patiently(
+        return await retry_while_driven(
             lambda over: store.write(forks.rewind, thread, point, left=left, by=Visit(over)), checked_wait(wait)
         )
 

@@ -35,7 +35,7 @@ from byssus.threads.encoding import (
     stored,
     stored_json,
 )
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 
 STATUSES = ("active", "paused", "completed", "cancelled")
@@ -144,7 +144,7 @@ async def save_message(
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
     name, make = checked_id(session_id, "a session id"), functools.partial(_stored, value)
-    return await patiently(lambda over: store.write(sessions.save, name, make, by=Visit(over)), 0)
+    return await retry_while_driven(lambda over: store.write(sessions.save, name, make, by=Visit(over)), 0)
 
 
 async def get_conversation_history(
@@ -173,14 +173,14 @@ async def update_message(store: Runner, session_id: str, message_id: str, conten
     if said is None:
         raise editing.missing(session, message)
     new = _edited(said, text)
-    await patiently(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
+    await retry_while_driven(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    await patiently(lambda over: store.write(editing.replace, session, message, None, by=Visit(over)), 0)
+    await retry_while_driven(lambda over: store.write(editing.replace, session, message, None, by=Visit(over)), 0)
 
 
 def history_row(said: Said) -> dict[str, Any]:

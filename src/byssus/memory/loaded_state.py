@@ -13,7 +13,7 @@ from byssus.queries.log.leases import Visit
 from byssus.queries.log.memories import Entry
 from byssus.queries.versions import deleting
 from byssus.store.database import Store
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 
 
 class Loaded:
@@ -56,7 +56,7 @@ class Loaded:
             return written
 
         try:
-            await patiently(attempt, wait)
+            await retry_while_driven(attempt, wait)
         finally:  # a cancelled call has written all the same
             self.is_stored = written is not None and written.done() and written.exception() is None
         if self._entries is not None:

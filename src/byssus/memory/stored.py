@@ -37,7 +37,7 @@ from byssus.store.handle import Handle
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability
 from byssus.threads.encoding import checked_id, encode_json
-from byssus.threads.waiting import checked_wait, patiently
+from byssus.threads.waiting import checked_wait, retry_while_driven
 
 if TYPE_CHECKING:
     from byssus.store.postgres.server import Server
@@ -301,7 +301,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         def attempt(over: int) -> Awaitable[T]:
             return store.write(query, here.thread, *args, namespace=here.namespace, by=Visit(over), **kwargs)
 
-        return await patiently(attempt, self._wait)
+        return await retry_while_driven(attempt, self._wait)
 
 
 class SQLiteMemory(StoredMemory):

@@ -32,7 +32,7 @@ from byssus.store.keeper import Keeper
 from byssus.store.operations import at_hand, later
 from byssus.threads.encoding import Thread, checked_id, encode_extra, load, storable, stored
 from byssus.threads.inbox import Modes, Receipt, Waiting
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class ThreadJournal:
                 owner=None if self._is_owned else self._user_id,
             )
 
-        waiting = patiently(attempt, self._wait)
+        waiting = retry_while_driven(attempt, self._wait)
         try:
             await (until_aborted(waiting, signal, _GRACE) if self._wait else waiting)
         except Aborted:

@@ -21,7 +21,7 @@ from byssus.queries.versions.checkpoints import HIGHEST_STEP, Anchor, New, Place
 from byssus.run.journal import Mark
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
 
@@ -59,7 +59,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
             except ThreadMoved:
                 continue  # each time, somebody else has come forward
 
-    return await patiently(attempt, wait)
+    return await retry_while_driven(attempt, wait)
 
 
 async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched:

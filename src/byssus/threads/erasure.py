@@ -18,7 +18,7 @@ from byssus.queries.versions.erasures import Begun
 from byssus.store import sharing
 from byssus.store.database import Store, in_thread
 from byssus.threads.retention import empty_trash
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
 
 _FORKS = ("keep", "erase")
@@ -42,7 +42,7 @@ def checked_forks(forks: object) -> str | None:
 
 async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
     """Erase one thread."""
-    begun = await patiently(
+    begun = await retry_while_driven(
         lambda over: store.write(erasures.begin_thread, thread_id, forks=forks, by=Visit(over)), wait
     )
     return await _erase(store, begun, f"thread {thread_id!r}")
@@ -50,7 +50,9 @@ async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: fl
 
 async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
     """Erase a user and all threads of theirs."""
-    begun = await patiently(lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait)
+    begun = await retry_while_driven(
+        lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait
+    )
     return await _erase(store, begun, f"user {user_id!r}")
 
 

@@ -16,7 +16,7 @@ from byssus.queries.moving import importing
 from byssus.queries.versions import deleting
 from byssus.queries.versions.checkpoints import Doomed
 from byssus.store.operations import Runner
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
 
 _DROPPED_AT_ONCE = 500
@@ -95,7 +95,7 @@ async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
 
 async def delete_thread(store: Runner, thread_id: str, wait: float) -> int:
     """Delete a thread; returns how many checkpoints it had."""
-    count = await patiently(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
+    count = await retry_while_driven(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
     await empty_trash(store)
     return count or 0
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
 
 
-async def patiently(attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
+async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
     """Make the attempt until nobody else drives the thread, for so many seconds at most.
 
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
