@@ -43,7 +43,7 @@ from byssus.threads.encoding import (
     stored,
 )
 from byssus.threads.inbox import Receipt, Waiting, id_of
-from byssus.threads.waiting import checked_wait, is_gone, retry_while_driven
+from byssus.threads.waiting import checked_wait, owner_is_gone, retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -248,7 +248,7 @@ class Checkpointer(abc.ABC):
         A run that goes on somewhere is not listed, nor one that waits for a person's answer.
         """
         found = await self.store.read(threads.unfinished)
-        return [info for info, owner, _ in found if owner is None or is_gone(owner)]
+        return [info for info, owner, _ in found if owner is None or owner_is_gone(owner)]
 
     def steer(self, thread_id: str, message: str | UserMessage) -> Receipt:
         """Say something into the run that drives the thread, in whatever process: it hears it before its next turn.
@@ -278,7 +278,7 @@ class Checkpointer(abc.ABC):
     async def abort(self, thread_id: str) -> bool:
         """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
         owner = await self.store.write(leases.abort, checked_id(thread_id))
-        return owner is not None and not is_gone(owner)
+        return owner is not None and not owner_is_gone(owner)
 
     async def pending(self, thread_id: str | None = None) -> list[Pending]:
         """The tool calls that wait for a person, of one thread or of all."""

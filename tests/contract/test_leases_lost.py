@@ -454,20 +454,20 @@ def test_the_thread_of_an_owner_that_may_live_is_free_when_the_lease_has_run_out
     ids=ascii,
 )
 def test_of_an_owner_that_cannot_be_read_nobody_knows_that_it_is_gone(text: str) -> None:
-    assert owners.is_gone(text) is False
+    assert owners.process_has_ended(text) is False
     assert owners.token_of(text) is None
 
 
 def test_this_process_is_not_gone_and_knows_its_own_leases() -> None:
     name = owners.name("abc")
-    assert owners.is_gone(name) is False
+    assert owners.process_has_ended(name) is False
     assert owners.token_of(name) == "abc"
     assert owners.token_of(owner_here(start="1")) is None
 
 
 @pytest.mark.parametrize("pid", ["-1", "0", str(2**70), "1/../2"])
 def test_a_pid_that_is_none_harms_nothing(pid: str) -> None:
-    assert owners.is_gone(owner_here(pid=pid)) in (True, False)
+    assert owners.process_has_ended(owner_here(pid=pid)) in (True, False)
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------

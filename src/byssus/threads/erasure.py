@@ -68,15 +68,15 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
         return Erased(0, 0, 0, True, [], _NOTHING)
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
-    is_gone = await in_thread(store.scrub)
-    if is_gone:
+    is_scrubbed = await in_thread(store.scrub)
+    if is_scrubbed:
         await store.write(erasure_notes.finish, keys)
     else:
         await in_thread(lambda: _finish_later(store))
-    note = store.remains if is_gone else _PINNED + store.remains
+    note = store.remains if is_scrubbed else _PINNED + store.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
-    return Erased(begun.threads, begun.checkpoints, messages, is_gone, list(begun.kept), note)
+    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note)
 
 
 def finish_what_was_left(store: Store) -> None:

@@ -28,7 +28,7 @@ async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: fl
             return await attempt(over)
         except ThreadBusy as busy:
             left = deadline - time.monotonic()
-            if busy.epoch != over and is_gone(busy.owner):
+            if busy.epoch != over and owner_is_gone(busy.owner):
                 over = busy.epoch
                 continue
             if left <= 0:
@@ -37,10 +37,10 @@ async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: fl
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def is_gone(owner: str) -> bool:
+def owner_is_gone(owner: str) -> bool:
     """Whether nobody uses this owner's lease any more: its process has ended, or its run in this process has."""
     token = owners.token_of(owner)
-    return owners.is_gone(owner) if token is None else not keeper.is_alive(token)
+    return owners.process_has_ended(owner) if token is None else not keeper.is_alive(token)
 
 
 def checked_wait(seconds: object) -> float:
