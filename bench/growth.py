@@ -21,7 +21,7 @@ from byssus import Agent, Model
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.scripted import ScriptedProvider
-from byssus.queries.log.threads import VISITOR, Stored
+from byssus.queries.log.threads import UNLEASED, Stored
 from byssus.queries.versions import putting
 from byssus.queries.versions.checkpoints import New
 from byssus.store.database import Tx
@@ -181,7 +181,7 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
 
 
 def _reply(tx: Tx, thread: str, message: Stored, new: New) -> None:
-    putting.append(tx, thread, [message], new=new, by=VISITOR)
+    putting.append(tx, thread, [message], new=new, by=UNLEASED)
 
 
 def _new(name: str) -> New:
@@ -360,7 +360,7 @@ async def _read(cp: Checkpointer, query: Callable[..., Any]) -> Any:
 
 
 def _point(tx: Tx, thread: str) -> None:
-    putting.append(tx, thread, [], new=_new(clock.new_id()), by=VISITOR)
+    putting.append(tx, thread, [], new=_new(clock.new_id()), by=UNLEASED)
 
 
 # --- an ephemeral last message ----------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_an_abort_does_not_wait_for_a_provider_that_ignores_it(database: Databas
             assert (result.stop_reason, result.text) == ("aborted", "Hel")
             told = len(heard)
             stubborn.release.set()
-            await stubborn.over.wait()
+            await stubborn.dead_epoch.wait()
             check_whole(heard)
             assert len(heard) == told  # what it says afterwards is not heard
             assert await can_go_on(cp) == ["user: hi", "assistant: Hel", "user: again"]

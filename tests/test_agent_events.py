@@ -105,7 +105,7 @@ class Stubborn:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.release = asyncio.Event()
-        self.over = asyncio.Event()
+        self.dead_epoch = asyncio.Event()
 
     async def __call__(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
         try:
@@ -117,7 +117,7 @@ class Stubborn:
             yield TextDelta(0, "lo")
             yield StreamDone()
         finally:
-            self.over.set()
+            self.dead_epoch.set()
 
 
 async def stubbornly(release: asyncio.Event) -> None:

@@ -286,11 +286,11 @@ def test_one_agent_may_run_inside_anothers_tool() -> None:
 
 def test_work_that_a_run_started_may_wait_for_the_agent_once_the_run_is_over() -> None:
     async def main() -> None:
-        over = asyncio.Event()
+        dead_epoch = asyncio.Event()
         left: list[asyncio.Task[None]] = []
 
         async def afterwards() -> None:
-            await over.wait()
+            await dead_epoch.wait()
             await agent.wait_for_idle()
 
         @tool
@@ -299,7 +299,7 @@ def test_work_that_a_run_started_may_wait_for_the_agent_once_the_run_is_over() -
 
         agent = make([[ToolCall("c1", "start")], "ok"], tools=[start])
         await agent.prompt("go")
-        over.set()
+        dead_epoch.set()
         await left[0]
 
     within(main())

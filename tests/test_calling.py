@@ -386,7 +386,7 @@ class Stalling:
         self._events = events
         self._stubborn = stubborn
         self.release = asyncio.Event()
-        self.over = asyncio.Event()
+        self.dead_epoch = asyncio.Event()
 
     async def __call__(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
         try:
@@ -403,7 +403,7 @@ class Stalling:
             yield TextDelta(7, "too late")
             yield StreamDone()
         finally:
-            self.over.set()
+            self.dead_epoch.set()
 
 
 TINY = 0.001  # seconds: something that stalls for ever does so for longer
@@ -417,7 +417,7 @@ def test_a_stream_that_stalls_before_it_said_anything_is_asked_again(waits: list
         result = await agent.prompt("hi")
         heard.check_whole()
         assert (result.text, result.error) == ("Hello", None)
-        assert stalling.over.is_set()  # its connection is given back
+        assert stalling.dead_epoch.is_set()  # its connection is given back
 
     run(main())
 
@@ -433,7 +433,7 @@ def test_a_stream_that_stalls_after_it_said_something_has_failed_and_keeps_it() 
         assert isinstance(result.error, NetworkFailed)
         assert "acted sent nothing for 0.001 s" in str(result.error)
         assert "idle_timeout=" in str(result.error)
-        assert stalling.over.is_set()
+        assert stalling.dead_epoch.is_set()
 
     run(main())
 
@@ -458,7 +458,7 @@ def test_a_stalled_stream_that_ignores_its_cancellation_is_left_behind_and_not_h
         async def releasing(request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
             yield StreamStart()
             stubborn.release.set()
-            await stubborn.over.wait()
+            await stubborn.dead_epoch.wait()
             for event in HELLO:
                 yield event
 
@@ -467,7 +467,7 @@ def test_a_stalled_stream_that_ignores_its_cancellation_is_left_behind_and_not_h
         heard = Heard(agent)
         result = await agent.prompt("hi")
         stubborn.release.set()
-        await stubborn.over.wait()
+        await stubborn.dead_epoch.wait()
         heard.check_whole()
         assert result.text == ("Hel" if said else "Hello")
         assert "too late" not in deltas(heard)

@@ -161,15 +161,15 @@ def test_a_slow_async_listener_does_not_stall_the_run() -> None:
     """It hears nothing further until the run is over; a run that waited for it would never be."""
 
     async def main() -> None:
-        over, heard = asyncio.Event(), list[Event]()
+        dead_epoch, heard = asyncio.Event(), list[Event]()
 
         async def slow(event: Event) -> None:
             heard.append(event)
-            await over.wait()
+            await dead_epoch.wait()
 
         agent = make(["word"])
         agent.subscribe(slow)
-        agent.subscribe(lambda event: over.set() if event.type == "agent_end" else None)
+        agent.subscribe(lambda event: dead_epoch.set() if event.type == "agent_end" else None)
         await agent.prompt("hi")
         assert kinds(heard) == KINDS  # and it has heard all by the time that prompt() returns
 

@@ -451,7 +451,7 @@ def test_cancelling_the_consumer_ends_the_run_in_good_order_and_waits_for_it(dat
                 await consuming
             was_streaming = agent.state.is_streaming
             stubborn.release.set()
-            await stubborn.over.wait()
+            await stubborn.dead_epoch.wait()
             assert not was_streaming
             assert consuming.cancelled()
             check_whole(heard)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 from byssus.errors import InputError, StoreNotOpen, ThreadBusy
 from byssus.messages import Message, UserMessage, decode, stamped
 from byssus.queries.log import inbox, leases, threads, tool_calls
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import ThreadInfo
 from byssus.queries.versions import erasure_notes
 from byssus.store import opening as places
@@ -224,13 +224,16 @@ class Checkpointer(abc.ABC):
         try:
             await store.write(threads.append, thread, rows)
         except ThreadBusy:
-            await retry_while_driven(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), seconds)
+            await retry_while_driven(
+                lambda dead_epoch: store.write(threads.append, thread, rows, by=Unleased(dead_epoch)), seconds
+            )
 
     async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
         """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
         thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
         await retry_while_driven(
-            lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait)
+            lambda dead_epoch: store.write(threads.save_extra, thread, text, by=Unleased(dead_epoch)),
+            checked_wait(wait),
         )
 
     def watch(self, thread_id: str) -> AsyncGenerator[Message, None]:
@@ -383,7 +386,8 @@ class Checkpointer(abc.ABC):
         point, thread, store = versions.checked_at(to, "to"), checked_id(thread_id), self.store
         left = versions.left_behind(f"where the thread stood before it was rewound to {to!r}")
         return await retry_while_driven(
-            lambda over: store.write(forks.rewind, thread, point, left=left, by=Visit(over)), checked_wait(wait)
+            lambda dead_epoch: store.write(forks.rewind, thread, point, left=left, by=Unleased(dead_epoch)),
+            checked_wait(wait),
         )
 
     async def tree(self, thread_id: str) -> Tree | None:

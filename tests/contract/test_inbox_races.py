@@ -70,7 +70,7 @@ def test_a_follow_up_at_the_end_of_a_run_is_heard_by_it_or_by_the_next_and_only_
 def test_follow_ups_of_many_senders_to_runs_that_come_and_go_are_all_heard_once(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         agents = [agent_on(opener, ["ok"] * 400, wait=30) for opener in (cp, other)]
-        over = asyncio.Event()
+        dead_epoch = asyncio.Event()
 
         async def talk(number: int) -> None:
             chance = random.Random(number)
@@ -80,12 +80,12 @@ def test_follow_ups_of_many_senders_to_runs_that_come_and_go_are_all_heard_once(
                 await sender("t", f"{number} {i}")
 
         async def drive(number: int) -> None:
-            while not over.is_set():
+            while not dead_epoch.is_set():
                 await agents[number].prompt("go")
 
         drivers = [asyncio.create_task(drive(number)) for number in range(2)]
         await asyncio.gather(*(talk(number) for number in range(4)))
-        over.set()
+        dead_epoch.set()
         await asyncio.gather(*drivers)
         await agents[0].prompt("and the rest")
         assert await waiting(cp) == []

@@ -976,18 +976,18 @@ def test_of_two_compressions_at_once_the_later_one_takes_in_what_the_other_has_d
     asked: list[str] = []
 
     async def both() -> None:
-        begun, over = asyncio.Event(), asyncio.Event()
+        begun, dead_epoch = asyncio.Event(), asyncio.Event()
 
         async def late(text: str) -> str:
             asked.append(naming(text))
             begun.set()
-            await over.wait()
+            await dead_epoch.wait()
             return naming(text)
 
         slow = asyncio.create_task(compress(memory.memory, late, keep=2))
         await begun.wait()
         assert await compress(memory.memory, naming, keep=4) == "text of 1 text of 2"
-        over.set()
+        dead_epoch.set()
         assert await slow == "text of 1 text of 2 text of 3 text of 4"
 
     memory.run(both())

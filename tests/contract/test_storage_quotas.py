@@ -224,7 +224,7 @@ class Quotas(RuleBasedStateMachine):
         """The lease runs out, or somebody else takes the thread over."""
         session = self.sessions[place]
         if (lease := self.leases.pop(session, None)) is not None:
-            claim = Claim(FAR_AWAY, "another run", 600, over=lease.epoch)
+            claim = Claim(FAR_AWAY, "another run", 600, dead_epoch=lease.epoch)
             taken = self.storage.store.write_now(threads.append, session, [], by=claim)
             self.leases[session] = Lease(taken.epoch, 600)
             self.reserved.pop(session, None)

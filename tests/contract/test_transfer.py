@@ -344,7 +344,7 @@ def test_five_thousand_messages_and_checkpoints(database: Database, other: Datab
                 putting.put_here,
                 "t",
                 checkpoints.New(f"c{step}", 0, None, '{"tags":[],"summary":null}', "{}"),
-                by=threads.VISITOR,
+                by=threads.UNLEASED,
             )
         lines = await exported(cp)
         assert len(lines) == 1 + 1 + 5_000 + 1_100 + 1 + 1

@@ -18,7 +18,7 @@ from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, 
 from byssus.queries.accounts import sessions
 from byssus.queries.accounts.sessions import Said, Session
 from byssus.queries.log import editing
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import Stored
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
@@ -144,7 +144,9 @@ async def save_message(
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
     name, make = checked_id(session_id, "a session id"), functools.partial(_stored, value)
-    return await retry_while_driven(lambda over: store.write(sessions.save, name, make, by=Visit(over)), 0)
+    return await retry_while_driven(
+        lambda dead_epoch: store.write(sessions.save, name, make, by=Unleased(dead_epoch)), 0
+    )
 
 
 async def get_conversation_history(
@@ -173,14 +175,18 @@ async def update_message(store: Runner, session_id: str, message_id: str, conten
     if said is None:
         raise editing.missing(session, message)
     new = _edited(said, text)
-    await retry_while_driven(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
+    await retry_while_driven(
+        lambda dead_epoch: store.write(editing.replace, session, message, new, by=Unleased(dead_epoch)), 0
+    )
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    await retry_while_driven(lambda over: store.write(editing.replace, session, message, None, by=Visit(over)), 0)
+    await retry_while_driven(
+        lambda dead_epoch: store.write(editing.replace, session, message, None, by=Unleased(dead_epoch)), 0
+    )
 
 
 def history_row(said: Said) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from byssus.queries.log import memories
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.log.memories import Entry
 from byssus.queries.versions import deleting
 from byssus.store.database import Store
@@ -46,12 +46,12 @@ class Loaded:
     async def _write(self, store: Store, thread: str, namespace: str, wait: float) -> None:
         written: asyncio.Future[Any] | None = None
 
-        def attempt(over: int) -> Awaitable[Any]:
+        def attempt(dead_epoch: int) -> Awaitable[Any]:
             nonlocal written
             if self._entries is None:
                 written = store.write(memories.summarize, thread, self.summary, namespace=namespace)
             else:
-                by = Visit(over)
+                by = Unleased(dead_epoch)
                 written = store.write(memories.replace, thread, self._entries, self.summary, by=by, namespace=namespace)
             return written
 

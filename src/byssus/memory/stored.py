@@ -27,7 +27,7 @@ from byssus.memory.loaded_state import Loaded, collect
 from byssus.memory.msg import Msg, Told, told
 from byssus.messages import dumps
 from byssus.queries.log import memories as queries
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.log.memories import Entry
 from byssus.queries.log.threads import Stored
 from byssus.search import search as searching
@@ -298,8 +298,8 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def _attempt(self, store: Store, here: _Here, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Change the log of the thread, when nobody drives it."""
 
-        def attempt(over: int) -> Awaitable[T]:
-            return store.write(query, here.thread, *args, namespace=here.namespace, by=Visit(over), **kwargs)
+        def attempt(dead_epoch: int) -> Awaitable[T]:
+            return store.write(query, here.thread, *args, namespace=here.namespace, by=Unleased(dead_epoch), **kwargs)
 
         return await retry_while_driven(attempt, self._wait)
 

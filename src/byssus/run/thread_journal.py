@@ -171,8 +171,8 @@ class ThreadJournal:
         rows = [stored(message) for message in messages]
         claimed = _Claimed(self, run_id, signal)
 
-        async def attempt(over: int) -> None:
-            claim = claimed.claim._replace(over=over)
+        async def attempt(dead_epoch: int) -> None:
+            claim = claimed.claim._replace(dead_epoch=dead_epoch)
             await self._written(
                 lambda position: claimed.succeed(position, messages),
                 threads.append,
@@ -253,7 +253,7 @@ class ThreadJournal:
         if mark.summary is None:
             mark = msgspec.structs.replace(mark, summary=history.one_line(history.last_reply(self.messages)))
         new, extra = checkpoints.encoded_mark(mark), self._changed_extra()
-        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
+        by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
         write = self._checkpointer.store.write(
             putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra
         )
@@ -449,7 +449,7 @@ class ThreadJournal:
             self._saved_extra = self._saved_extra if extra is None else extra
 
         held = self._held
-        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
+        by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
         try:
             await self._written(
                 note,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from byssus.errors import InputError, ThreadMoved
 from byssus.messages import decode, dumps
 from byssus.queries.log import branches, threads
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import Stored
 from byssus.queries.versions import checkpoints, forks, putting
 from byssus.queries.versions.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
@@ -42,7 +42,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
     new, given = encoded(checkpoint), list(_checked_messages(checkpoint.messages))
     thread_id = checkpoint.metadata.thread_id
 
-    async def attempt(over: int) -> Anchor:
+    async def attempt(dead_epoch: int) -> Anchor:
         while True:
             matched = await _match(store, thread_id, given)
             try:
@@ -53,7 +53,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
                     matched.tail,
                     matched.place,
                     left=left_behind(f"where the thread stood before {new.id!r} was put"),
-                    by=Visit(over),
+                    by=Unleased(dead_epoch),
                     expect=matched.version,
                 )
             except ThreadMoved:

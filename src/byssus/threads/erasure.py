@@ -12,7 +12,7 @@ import threading
 import time
 
 from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
 from byssus.queries.versions.erasures import Begun
 from byssus.store import sharing
@@ -43,7 +43,7 @@ def checked_forks(forks: object) -> str | None:
 async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
     """Erase one thread."""
     begun = await retry_while_driven(
-        lambda over: store.write(erasures.begin_thread, thread_id, forks=forks, by=Visit(over)), wait
+        lambda dead_epoch: store.write(erasures.begin_thread, thread_id, forks=forks, by=Unleased(dead_epoch)), wait
     )
     return await _erase(store, begun, f"thread {thread_id!r}")
 
@@ -51,7 +51,7 @@ async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: fl
 async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
     """Erase a user and all threads of theirs."""
     begun = await retry_while_driven(
-        lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait
+        lambda dead_epoch: store.write(erasures.begin_user, user_id, forks=forks, by=Unleased(dead_epoch)), wait
     )
     return await _erase(store, begun, f"user {user_id!r}")
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from byssus.errors import ByssusError, InputError
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.moving import importing
 from byssus.queries.versions import deleting
 from byssus.queries.versions.checkpoints import Doomed
@@ -95,7 +95,9 @@ async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
 
 async def delete_thread(store: Runner, thread_id: str, wait: float) -> int:
     """Delete a thread; returns how many checkpoints it had."""
-    count = await retry_while_driven(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
+    count = await retry_while_driven(
+        lambda dead_epoch: store.write(deleting.discard, thread_id, by=Unleased(dead_epoch)), wait
+    )
     await empty_trash(store)
     return count or 0
 

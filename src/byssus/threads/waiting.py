@@ -22,14 +22,14 @@ async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: fl
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
     deadline = time.monotonic() + seconds
-    over, pause = NOBODY, _FIRST_PAUSE
+    dead_epoch, pause = NOBODY, _FIRST_PAUSE
     while True:
         try:
-            return await attempt(over)
+            return await attempt(dead_epoch)
         except ThreadBusy as busy:
             left = deadline - time.monotonic()
-            if busy.epoch != over and owner_is_gone(busy.owner):
-                over = busy.epoch
+            if busy.epoch != dead_epoch and owner_is_gone(busy.owner):
+                dead_epoch = busy.epoch
                 continue
             if left <= 0:
                 raise

@@ -19,12 +19,12 @@ NOBODY = -1  # the epoch of no lease
 
 
 class Claim(NamedTuple):
-    """A run that wants a thread's lease. `over` is an epoch whose owner is known to be gone."""
+    """A run that wants a thread's lease. `dead_epoch` is an epoch whose owner is known to be gone."""
 
     owner: str
     run: str
     seconds: float
-    over: int = NOBODY
+    dead_epoch: int = NOBODY
 
 
 class Lease(NamedTuple):
@@ -34,24 +34,24 @@ class Lease(NamedTuple):
     seconds: float
 
 
-class Visit(NamedTuple):
+class Unleased(NamedTuple):
     """A write from outside any run: welcome while nobody drives the thread."""
 
-    over: int = NOBODY
+    dead_epoch: int = NOBODY
 
 
-By = Claim | Lease | Visit
+By = Claim | Lease | Unleased
 
 # What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
 # a visitor who writes over nobody's lease.
 _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
-_FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :over)"
+_FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :dead_epoch)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
 _ACTIVE = "status NOT IN ('paused', 'cancelled')"
-GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
+GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Unleased": _FREE, "Lease": _MINE, "": _UNUSED}
 CHANGE = {
     "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
-    "Visit": "",
+    "Unleased": "",
     "": "",
     "Lease": ", lease_until = :until",
 }
@@ -72,8 +72,8 @@ def parameters(tx: Tx, by: By) -> dict[str, object]:
     if isinstance(by, Lease):
         return {"epoch": by.epoch, "until": tx.later(by.seconds)}
     if isinstance(by, Claim):
-        return {"owner": by.owner, "run": by.run, "until": tx.later(by.seconds), "over": by.over}
-    return {"over": by.over}
+        return {"owner": by.owner, "run": by.run, "until": tx.later(by.seconds), "dead_epoch": by.dead_epoch}
+    return {"dead_epoch": by.dead_epoch}
 
 
 def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
@@ -91,7 +91,7 @@ def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
             raise LeaseLost(thread_id)
-    elif is_alive and epoch != by.over:
+    elif is_alive and epoch != by.dead_epoch:
         raise ThreadBusy(thread_id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
         raise ThreadInactive(thread_id, status)

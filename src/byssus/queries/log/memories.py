@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from byssus.queries.log import branches, editing, leases, marks, threads
 from byssus.queries.log.editing import Spot
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, VISITOR, Stored
+from byssus.queries.log.threads import ALONG, END, UNLEASED, Stored
 from byssus.queries.versions.checkpoints import anchor_of
 from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
@@ -194,7 +194,7 @@ def add(
     worn: Sequence[str],
     *,
     namespace: str,
-    by: By = VISITOR,
+    by: By = UNLEASED,
     again: bool = False,
 ) -> None:
     """Add messages with the same marks at the end, all or none; what is there already is left out, unless `again`."""
@@ -216,14 +216,14 @@ def add(
         _mark_new(tx, thread.branch, after, [Entry(message, worn) for message in messages])
 
 
-def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = VISITOR) -> int:
+def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = UNLEASED) -> int:
     """Take out the messages with these ids; returns how many that were."""
     return _take_out(
         tx, thread_id, namespace, by, lambda thread: [Spot(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
     )
 
 
-def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str, by: By = VISITOR) -> int:
+def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str, by: By = UNLEASED) -> int:
     """Take out the messages with one of these marks; returns how many that were."""
     return _take_out(tx, thread_id, namespace, by, lambda thread: _with_marks(tx, thread.branch, wanted))
 
@@ -240,7 +240,7 @@ def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_T
     return len(spots)
 
 
-def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = VISITOR) -> bool:
+def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = UNLEASED) -> bool:
     """Take out all messages; whether there were any, and something may be left that nobody reads."""
     if not size(tx, thread_id, namespace=namespace):
         return False
@@ -248,7 +248,7 @@ def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = VISITOR) -> bool:
     return True
 
 
-def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = VISITOR) -> None:
+def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = UNLEASED) -> None:
     """Put these messages and this summary in the place of all that there is."""
     thread = _taken(tx, thread_id, namespace, by)
     branch = _emptied(tx, thread)

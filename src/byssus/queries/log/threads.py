@@ -19,11 +19,11 @@ from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
-from byssus.queries.log.leases import By, Visit
+from byssus.queries.log.leases import By, Unleased
 from byssus.store.database import Moment, Tx
 
 ANY = -1  # whatever the thread's version is
-VISITOR = Visit()  # the usual one, who writes over nobody's lease
+UNLEASED = Unleased()  # the usual one, who writes over nobody's lease
 
 END = 2**62  # behind the last seq that there can be
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
@@ -94,7 +94,7 @@ def append(
     messages: Sequence[Stored],
     *,
     namespace: str = "",
-    by: By = VISITOR,
+    by: By = UNLEASED,
     expect: int = ANY,
     reserve: int = 0,
     extra: str | None = None,
@@ -111,7 +111,7 @@ def append(
     count = len(messages)
     size = count + reserve
     row = None
-    if by is VISITOR and expect == ANY:  # what most writes are: made for speed
+    if by is UNLEASED and expect == ANY:  # what most writes are: made for speed
         row = tx.one(_PLAIN_MOVE, namespace=namespace, id=thread_id, size=size, count=count, now=tx.now())
     if row is not None:
         key, position = row[0], Position(*row[1:])
@@ -160,7 +160,7 @@ def fill(
     places: Sequence[tuple[int, Stored]],
     *,
     namespace: str = "",
-    by: By = VISITOR,
+    by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
     """Put messages into reserved places. A place that is taken means that somebody else settled it."""
@@ -186,7 +186,7 @@ def fill(
 
 
 def save_extra(
-    tx: Tx, thread_id: str, extra: str, *, namespace: str = "", by: By = VISITOR, expect: int = ANY
+    tx: Tx, thread_id: str, extra: str, *, namespace: str = "", by: By = UNLEASED, expect: int = ANY
 ) -> Position:
     """Replace the thread's extra. The thread is made if it is new."""
     return append(tx, thread_id, [], namespace=namespace, by=by, expect=expect, extra=extra)
@@ -341,7 +341,7 @@ def advance(
     """Take the thread's row and move its head: one statement where the thread exists and may be written."""
     values: dict[str, Any] = {"namespace": namespace, "id": thread_id, "size": size, "count": count, "now": tx.now()}
     values |= leases.parameters(tx, by) | {"last": last, "expect": expect}
-    move = _move("" if by is VISITOR else type(by).__name__, release, last > 0, expect != ANY)
+    move = _move("" if by is UNLEASED else type(by).__name__, release, last > 0, expect != ANY)
     while (row := tx.one(move, **values)) is None:
         # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
         leases.refuse(tx, thread_id, namespace, by)

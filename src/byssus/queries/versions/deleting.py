@@ -15,7 +15,7 @@ from byssus.queries.accounts import usage
 from byssus.queries.log import branches, leases, marks
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import VISITOR
+from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import Doomed, Row
 from byssus.store.database import Tx
@@ -115,7 +115,7 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def discard(tx: Tx, thread_id: str, *, by: By = VISITOR, namespace: str = "") -> int | None:
+def discard(tx: Tx, thread_id: str, *, by: By = UNLEASED, namespace: str = "") -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
     held = tx.one(
         f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']}"

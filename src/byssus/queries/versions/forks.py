@@ -13,7 +13,7 @@ from byssus.queries.accounts import quotas
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import VISITOR
+from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints, putting
 from byssus.queries.versions.checkpoints import Anchor, New, Row
 from byssus.store.database import Tx
@@ -90,7 +90,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str:
+def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = UNLEASED, namespace: str = "") -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
     _held(tx, thread_id, namespace)
     threads.advance(tx, thread_id, namespace, by, create=False)

@@ -13,7 +13,7 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ANY, VISITOR, Position, Stored
+from byssus.queries.log.threads import ANY, UNLEASED, Position, Stored
 from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
     LINES,
@@ -39,7 +39,7 @@ def put(
     place: Place,
     *,
     left: New,
-    by: By = VISITOR,
+    by: By = UNLEASED,
     expect: int = ANY,
     namespace: str = "",
 ) -> Anchor:
