@@ -118,7 +118,7 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
 def discard(tx: Tx, thread_id: str, *, by: By = UNLEASED, namespace: str = "") -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
     held = tx.one(
-        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']}"
+        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']}"
         " RETURNING key, version, lease_epoch, origin, origin_seq",
         namespace=namespace,
         id=thread_id,
