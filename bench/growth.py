@@ -21,11 +21,11 @@ from byssus import Agent, Model
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.scripted import ScriptedProvider
-from byssus.queries.log.threads import UNLEASED, Stored
+from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.queries.versions import putting
 from byssus.queries.versions.checkpoints import New
 from byssus.store.database import Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
 
 TURNS = 800
@@ -175,12 +175,12 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
 
     async def one() -> None:
         await cp.append(thread, UserMessage(text(1000)))
-        await cp.store.write(_reply, thread, stored(AssistantMessage(text(1000))), _new(clock.new_id()))
+        await cp.store.write(_reply, thread, message_row(AssistantMessage(text(1000))), _new(clock.new_id()))
 
     return one
 
 
-def _reply(tx: Tx, thread: str, message: Stored, new: New) -> None:
+def _reply(tx: Tx, thread: str, message: MessageRow, new: New) -> None:
     putting.append(tx, thread, [message], new=new, by=UNLEASED)
 
 
@@ -262,7 +262,7 @@ async def _written(cp: Checkpointer, query: Callable[..., Any], *args: Any) -> N
 
 def _steps(tx: Tx, thread: str, count: int) -> None:
     for _ in range(count):
-        _reply(tx, thread, Stored("x", "user", '{"role":"user"}'), _new(clock.new_id()))
+        _reply(tx, thread, MessageRow("x", "user", '{"role":"user"}'), _new(clock.new_id()))
 
 
 def many_threads(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from byssus.messages import AssistantMessage, Usage, UserMessage
 from byssus.queries.log import threads
 from byssus.storage import AgentStorage
 from byssus.store.database import Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
 from tests import postgres
 
@@ -66,9 +66,10 @@ def main() -> None:
 def fill(storage: AgentStorage, users: list[str], count: int) -> float:
     """Sessions of a hundred messages, each on another day of the last month."""
     started = time.perf_counter()
-    said = stored(UserMessage(TEXT))
+    said = message_row(UserMessage(TEXT))
     replies = [
-        stored(AssistantMessage(TEXT, usage=Usage(900, 80 + n, cache_read=400), model=f"model-{n}")) for n in range(3)
+        message_row(AssistantMessage(TEXT, usage=Usage(900, 80 + n, cache_read=400), model=f"model-{n}"))
+        for n in range(3)
     ]
     real = clock.now
     days = itertools.cycle(range(DAYS))

@@ -36,11 +36,11 @@ from byssus.threads.encoding import (
     Thread,
     checked_count,
     checked_id,
+    column_text,
     encode_extra,
     listed,
     load,
-    storable,
-    stored,
+    message_row,
 )
 from byssus.threads.inbox import Receipt, Waiting, id_of
 from byssus.threads.waiting import checked_wait, owner_is_gone, retry_while_driven
@@ -217,7 +217,7 @@ class Checkpointer(abc.ABC):
 
         While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
         """
-        rows = [*map(stored, listed(messages))]
+        rows = [*map(message_row, listed(messages))]
         thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
         if not rows:
             return
@@ -267,7 +267,7 @@ class Checkpointer(abc.ABC):
     def send(self, thread_id: str, kind: str, message: UserMessage) -> Receipt:
         """Submit the message at once, behind all that was sent before."""
         message = stamped(message)
-        return Receipt(message, self.store.submit(inbox.send, checked_id(thread_id), kind, stored(message)))
+        return Receipt(message, self.store.submit(inbox.send, checked_id(thread_id), kind, message_row(message)))
 
     async def inbox(self, thread_id: str) -> list[Waiting]:
         """What was said and not heard yet, in order."""
@@ -276,7 +276,7 @@ class Checkpointer(abc.ABC):
 
     async def withdraw(self, thread_id: str, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        return await self.store.write(inbox.withdraw, checked_id(thread_id), storable(id_of(message)))
+        return await self.store.write(inbox.withdraw, checked_id(thread_id), column_text(id_of(message)))
 
     async def abort(self, thread_id: str) -> bool:
         """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
@@ -298,7 +298,7 @@ class Checkpointer(abc.ABC):
     async def answer_encoded(self, thread_id: str, call_id: str, answer: str) -> None:
         if not isinstance(call_id, str):
             raise InputError(f"a call is named by its id, got {call_id!r:.80}; pending() lists what waits")
-        await self.store.write(tool_calls.answer, checked_id(thread_id), storable(call_id), answer)
+        await self.store.write(tool_calls.answer, checked_id(thread_id), column_text(call_id), answer)
 
     async def tool_calls(self, thread_id: str) -> list[ToolCallRecord]:
         """The ledger of the thread: every tool call that was begun or put before a person, oldest first."""

@@ -28,7 +28,7 @@ from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
 from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.tools import Tool
 from tests.conftest import Database
 from tests.test_agent_events import make
@@ -156,7 +156,7 @@ async def claim(
     position = await cp.store.write(
         threads.append,
         thread_id,
-        [stored(message) for message in messages],
+        [message_row(message) for message in messages],
         by=Claim(owner, "their-run", 30, dead_epoch),
     )
     return Lease(position.epoch, 30)

@@ -24,7 +24,7 @@ from byssus.maintenance import backup as backups
 from byssus.maintenance import copy as copying
 from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.storage import AgentStorage
@@ -54,7 +54,7 @@ def opened(place: str | Path) -> Iterator[Store]:
 
 def say(store: Store, thread_id: str, *texts: str) -> None:
     body = '{{"role":"user","content":[{{"type":"text","text":"{}"}}]}}'
-    store.write_now(threads.append, thread_id, [Stored(text, "user", body.format(text)) for text in texts])
+    store.write_now(threads.append, thread_id, [MessageRow(text, "user", body.format(text)) for text in texts])
 
 
 def fill(store: Store) -> None:
@@ -63,7 +63,7 @@ def fill(store: Store) -> None:
     user = to_the_end(users.create_user(Blocking(store), "Ann", preferences={"ui": {"theme": "dark"}}))
     to_the_end(tool_log.log_tool_call(Blocking(store), "thread 1", "look", {"a": 1}, "there", 12.5))
     assert user["name"] == "Ann"
-    messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
+    messages = [MessageRow(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
     store.write_now(memories.add, "main", messages, ["hint", "a"], namespace="ann")
     store.write_now(memories.summarize, "main", '"a summary"', namespace="ann")
 
@@ -193,14 +193,14 @@ class Writers:
         def both(tx: Tx, count: int) -> None:
             text = str(count)
             for side in "ab":
-                threads.append(tx, f"{number}{side}", [Stored(text, "user", f'"{text}"', 1)])
+                threads.append(tx, f"{number}{side}", [MessageRow(text, "user", f'"{text}"', 1)])
 
         while not self._over:
             count = self._counts[number] + 1
             if self._to_both:
                 self._store.write_now(both, count)
             else:
-                self._store.write_now(threads.append, f"{number}a", [Stored(str(count), "user", f'"{count}"', 1)])
+                self._store.write_now(threads.append, f"{number}a", [MessageRow(str(count), "user", f'"{count}"', 1)])
             with self._changed:
                 self._counts[number] += 1
                 self._changed.notify_all()

@@ -15,7 +15,7 @@ from byssus.accounts import tool_log, usage, users
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.maintenance import check as checking
 from byssus.queries.log import memories
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import deleting
 from byssus.search import search
 from byssus.storage import AgentStorage
@@ -66,7 +66,7 @@ async def fill(cp: Checkpointer) -> None:
     await cp.append("c", [reply])
     await mark(cp, "d", [1, 2], "hint", "hint")
     await summarize(cp, "d", "in short")
-    await cp.store.write(memories.add, "e", [Stored("1", "user", '{"content":"hi"}', 1)], ["m"], namespace="ann")
+    await cp.store.write(memories.add, "e", [MessageRow("1", "user", '{"content":"hi"}', 1)], ["m"], namespace="ann")
 
 
 @pytest.fixture

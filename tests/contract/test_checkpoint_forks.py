@@ -11,7 +11,7 @@ from byssus.checkpointer import Checkpointer, Difference
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.queries.log import threads
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from tests.conftest import Database
 from tests.contract.driving import agent_on, claim, with_two
 from tests.contract.opened import loaded, texts, with_cp
@@ -195,11 +195,11 @@ def test_what_is_no_point_is_refused(database: Database, at: Any) -> None:
 
 def test_a_fork_while_calls_are_open_fills_them_for_itself(database: Database) -> None:
     def result(text: str) -> Any:
-        return stored(UserMessage(text))
+        return message_row(UserMessage(text))
 
     async def check(cp: Checkpointer) -> None:
         store = cp.store
-        await store.write(threads.append, "t", [stored(AssistantMessage("ask"))], reserve=2)
+        await store.write(threads.append, "t", [message_row(AssistantMessage("ask"))], reserve=2)
         await store.write(threads.fill, "t", [(3, result("second"))])
         await put(cp, "t", "c1", 1, [AssistantMessage("ask"), UserMessage("second")])
         for new, at in (("head", None), ("seq", 3), ("checkpoint", "c1")):

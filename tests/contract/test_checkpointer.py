@@ -30,7 +30,7 @@ from byssus.messages import (
     to_value,
 )
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 
@@ -394,7 +394,7 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
     ]
 
     async def use(cp: Checkpointer) -> None:
-        rows = [Stored("id", "some role", json.dumps(body)) for body in bodies]
+        rows = [MessageRow("id", "some role", json.dumps(body)) for body in bodies]
         await cp.store.write(threads.append, "newer", rows)
         messages = (await loaded(cp, "newer")).messages
         assert [message.role for message in messages] == ["user", "assistant", "tool_result", "oracle", "user", "note"]
@@ -411,7 +411,7 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
 def test_a_stored_message_that_cannot_be_read_is_an_error_that_shows_it(database: Database, body: str) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("good", UserMessage("hi"))
-        await cp.store.write(threads.append, "bad", [Stored("id", "user", body)])
+        await cp.store.write(threads.append, "bad", [MessageRow("id", "user", body)])
         with pytest.raises(StoreCorrupt, match="stored message") as caught:
             await cp.load("bad")
         assert repr(body) in str(caught.value)

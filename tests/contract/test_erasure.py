@@ -27,7 +27,7 @@ from byssus.checkpointer import (
 from byssus.errors import InputError
 from byssus.messages import dumps
 from byssus.queries.log import memories
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
@@ -117,7 +117,7 @@ async def fill_user(cp: Checkpointer, word: str) -> str:
 
 async def fill_memory(cp: Checkpointer, word: str, user: str) -> None:
     """A memory of a user, all of it with the word, some of it deleted and marked anew."""
-    messages = [Stored(f"{n}-{word}", "user", dumps({"content": word}), 1) for n in range(9)]
+    messages = [MessageRow(f"{n}-{word}", "user", dumps({"content": word}), 1) for n in range(9)]
     await cp.store.write(memories.add, f"memory-{word}", messages, [word, f"mark {word}"], namespace=user)
     await cp.store.write(memories.delete, f"memory-{word}", {f"3-{word}"}, namespace=user)
     for old, new in ((word, f"new {word}"), (f"mark {word}", None)):

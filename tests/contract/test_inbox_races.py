@@ -18,7 +18,7 @@ from byssus.providers.base import Request
 from byssus.queries.log import inbox, threads
 from byssus.queries.log.leases import Claim
 from byssus.store.database import Store, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.threads.inbox import Receipt
 from tests.conftest import Database
 from tests.contract.driving import (
@@ -120,7 +120,7 @@ def test_when_somebody_else_drives_already_a_late_follow_up_is_theirs(database: 
 
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         def begin(tx: Tx) -> None:
-            theirs = [stored(stamped(UserMessage("theirs")))]
+            theirs = [message_row(stamped(UserMessage("theirs")))]
             threads.append(tx, "t", theirs, by=Claim(FAR_AWAY, "their-run", 30))
 
         def listen(event: Event) -> None:

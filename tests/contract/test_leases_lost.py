@@ -27,12 +27,12 @@ from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import inbox, leases, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.log.tool_calls import Start
 from byssus.store import owners
 from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
 from tests.conftest import Database
 from tests.contract.driving import (
@@ -59,7 +59,7 @@ from tests.test_agent_events import Acted, Hanging, Heard, check_whole, history,
 # --- a lease that is lost ---------------------------------------------------------------------------------------------
 
 
-ROW = Stored("m-1", "user", encode(UserMessage("too late")))
+ROW = MessageRow("m-1", "user", encode(UserMessage("too late")))
 START = Start(2, 0, "c1", "look", "{}", "never", "key", "run")
 WRITES: dict[str, Callable[[Tx, Lease], object]] = {
     "append": lambda tx, lease: threads.append(tx, "t", [ROW], by=lease),
@@ -82,7 +82,7 @@ WRITES: dict[str, Callable[[Tx, Lease], object]] = {
 async def a_lease(cp: Checkpointer) -> Lease:
     """A run that has a reply with a started call, a place for its result, a part of a reply, and mail."""
     lease = await claim(cp, FAR_AWAY, "go")
-    reply = stored(stamped(AssistantMessage([ToolCall("c1", "look")], "tool_use")))
+    reply = message_row(stamped(AssistantMessage([ToolCall("c1", "look")], "tool_use")))
     await cp.store.write(threads.append, "t", [reply], by=lease, reserve=1)
     await cp.store.write(tool_calls.start, "t", START, by=lease)
     await cp.store.write(threads.save_partial, "t", encode(AssistantMessage("Hel")), by=lease)
@@ -205,7 +205,7 @@ def test_a_run_whose_thread_was_taken_over_ends_with_lease_lost_and_the_thread_i
             await run
         check_whole(heard)
         assert [type(event) for event in heard[-2:]] == [TurnEnd, AgentEnd]
-        assert all(event.stored for event in heard.of(MessageEnd)[:-1])
+        assert all(event.message_row for event in heard.of(MessageEnd)[:-1])
         assert await history(cp, "t") == [*before, "user: mine now"]
         assert (await lease_of(cp)).epoch == theirs.epoch
         with pytest.raises(ThreadBusy, match="far-away"):
@@ -543,7 +543,7 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
         for step in range(80):
             writer = chance.randrange(4)
             opener = (cp, other)[writer % 2]
-            row = Stored(f"m{step}", "user", encode(UserMessage(str(held[writer].epoch if writer in held else 0))))
+            row = MessageRow(f"m{step}", "user", encode(UserMessage(str(held[writer].epoch if writer in held else 0))))
             action = chance.choice(["claim", "write", "write", "renew", "release", "jump"])
             try:
                 if action == "jump":

@@ -36,7 +36,7 @@ from byssus.queries.log import threads
 from byssus.queries.log.leases import RELEASE, Claim, Lease
 from byssus.signals import Signal
 from byssus.storage import AgentStorage
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from tests.conftest import Database
 from tests.contract.driving import CALL_SLOW, FAR_AWAY, Slow, Streaming, agent_on, expire, is_free, look
 from tests.contract.opened import loaded, texts, with_cp
@@ -206,7 +206,7 @@ class Quotas(RuleBasedStateMachine):
     def settle(self, place: int, tokens: int) -> None:
         session = self.sessions[place]
         if session in self.leases:
-            reply = [stored(AssistantMessage("x", usage=Usage(tokens)))]
+            reply = [message_row(AssistantMessage("x", usage=Usage(tokens)))]
             charge = Charge(self.user, tokens)
             self.storage.store.write_now(threads.append, session, reply, by=self.leases[session], charge=charge)
             self.used += tokens

@@ -25,12 +25,12 @@ from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps, from_value
 from byssus.queries.accounts import usage as counting
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import exporting as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from tests.conftest import Database, PostgresSchema, SQLiteFile
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -337,7 +337,7 @@ def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: D
 
 def test_five_thousand_messages_and_checkpoints(database: Database, other: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
-        rows = [Stored(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
+        rows = [MessageRow(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
         await cp.store.write(threads.append, "t", rows)
         for step in range(1_100):
             await cp.store.write(
@@ -383,7 +383,7 @@ def test_json_is_kept_to_the_byte(database: Database, other: Database) -> None:
     ]
 
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
-        rows = [Stored(',"body":', f'"{n},"', body, n % 2) for n, body in enumerate(bodies)]
+        rows = [MessageRow(',"body":', f'"{n},"', body, n % 2) for n, body in enumerate(bodies)]
         await cp.store.write(threads.append, "t", rows, extra='{ "extra":\n[] }')
         lines = await exported(cp)
         for line in lines:
@@ -419,7 +419,7 @@ async def do_something(cp: Checkpointer, chance: random.Random, names: list[str]
             await cp.delete_thread(name)
         case 8:
             calls = AssistantMessage([ToolCall("x", "act"), ToolCall("y", "act")], stop_reason="tool_use")
-            await cp.store.write(threads.append, name, [stored(calls)], reserve=2)
+            await cp.store.write(threads.append, name, [message_row(calls)], reserve=2)
         case 9:
             seqs = sorted((await marked(cp, name, all_of_them=True))[1])
             await mark(cp, name, seqs[:: chance.randrange(1, 4)], f"m{chance.randrange(3)}", f"{number}")
@@ -452,9 +452,11 @@ def test_a_fork_takes_nothing_along_that_it_does_not_read(database: Database) ->
         await cp.put(checkpoint("o", "shared", 1, said(1)))
         await cp.put(checkpoint("o", "replaced", 2, [*said(1), UserMessage("a branch that needle left")]))
         await cp.put(checkpoint("o", "replaced", 2, [*said(1), UserMessage("seen")]))
-        await cp.store.write(threads.append, "o", [stored(reply)], reserve=2)
+        await cp.store.write(threads.append, "o", [message_row(reply)], reserve=2)
         await cp.fork("o", new_id="f")
-        await cp.store.write(threads.fill, "o", [(4, stored(ToolResultMessage("x", "act", "needle in the result")))])
+        await cp.store.write(
+            threads.fill, "o", [(4, message_row(ToolResultMessage("x", "act", "needle in the result")))]
+        )
         await cp.append("o", UserMessage("needle behind the fork"))
         await cp.put(checkpoint("o", "needle", 5, said(1)))
         await cp.put(checkpoint("o", "shared", 6, [*said(1), UserMessage("needle in a checkpoint")]))
@@ -482,7 +484,7 @@ def test_an_export_is_a_snapshot_of_the_thread_whatever_is_written_meanwhile(
         real = queries._joined
 
         def write() -> None:
-            writer.store.write_now(threads.append, "t", [Stored("x", "user", '"meanwhile"')])
+            writer.store.write_now(threads.append, "t", [MessageRow("x", "user", '"meanwhile"')])
             writer.store.write_now(deleting.discard, "t")
 
         def change_meanwhile(read: Any) -> Any:
@@ -501,7 +503,7 @@ def test_an_export_is_a_snapshot_of_the_thread_whatever_is_written_meanwhile(
 
 def test_memory_does_not_grow_with_the_thread(database: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer) -> None:
-        rows = [Stored(f"m{n}", "user", dumps("x" * 10_000)) for n in range(100)]
+        rows = [MessageRow(f"m{n}", "user", dumps("x" * 10_000)) for n in range(100)]
         peaks = []
         for size in (8, 32):
             for _ in range(size):
@@ -542,7 +544,7 @@ async def fill_user(cp: Checkpointer) -> None:
     await cp.fork("f", "c3", new_id="f2")
     await cp.fork("f2", new_id="f3")
     await cp.fork("f3", new_id="bob's", user_id="bob")
-    await cp.store.write(threads.append, "f", [Stored("m", "user", '"hi"')], namespace="alice")
+    await cp.store.write(threads.append, "f", [MessageRow("m", "user", '"hi"')], namespace="alice")
     await mark(cp, "f", [1], "of alice", "of alice", namespace="alice")
     await summarize(cp, "f", "alice's own", namespace="alice")
     await fill_session(cp, "deleted")

@@ -20,7 +20,7 @@ from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from tests.conftest import Database
 from tests.contract.driving import (
     CALL_SLOW,
@@ -105,7 +105,7 @@ def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database
 def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database: Database, way: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         lease = await claim(cp, dead_owner(), "go")
-        await cp.store.write(threads.append, "t", [stored(stamped(AssistantMessage("ok")))], by=lease)
+        await cp.store.write(threads.append, "t", [message_row(stamped(AssistantMessage("ok")))], by=lease)
         assert await unfinished(other) == ["t"]
         provider = ScriptedProvider([] if way == "resume" else ["more"])
         agent = agent_on(other, provider)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Store, Tx
 from byssus.store.postgres.server import Server
 from byssus.store.postgres.store import PostgresStore
@@ -87,8 +87,8 @@ def place(position: Position) -> Place:
     return position.head, position.version
 
 
-def rows(*bodies: str) -> list[Stored]:
-    return [Stored("id", "user", body) for body in bodies]
+def rows(*bodies: str) -> list[MessageRow]:
+    return [MessageRow("id", "user", body) for body in bodies]
 
 
 def stored(store: Store, thread_id: str = "t") -> list[str]:

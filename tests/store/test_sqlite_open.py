@@ -17,14 +17,14 @@ import pytest
 
 from byssus.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.store import sharing
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
 from tests.store import child
 
-ROW = [Stored("id", "user", "{}")]
+ROW = [MessageRow("id", "user", "{}")]
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def test_a_database_of_a_newer_byssus_is_refused_by_name_and_left_as_it_is(tmp_p
 def test_a_damaged_database_is_an_error_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with opened(file) as store:
-        store.write_now(threads.append, "t", [Stored("id", "user", "x" * 200_000)])
+        store.write_now(threads.append, "t", [MessageRow("id", "user", "x" * 200_000)])
     content = bytearray(file.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
     file.write_bytes(content)

@@ -13,12 +13,12 @@ import pytest
 
 from byssus.errors import StoreBusy
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite
 from tests.store import child
 
-ROW = [Stored("id", "user", '"x"')]
+ROW = [MessageRow("id", "user", '"x"')]
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from byssus.errors import ThreadMoved
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored, ThreadInfo, ThreadRow
+from byssus.queries.log.threads import MessageRow, Position, ThreadInfo, ThreadRow
 from byssus.store.database import Store, Tx
 
 
-def rows(*bodies: str) -> list[Stored]:
-    return [Stored(f"id of {body}", "user", body) for body in bodies]
+def rows(*bodies: str) -> list[MessageRow]:
+    return [MessageRow(f"id of {body}", "user", body) for body in bodies]
 
 
 def found(store: Store, thread_id: str) -> ThreadRow:

@@ -19,7 +19,7 @@ from byssus.queries.accounts import sessions
 from byssus.queries.accounts.sessions import Said, Session
 from byssus.queries.log import editing
 from byssus.queries.log.leases import Unleased
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads import retention
@@ -29,11 +29,11 @@ from byssus.threads.encoding import (
     checked_id,
     checked_text,
     encode_strictly,
+    json_row,
+    message_row,
     readable_id,
     readable_json,
     spent_by,
-    stored,
-    stored_json,
 )
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
@@ -143,7 +143,7 @@ async def save_message(
     touched: `consume_quota` does that.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
-    name, make = checked_id(session_id, "a session id"), functools.partial(_stored, value)
+    name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
     return await retry_while_driven(
         lambda dead_epoch: store.write(sessions.save, name, make, by=Unleased(dead_epoch)), 0
     )
@@ -282,22 +282,22 @@ def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     return dict(usage)
 
 
-def _stored(value: dict[str, Any], model: str | None) -> Stored:
+def _row_of(value: dict[str, Any], model: str | None) -> MessageRow:
     """With the session's model, so that its tokens are counted as that model's."""
     is_counted = "token_count" in value or "usage" in value
-    return stored_json({**value, "model": model} if model and is_counted else value)
+    return json_row({**value, "model": model} if model and is_counted else value)
 
 
-def _edited(said: Said, content: Any) -> Stored:
+def _edited(said: Said, content: Any) -> MessageRow:
     if said.plain:
         value = json.loads(said.body)
-        row = stored_json({**value, "content": content} if isinstance(value, dict) else {"content": content})
+        row = json_row({**value, "content": content} if isinstance(value, dict) else {"content": content})
     else:
         message = decode(said.body)
         if isinstance(message, Note):
             raise InputError(f"message {said.id!r} is no message for a model, and cannot be edited; delete it instead")
         calls = [block for block in message.content if block.type == "tool_call"]
-        row = stored(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
+        row = message_row(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
     return row._replace(id=said.id, spent=None)
 
 

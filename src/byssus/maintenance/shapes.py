@@ -20,7 +20,7 @@ from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
 from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
 from byssus.queries.moving.exporting import NO_SUMMARY
-from byssus.threads.encoding import storable
+from byssus.threads.encoding import column_text
 from byssus.values.decisions import decode_answer
 
 FORMAT = 3
@@ -61,7 +61,7 @@ Check = Callable[[Any], bool]
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and storable(value) == value
+    return isinstance(value, str) and column_text(value) == value
 
 
 def is_name(value: Any) -> bool:

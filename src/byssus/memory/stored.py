@@ -29,7 +29,7 @@ from byssus.messages import dumps
 from byssus.queries.log import memories as queries
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.memories import Entry
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.search import search as searching
 from byssus.store import opening
 from byssus.store.database import Store, Tx
@@ -115,7 +115,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         if memories is None:
             return
         worn = arguments.marks_to_add(marks)
-        rows = [_stored(message) for message in arguments.messages(memories)]
+        rows = [_row_of(message) for message in arguments.messages(memories)]
         if rows:
             await self._write(queries.add, rows, worn, again=bool(allow_duplicates))
 
@@ -428,15 +428,15 @@ def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
     return [make(told(*kept)) for kept in queries.at(tx, keys)]
 
 
-def _stored(message: Any) -> Stored:
+def _row_of(message: Any) -> MessageRow:
     values = arguments.checked_values(message)
-    return Stored(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
+    return MessageRow(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
 
 
 def _loaded(state: dict[str, Any]) -> Loaded | None:
     summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
     if "content" in state:
-        return Loaded(summary, [Entry(_stored(each.message), each.marks) for each in arguments.items(state["content"])])
+        return Loaded(summary, [Entry(_row_of(each.message), each.marks) for each in arguments.items(state["content"])])
     return Loaded(summary, None) if _SUMMARY in state else None
 
 

@@ -37,7 +37,7 @@ from byssus.providers.history import valid_history
 from byssus.providers.model_call import ModelCall, Patience, Route
 from byssus.run.journal import Marked
 from byssus.signals import Signal
-from byssus.threads.encoding import is_storable
+from byssus.threads.encoding import fits_column
 
 _log = logging.getLogger("byssus.middleware")
 
@@ -251,7 +251,7 @@ class ExcludeMarked(Middleware):
         if not 1 <= len(marks) <= _MARKS or not all(isinstance(mark, str) for mark in marks):
             raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, which are strings; got {marks!r:.80}")
         # What no message can bear is not asked for.
-        self._marks = tuple(text for mark in marks if is_storable(text := str.__str__(mark)))
+        self._marks = tuple(text for mark in marks if fits_column(text := str.__str__(mark)))
         self._prepends = prepend_summary
 
     async def transform_context(

@@ -30,7 +30,7 @@ from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
 from byssus.store.operations import at_hand, later
-from byssus.threads.encoding import Thread, checked_id, encode_extra, load, storable, stored
+from byssus.threads.encoding import Thread, checked_id, column_text, encode_extra, load, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
@@ -168,7 +168,7 @@ class ThreadJournal:
     async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
         before = self._position or Position(0, 0)
         expect = before.version if messages else threads.ANY
-        rows = [stored(message) for message in messages]
+        rows = [message_row(message) for message in messages]
         claimed = _Claimed(self, run_id, signal)
 
         async def attempt(dead_epoch: int) -> None:
@@ -228,7 +228,7 @@ class ThreadJournal:
         else:
             assert reserve == 0, "a checkpoint is made when no call is open"
             query, more = putting.append, {"new": checkpoints.encoded_mark(mark)}
-        rows = [stored(message) for message in messages]
+        rows = [message_row(message) for message in messages]
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
         if spent is not None and self.payer is not None:
             more["charge"] = Charge(self.payer, spent)
@@ -307,7 +307,7 @@ class ThreadJournal:
 
     def _start(self, place: int, entry: Entry, run_id: str, policy: str) -> Start:
         reply, key = self._first_place - 1, entry.idempotency_key
-        call_id, name = storable(entry.call_id), storable(entry.name)
+        call_id, name = column_text(entry.call_id), column_text(entry.name)
         return Start(reply, place, call_id, name, entry.arguments, policy, key, run_id)
 
     async def answer(self, call_id: str, answer: str) -> None:
@@ -335,7 +335,7 @@ class ThreadJournal:
         except InputError:  # `finish` says it
             extra = None
         try:
-            row, store = stored(result), self._checkpointer.store
+            row, store = message_row(result), self._checkpointer.store
             if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
                     tool_calls.finish_behind,

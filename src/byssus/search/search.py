@@ -24,7 +24,7 @@ from byssus.search import tokens
 from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_count, checked_id, storable
+from byssus.threads.encoding import checked_count, checked_id, column_text
 
 __all__ = ["find_messages", "index", "reindex", "search", "state"]
 
@@ -192,7 +192,7 @@ def _checked_filters(user: object, session: object, role: object, since: object,
     return Filters(
         None if user is None else checked_id(user, "a user id"),  # type: ignore[arg-type]
         None if session is None else checked_id(session, "a session id"),  # type: ignore[arg-type]
-        None if role is None else _TOOL_ROLES if role in _TOOL_ROLES else (storable(role),),
+        None if role is None else _TOOL_ROLES if role in _TOOL_ROLES else (column_text(role),),
         _checked_time("since", since),
         _checked_time("until", until),
     )

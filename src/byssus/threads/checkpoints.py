@@ -15,12 +15,12 @@ from byssus.errors import InputError, ThreadMoved
 from byssus.messages import decode, dumps
 from byssus.queries.log import branches, threads
 from byssus.queries.log.leases import Unleased
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import checkpoints, forks, putting
 from byssus.queries.versions.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
 from byssus.run.journal import Mark
 from byssus.store.database import Store, Tx
-from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
+from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, json_row, message_row
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
@@ -30,7 +30,7 @@ class _Matched(NamedTuple):
     """How far given messages agree with a thread's, the rest of them, and the thread's version."""
 
     place: Place
-    tail: list[Stored]
+    tail: list[MessageRow]
     version: int
 
 
@@ -91,13 +91,13 @@ def _compare(tx: Tx, thread: Anchor, given: Sequence[Any], start: int, after: in
     return same, [seq for seq, _, _ in page]
 
 
-def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[Stored]:
+def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[MessageRow]:
     return [_stored_at(value, position) for position, value in enumerate(given[start:], start)]
 
 
-def _stored_at(value: Any, position: int) -> Stored:
+def _stored_at(value: Any, position: int) -> MessageRow:
     try:
-        return stored_json(value) if isinstance(value, PLAIN) else stored(value)
+        return json_row(value) if isinstance(value, PLAIN) else message_row(value)
     except InputError as error:
         raise InputError(f"messages[{position}]: {error}") from error
 

@@ -21,7 +21,7 @@ from byssus.messages import (
 )
 from byssus.queries.accounts.usage import LONG_NAME, Spent
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored, ThreadRow
+from byssus.queries.log.threads import MessageRow, Position, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values import clock
 
@@ -84,26 +84,28 @@ def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Mess
     return [(seq, decode(body)) for seq, body in rows]
 
 
-def stored(message: Appendable) -> Stored:
+def message_row(message: Appendable) -> MessageRow:
     """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
     if isinstance(message, dict):
-        return stored_json(message)
+        return json_row(message)
     if type(message) not in _MESSAGES:
         raise InputError(
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
     if isinstance(message, Note):
-        return Stored(clock.new_id(), storable(message.role), encode(message))
-    name = storable(message.id) if message.id else clock.new_id()
-    return Stored(name, message.role, encode(message), 0, spent_by(message))
+        return MessageRow(clock.new_id(), column_text(message.role), encode(message))
+    name = column_text(message.id) if message.id else clock.new_id()
+    return MessageRow(name, message.role, encode(message), 0, spent_by(message))
 
 
-def stored_json(value: Any) -> Stored:
+def json_row(value: Any) -> MessageRow:
     """Any JSON as the store takes it: kept as it is, beside what it is taken for when it is read as a message."""
     body = encode(Note(value))
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
-    return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1, spent_by(message))
+    return MessageRow(
+        column_text(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
+    )
 
 
 def spent_by(message: Message) -> Spent | None:
@@ -112,7 +114,7 @@ def spent_by(message: Message) -> Spent | None:
         usage = message.usage
         if usage.total or usage.cost:
             return Spent(
-                storable(message.model or "")[:LONG_NAME],
+                column_text(message.model or "")[:LONG_NAME],
                 _counted(usage.total),
                 _counted(usage.input),
                 _counted(usage.output),
@@ -137,15 +139,15 @@ def _tokens_noted(message: Message) -> Spent | None:
         return None
     model = noted.get("model", "") if isinstance(noted, dict) else ""
     if isinstance(message, AssistantMessage):
-        return Spent(storable(message.model or "")[:LONG_NAME], count, output=count)
-    return Spent(storable(model)[:LONG_NAME] if isinstance(model, str) else "", count, input=count)
+        return Spent(column_text(message.model or "")[:LONG_NAME], count, output=count)
+    return Spent(column_text(model)[:LONG_NAME] if isinstance(model, str) else "", count, input=count)
 
 
 def body_of(value: Any) -> tuple[str, int]:
-    """The text that `stored` or `stored_json` would store of a value, and which of them."""
+    """The text that `message_row` or `json_row` would store of a value, and which of them."""
     if isinstance(value, PLAIN):
         return encode(Note(value)), 1
-    return (encode(value) if type(value) in _MESSAGES else stored(value).body), 0
+    return (encode(value) if type(value) in _MESSAGES else message_row(value).body), 0
 
 
 def listed(messages: object) -> list[Any]:
@@ -157,14 +159,14 @@ def listed(messages: object) -> list[Any]:
     return [messages]
 
 
-def storable(text: str) -> str:
+def column_text(text: str) -> str:
     """Text that any database takes in a column; the body keeps the original."""
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
-def is_storable(text: str) -> bool:
+def fits_column(text: str) -> bool:
     """Whether any database takes the text in a column as it is."""
     return "\0" not in text and (text.isascii() or not _has_surrogates(text))
 
@@ -172,7 +174,7 @@ def is_storable(text: str) -> bool:
 def checked_id(name: str, what: str = "a thread id") -> str:
     if not isinstance(name, str) or not name:
         raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
-    if not is_storable(name):
+    if not fits_column(name):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
     return name
 
@@ -181,14 +183,14 @@ def readable_id(name: str, what: str) -> str | None:
     """An id that is only looked up; None if it is text that no id can be."""
     if not isinstance(name, str):
         raise InputError(f"{what} must be a string, got {name!r:.80}")
-    return name if name and is_storable(name) else None
+    return name if name and fits_column(name) else None
 
 
 def checked_text(what: str, value: object) -> str:
     """Text that every database takes in a column."""
     if not isinstance(value, str):
         raise InputError(f"{what} must be a string, got {value!r:.80}")
-    if not is_storable(value):
+    if not fits_column(value):
         raise InputError(f"{what} cannot contain NUL or lone surrogates, got {value!r:.80}")
     return value
 

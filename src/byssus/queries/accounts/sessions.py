@@ -9,7 +9,7 @@ from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas, users
 from byssus.queries.log import threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, UNLEASED, Stored
+from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
 from byssus.store.database import Tx
 
 
@@ -147,7 +147,7 @@ _SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
 
 
 def save(
-    tx: Tx, session_id: str, make: Callable[[str | None], Stored], *, by: By = UNLEASED, namespace: str = ""
+    tx: Tx, session_id: str, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED, namespace: str = ""
 ) -> str:
     """Add a message, which is made when the session's model is known; returns its id."""
     row = tx.one(

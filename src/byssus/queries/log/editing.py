@@ -18,7 +18,7 @@ from byssus.queries.accounts.sessions import find, unknown
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import END, UNLEASED, Stored
+from byssus.queries.log.threads import END, UNLEASED, MessageRow
 from byssus.queries.versions.checkpoints import Anchor
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
@@ -32,7 +32,7 @@ class Spot(NamedTuple):
 
 
 def replace(
-    tx: Tx, thread_id: str, message_id: str, new: Stored | None, *, by: By = UNLEASED, namespace: str = ""
+    tx: Tx, thread_id: str, message_id: str, new: MessageRow | None, *, by: By = UNLEASED, namespace: str = ""
 ) -> None:
     """Put another message in the place of one; None: nothing."""
     if threads.find(tx, thread_id, namespace=namespace) is None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from byssus.queries.log import threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Tx
 
 STEER, FOLLOW_UP = "steer", "follow_up"
@@ -23,7 +23,7 @@ class InboxRow(NamedTuple):
     created_at: str
 
 
-def send(tx: Tx, thread_id: str, kind: str, message: Stored, *, namespace: str = "") -> None:
+def send(tx: Tx, thread_id: str, kind: str, message: MessageRow, *, namespace: str = "") -> None:
     """Put a message behind all that waits."""
     tx.run(
         "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (:thread, :kind, :id, :role, :body, :now)",
@@ -82,6 +82,6 @@ def take(
             break
     else:
         return None, []
-    taken = [Stored(*row) for _, *row in sorted(rows)]
+    taken = [MessageRow(*row) for _, *row in sorted(rows)]
     position = threads.append(tx, thread_id, taken, namespace=namespace, by=by, expect=expect)
     return position, [message.body for message in taken]

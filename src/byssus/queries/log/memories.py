@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from byssus.queries.log import branches, editing, leases, marks, threads
 from byssus.queries.log.editing import Spot
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, UNLEASED, Stored
+from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
 from byssus.queries.versions.checkpoints import anchor_of
 from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
 class Entry(NamedTuple):
     """A message with its marks."""
 
-    message: Stored
+    message: MessageRow
     marks: Sequence[str]
 
 
@@ -190,7 +190,7 @@ def _list(names: Iterable[str]) -> str:
 def add(
     tx: Tx,
     thread_id: str,
-    messages: Sequence[Stored],
+    messages: Sequence[MessageRow],
     worn: Sequence[str],
     *,
     namespace: str,

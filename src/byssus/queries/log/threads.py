@@ -43,7 +43,7 @@ _PAGE = (
 )
 
 
-class Stored(NamedTuple):
+class MessageRow(NamedTuple):
     """A message as it is stored."""
 
     id: str
@@ -91,7 +91,7 @@ class ThreadInfo(NamedTuple):
 def append(
     tx: Tx,
     thread_id: str,
-    messages: Sequence[Stored],
+    messages: Sequence[MessageRow],
     *,
     namespace: str = "",
     by: By = UNLEASED,
@@ -132,7 +132,7 @@ def append(
     return position
 
 
-def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: int) -> None:
+def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:
     """Store messages behind a seq of a branch of a thread. Whose turn that is, the caller knows."""
     now = tx.now()
     if len(messages) == 1:  # what most writes are: made for speed
@@ -157,7 +157,7 @@ def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: 
 def fill(
     tx: Tx,
     thread_id: str,
-    places: Sequence[tuple[int, Stored]],
+    places: Sequence[tuple[int, MessageRow]],
     *,
     namespace: str = "",
     by: By = UNLEASED,

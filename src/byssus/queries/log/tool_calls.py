@@ -13,7 +13,7 @@ from byssus.errors import InputError
 from byssus.queries.accounts import usage
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Lease
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
 
 WAITING, ANSWERED, STARTED = "waiting", "answered", "started"
@@ -95,7 +95,7 @@ def finish(
     tx: Tx,
     thread_id: str,
     reply: int,
-    ends: Sequence[tuple[int, int, Stored, str, float | None]],
+    ends: Sequence[tuple[int, int, MessageRow, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,
@@ -114,7 +114,7 @@ def finish_behind(
     tx: Tx,
     thread_id: str,
     reply: int,
-    ends: Sequence[tuple[int, Stored, str, float | None]],
+    ends: Sequence[tuple[int, MessageRow, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,

@@ -13,7 +13,7 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ANY, UNLEASED, Position, Stored
+from byssus.queries.log.threads import ANY, UNLEASED, MessageRow, Position
 from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
     LINES,
@@ -35,7 +35,7 @@ def put(
     tx: Tx,
     thread_id: str,
     new: New,
-    tail: Sequence[Stored],
+    tail: Sequence[MessageRow],
     place: Place,
     *,
     left: New,
@@ -89,7 +89,7 @@ def on_its_line(tx: Tx, key: int) -> Anchor:
 def append(
     tx: Tx,
     thread_id: str,
-    messages: Sequence[Stored],
+    messages: Sequence[MessageRow],
     *,
     new: New,
     by: By,
@@ -197,7 +197,7 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
         )
 
 
-def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored], place: Place) -> Point:
+def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[MessageRow], place: Place) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
     start = Point(thread.branch, place.seq, place.messages)
     # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
@@ -217,7 +217,7 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored]
     return point
 
 
-def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> Point:
+def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[MessageRow]) -> Point:
     """Store messages behind a point, on a branch that later ones can go on with."""
     branch = branches.free_source(tx, thread.key, start)
     if branch is None:
