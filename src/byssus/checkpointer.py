@@ -34,11 +34,11 @@ from byssus.threads.encoding import (
     PAGE,
     Appendable,
     Thread,
+    as_list,
     checked_count,
     checked_id,
     column_text,
     encode_extra,
-    listed,
     load,
     message_row,
 )
@@ -217,7 +217,7 @@ class Checkpointer(abc.ABC):
 
         While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
         """
-        rows = [*map(message_row, listed(messages))]
+        rows = [*map(message_row, as_list(messages))]
         thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
         if not rows:
             return
@@ -361,7 +361,7 @@ class Checkpointer(abc.ABC):
     async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
         """The thread's checkpoints, the highest step first."""
         limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-        return await self.store.read(versions.listed, checked_id(thread_id), limit=limit, offset=offset)
+        return await self.store.read(versions.list_page, checked_id(thread_id), limit=limit, offset=offset)
 
     async def fork(
         self, thread_id: str, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None

@@ -205,7 +205,7 @@ def test_a_run_whose_thread_was_taken_over_ends_with_lease_lost_and_the_thread_i
             await run
         check_whole(heard)
         assert [type(event) for event in heard[-2:]] == [TurnEnd, AgentEnd]
-        assert all(event.message_row for event in heard.of(MessageEnd)[:-1])
+        assert all(event.stored for event in heard.of(MessageEnd)[:-1])
         assert await history(cp, "t") == [*before, "user: mine now"]
         assert (await lease_of(cp)).epoch == theirs.epoch
         with pytest.raises(ThreadBusy, match="far-away"):

@@ -381,9 +381,9 @@ def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here
     return _Here(user_id, session_id, namespace, thread, handle)
 
 
-async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
+async def list_memories(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
     """The memories of a database, or of one user, the one that was written last first: for people."""
-    rows = await store.read(queries.listed, namespace=user_id, limit=limit)
+    rows = await store.read(queries.list_page, namespace=user_id, limit=limit)
     return [
         {
             "user_id": row.namespace or None,

@@ -207,9 +207,9 @@ def metadata_of(thread_id: str, row: Row) -> CheckpointMetadata:
     return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
 
 
-def listed(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+def list_page(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
     """A list of a thread's checkpoints, made on a reader's thread: it may be long."""
-    return [metadata_of(thread_id, row) for row in checkpoints.listed(tx, thread_id, limit=limit, offset=offset)]
+    return [metadata_of(thread_id, row) for row in checkpoints.list_page(tx, thread_id, limit=limit, offset=offset)]
 
 
 def recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:

@@ -150,7 +150,7 @@ def body_of(value: Any) -> tuple[str, int]:
     return (encode(value) if type(value) in _MESSAGES else message_row(value).body), 0
 
 
-def listed(messages: object) -> list[Any]:
+def as_list(messages: object) -> list[Any]:
     """One message, or whatever gives several."""
     if type(messages) in _MESSAGES:
         return [messages]

@@ -96,7 +96,7 @@ class Listed(NamedTuple):
     updated_at: str
 
 
-def listed(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
+def list_page(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
     """Memories, the one that was written last first: threads of users, those that a memory alone has
     written, and others with marks or a summary."""
     rows = tx.all(

@@ -317,7 +317,7 @@ def recent(tx: Tx, *, namespace: str = "", limit: int, offset: int) -> list[tupl
     return [(row[0], Row(*row[1:])) for row in rows]
 
 
-def listed(tx: Tx, thread_id: str, *, limit: int, offset: int, namespace: str = "") -> list[Row]:
+def list_page(tx: Tx, thread_id: str, *, limit: int, offset: int, namespace: str = "") -> list[Row]:
     """The checkpoints of a thread, the highest step first."""
     thread = anchor(tx, thread_id, namespace=namespace)
     return [] if thread is None else shown(tx, thread.line, limit=limit, offset=offset)
