@@ -16,7 +16,7 @@ from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
-from byssus.queries.accounts.sessions import Said, Session
+from byssus.queries.accounts.sessions import Session, StoredMessage
 from byssus.queries.log import editing
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import MessageRow
@@ -189,7 +189,7 @@ async def delete_message(store: Runner, session_id: str, message_id: str) -> Non
     )
 
 
-def history_row(said: Said) -> dict[str, Any]:
+def history_row(said: StoredMessage) -> dict[str, Any]:
     """A message as applications read it, whoever wrote it."""
     message = decode(said.body)
     given = json.loads(said.body) if said.plain else None
@@ -288,7 +288,7 @@ def _row_of(value: dict[str, Any], model: str | None) -> MessageRow:
     return json_row({**value, "model": model} if model and is_counted else value)
 
 
-def _edited(said: Said, content: Any) -> MessageRow:
+def _edited(said: StoredMessage, content: Any) -> MessageRow:
     if said.plain:
         value = json.loads(said.body)
         row = json_row({**value, "content": content} if isinstance(value, dict) else {"content": content})

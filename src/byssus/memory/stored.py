@@ -24,7 +24,7 @@ from byssus.errors import InputError, NotFound
 from byssus.memory import arguments
 from byssus.memory.base import MemoryBase
 from byssus.memory.loaded_state import Loaded, collect
-from byssus.memory.msg import Msg, Told, told
+from byssus.memory.msg import Msg, MsgFields, msg_fields
 from byssus.messages import dumps
 from byssus.queries.log import memories as queries
 from byssus.queries.log.leases import Unleased
@@ -260,7 +260,7 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     # --- messages of one's own ----------------------------------------------------------------------------------------
 
-    def _message(self, fields: Told) -> Any:
+    def _message(self, fields: MsgFields) -> Any:
         """A message as callers get it: their own."""
         return _made(self._class, fields)
 
@@ -401,10 +401,10 @@ async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[s
     found = await store.read(queries.entries, session_id, namespace=user_id or "")
     if found is None:
         return None
-    return _decoded(found[0]), [(_made(Msg, told(*kept)), marks) for kept, marks in found[1]]
+    return _decoded(found[0]), [(_made(Msg, msg_fields(*kept)), marks) for kept, marks in found[1]]
 
 
-def _made(kind: type[Any], said: Told) -> Any:
+def _made(kind: type[Any], said: MsgFields) -> Any:
     message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
     message.id, message.timestamp = said.id, said.timestamp
     return message
@@ -413,7 +413,7 @@ def _made(kind: type[Any], said: Told) -> Any:
 def _read(
     tx: Tx,
     thread: str,
-    make: Callable[[Told], Any],
+    make: Callable[[MsgFields], Any],
     *,
     namespace: str,
     marked: list[str] | None,
@@ -421,11 +421,11 @@ def _read(
 ) -> tuple[str, list[Any]]:
     """Read and decoded on the store's thread: a long memory does not stall an event loop."""
     summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
-    return _decoded(summary), [make(told(*kept)) for kept in found]
+    return _decoded(summary), [make(msg_fields(*kept)) for kept in found]
 
 
-def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
-    return [make(told(*kept)) for kept in queries.at(tx, keys)]
+def _at(tx: Tx, keys: list[int], make: Callable[[MsgFields], Any]) -> list[Any]:
+    return [make(msg_fields(*kept)) for kept in queries.at(tx, keys)]
 
 
 def _row_of(message: Any) -> MessageRow:

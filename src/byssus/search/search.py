@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from byssus.accounts.sessions import history_row
 from byssus.errors import InputError
-from byssus.queries.accounts.sessions import Said
+from byssus.queries.accounts.sessions import StoredMessage
 from byssus.queries.search import search as queries
 from byssus.queries.search.search import CALL, MESSAGE, Candidate, Filters
 from byssus.search import tokens
@@ -179,7 +179,7 @@ def _key(_: _Ask, row: _Row, __: float | None) -> int:
 def _as_said(_: _Ask, row: _Row, __: float | None) -> Hit:
     """A message as a row of its session's history."""
     found = row.candidate
-    said = Said(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
+    said = StoredMessage(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
     return {"session_id": found.thread_id, **history_row(said)}
 
 

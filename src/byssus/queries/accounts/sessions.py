@@ -131,7 +131,7 @@ def of_user(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
+class StoredMessage(NamedTuple):
     """A message as it is stored."""
 
     seq: int
@@ -160,7 +160,9 @@ def save(
     return message.id
 
 
-def history(tx: Tx, session_id: str, limit: int, *, before: int = END, namespace: str = "") -> list[Said] | None:
+def history(
+    tx: Tx, session_id: str, limit: int, *, before: int = END, namespace: str = ""
+) -> list[StoredMessage] | None:
     """The newest messages, the oldest of them first; None if there is no such session."""
     thread = threads.find(tx, session_id, namespace=namespace)
     if thread is None:
@@ -172,10 +174,10 @@ def history(tx: Tx, session_id: str, limit: int, *, before: int = END, namespace
         upto=before - 1,
         limit=limit,
     )
-    return [Said(*row) for row in reversed(rows)]
+    return [StoredMessage(*row) for row in reversed(rows)]
 
 
-def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> Said | None:
+def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> StoredMessage | None:
     """The message of this id that the session shows; of several, the last one."""
     thread = threads.find(tx, session_id, namespace=namespace)
     if thread is None:
@@ -188,4 +190,4 @@ def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> Sa
         upto=END,
         id=message_id,
     )
-    return Said(*row) if row else None
+    return StoredMessage(*row) if row else None

@@ -25,7 +25,7 @@ _ASKED = (1, 8, 64)  # ids that are asked for at once: few statements, which are
 _MOST = 512  # with more ids than these, all messages are looked at
 
 
-class Kept(NamedTuple):
+class MemoryMessage(NamedTuple):
     """A message as a memory reads it."""
 
     id: str
@@ -68,7 +68,7 @@ def summary(tx: Tx, thread_id: str, *, namespace: str) -> str:
 
 def read(
     tx: Tx, thread_id: str, *, namespace: str, marked: Sequence[str] | None, unmarked: Sequence[str]
-) -> tuple[str, list[Kept]]:
+) -> tuple[str, list[MemoryMessage]]:
     """The summary, and the messages in order: those with one of some marks (None: all), but none with one of others."""
     row = _find(tx, thread_id, namespace)
     if row is None or (marked is not None and not marked):
@@ -83,7 +83,7 @@ def read(
     # Not NOT IN: Postgres would go through all marks for each message, once they are many.
     without = f" AND NOT EXISTS ({_bearers('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
-    return told, [Kept(*row) for row in rows]
+    return told, [MemoryMessage(*row) for row in rows]
 
 
 class Listed(NamedTuple):
@@ -114,7 +114,7 @@ def list_page(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
     return [Listed(*row) for row in rows]
 
 
-def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[Kept, list[str]]]] | None:
+def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[MemoryMessage, list[str]]]] | None:
     """The summary, and all messages with their marks; None if there is no such thread."""
     row = _find(tx, thread_id, namespace)
     if row is None:
@@ -130,16 +130,16 @@ def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[
         after=0,
         upto=END,
     )
-    return told, [(Kept(*kept), worn.get(key, [])) for key, *kept in rows]
+    return told, [(MemoryMessage(*kept), worn.get(key, [])) for key, *kept in rows]
 
 
-def at(tx: Tx, keys: Sequence[int]) -> list[Kept]:
+def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
     """The messages of these rows, in this order."""
     found = []
     for key in keys:
         row = tx.one("SELECT id, body, plain, created_at FROM messages WHERE key = :key", key=key)
         if row is not None:  # it may be gone by now
-            found.append(Kept(*row))
+            found.append(MemoryMessage(*row))
     return found
 
 
