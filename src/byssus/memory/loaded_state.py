@@ -10,7 +10,7 @@ from typing import Any
 
 from byssus.queries.log import memories
 from byssus.queries.log.leases import Unleased
-from byssus.queries.log.memories import Entry
+from byssus.queries.log.memories import MarkedMessage
 from byssus.queries.versions import deleting
 from byssus.store.database import Store
 from byssus.threads.waiting import retry_while_driven
@@ -19,7 +19,7 @@ from byssus.threads.waiting import retry_while_driven
 class Loaded:
     """The summary of a state, as it is stored, and its messages, if it has any: they replace what is there."""
 
-    def __init__(self, summary: str, entries: Sequence[Entry] | None) -> None:
+    def __init__(self, summary: str, entries: Sequence[MarkedMessage] | None) -> None:
         self.summary = summary
         self.is_stored = False
         self._entries = entries

@@ -28,7 +28,7 @@ from byssus.memory.msg import Msg, MsgFields, msg_fields
 from byssus.messages import dumps
 from byssus.queries.log import memories as queries
 from byssus.queries.log.leases import Unleased
-from byssus.queries.log.memories import Entry
+from byssus.queries.log.memories import MarkedMessage
 from byssus.queries.log.threads import MessageRow
 from byssus.search import search as searching
 from byssus.store import opening
@@ -436,7 +436,9 @@ def _row_of(message: Any) -> MessageRow:
 def _loaded(state: dict[str, Any]) -> Loaded | None:
     summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
     if "content" in state:
-        return Loaded(summary, [Entry(_row_of(each.message), each.marks) for each in arguments.items(state["content"])])
+        return Loaded(
+            summary, [MarkedMessage(_row_of(each.message), each.marks) for each in arguments.items(state["content"])]
+        )
     return Loaded(summary, None) if _SUMMARY in state else None
 
 

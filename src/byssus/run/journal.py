@@ -16,7 +16,7 @@ from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
 from byssus.queries.log import leases, tool_calls
-from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, Entry
+from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.store.keeper import LOST
 from byssus.threads.encoding import encode_extra
@@ -31,8 +31,8 @@ __all__ = [
     "PAUSED",
     "STARTED",
     "WAITING",
-    "Entry",
     "Journal",
+    "LedgerEntry",
     "Mark",
     "Marked",
     "MemoryJournal",
@@ -88,7 +88,7 @@ class Journal(Protocol):
     messages: list[Message]
     extra: dict[str, Any]
     unsaved: dict[tuple[str, int], ToolResultMessage]  # results whose write failed, by reply key and place
-    entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
+    entries: dict[int, LedgerEntry]  # what is known of the last reply's calls, by their place in it
     partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
     is_interrupted: bool  # whether an earlier run did not come to its end
     payer: str | None  # the user whose quota the run spends
@@ -138,10 +138,10 @@ class Journal(Protocol):
     async def distrust(self, places: int) -> None:
         """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call is about to run."""
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call waits for a person."""
 
     async def refresh(self) -> None:
@@ -194,7 +194,7 @@ class MemoryJournal:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, LedgerEntry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
         self.payer: str | None = None
@@ -241,10 +241,10 @@ class MemoryJournal:
     async def distrust(self, places: int) -> None:
         pass
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
         self.entries[place] = entry
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
+    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
         self.entries[place] = entry
 
     async def refresh(self) -> None:
@@ -310,7 +310,7 @@ class MemoryJournal:
         pass
 
 
-def pending(thread_id: str | None, entries: dict[int, Entry]) -> list[Pending]:
+def pending(thread_id: str | None, entries: dict[int, LedgerEntry]) -> list[Pending]:
     """Those of a reply's calls that wait for a person."""
     return [
         Pending(

@@ -25,7 +25,7 @@ from byssus.queries.log import inbox, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
-from byssus.run.journal import ANSWERED, PAUSED, WAITING, Entry, Mark, Marked
+from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry, Mark, Marked
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
@@ -64,7 +64,7 @@ class ThreadJournal:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, LedgerEntry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
         self._checkpointer = checkpointer
@@ -289,12 +289,12 @@ class ThreadJournal:
         await self._checkpointer.store.write(threads.distrust, self._thread_id, upto, by=self._lease())
         self._unledgered = max(self._unledgered, upto)
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         start = self._start(place, entry, run_id, policy)
         await self._checkpointer.store.write(tool_calls.start, self._thread_id, start, by=self._lease())
         self.entries[place] = entry
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         await self._checkpointer.store.write(
             tool_calls.ask,
             self._thread_id,
@@ -305,7 +305,7 @@ class ThreadJournal:
         )
         self.entries[place] = entry
 
-    def _start(self, place: int, entry: Entry, run_id: str, policy: str) -> Start:
+    def _start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> Start:
         reply, key = self._first_place - 1, entry.idempotency_key
         call_id, name = column_text(entry.call_id), column_text(entry.name)
         return Start(reply, place, call_id, name, entry.arguments, policy, key, run_id)

@@ -27,7 +27,7 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecu
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
 from byssus.middleware import Context
 from byssus.providers import history
-from byssus.run.journal import ANSWERED, STARTED, WAITING, Entry, Journal
+from byssus.run.journal import ANSWERED, STARTED, WAITING, Journal, LedgerEntry
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -315,7 +315,7 @@ class Calls:
             return Outcome(known)
         return await self._recovered(asked)
 
-    async def _decided(self, asked: _Call, entry: Entry) -> _Call | Outcome:
+    async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Call | Outcome:
         """A person's answer, carried out."""
         decision = decode_answer(entry.answer or "{}")
         if decision.is_approved:
@@ -373,12 +373,12 @@ class _Started:
     told = False
 
 
-def _entry(asked: _Call, call: ToolCall, status: str) -> Entry:
+def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
     try:  # null stands for what is no JSON object: the reply has it
         arguments = checked_dumps(call.arguments if call.malformed is None else None)
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
-    return Entry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
+    return LedgerEntry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
 
 
 def _unknown(asked: _Call) -> Outcome:

@@ -34,7 +34,7 @@ class MemoryMessage(NamedTuple):
     created_at: str
 
 
-class Entry(NamedTuple):
+class MarkedMessage(NamedTuple):
     """A message with its marks."""
 
     message: MessageRow
@@ -213,7 +213,7 @@ def add(
             )
     if messages:
         threads.add(tx, thread.branch, after, messages, thread=thread.key)
-        _mark_new(tx, thread.branch, after, [Entry(message, worn) for message in messages])
+        _mark_new(tx, thread.branch, after, [MarkedMessage(message, worn) for message in messages])
 
 
 def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = UNLEASED) -> int:
@@ -248,7 +248,9 @@ def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = UNLEASED) -> bool:
     return True
 
 
-def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = UNLEASED) -> None:
+def replace(
+    tx: Tx, thread_id: str, entries: Sequence[MarkedMessage], told: str, *, namespace: str, by: By = UNLEASED
+) -> None:
     """Put these messages and this summary in the place of all that there is."""
     thread = _taken(tx, thread_id, namespace, by)
     branch = _emptied(tx, thread)
@@ -426,7 +428,7 @@ def _mark(tx: Tx, branch: int, mark: str, messages: Iterable[int]) -> int:
     return len(fresh)
 
 
-def _mark_new(tx: Tx, branch: int, after: int, entries: Sequence[Entry]) -> None:
+def _mark_new(tx: Tx, branch: int, after: int, entries: Sequence[MarkedMessage]) -> None:
     """Put marks on messages that were just added behind a seq."""
     rows = [
         {"branch": branch, "seq": seq, "mark": mark}

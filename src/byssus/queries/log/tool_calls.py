@@ -33,7 +33,7 @@ class Start(NamedTuple):
     run: str
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A call as the ledger has it."""
 
     place: int
@@ -61,7 +61,7 @@ class PendingRow(NamedTuple):
     asked_at: str
 
 
-_ENTRY = ", ".join(Entry._fields)
+_ENTRY = ", ".join(LedgerEntry._fields)
 _PUT = (
     "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key, run,"
     " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :place, :call_id,"
@@ -142,14 +142,14 @@ def _end(tx: Tx, branch: int, reply: int, place: int, status: str, elapsed_ms: f
     usage.count_call(tx, branch, reply, place, status, elapsed_ms)
 
 
-def of_reply(tx: Tx, branch: int, reply: int) -> list[Entry]:
+def of_reply(tx: Tx, branch: int, reply: int) -> list[LedgerEntry]:
     """What the ledger has about the calls of a reply."""
     rows = tx.all(
         f"SELECT {_ENTRY} FROM tool_calls WHERE branch = :branch AND reply = :reply ORDER BY place",
         branch=branch,
         reply=reply,
     )
-    return [Entry(*row) for row in rows]
+    return [LedgerEntry(*row) for row in rows]
 
 
 def pending(tx: Tx, thread_id: str | None = None, *, namespace: str = "") -> list[PendingRow]:

@@ -52,7 +52,7 @@ class State(NamedTuple):
     tokenizer: int
 
 
-class Waiting(NamedTuple):
+class Unindexed(NamedTuple):
     """A row that is to be indexed: its branch or its thread, and what its text is made of."""
 
     key: int
@@ -61,7 +61,7 @@ class Waiting(NamedTuple):
     ticket: int | None = None  # of a call that has changed
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A row as the index takes it."""
 
     key: int
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
     kind: str
     state: State
-    entries: list[Entry]
+    entries: list[IndexEntry]
     upto: int
 
 
@@ -353,7 +353,7 @@ def highest(tx: Tx, kind: str) -> int:
     return int(row[0])
 
 
-def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) -> list[Waiting]:
+def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) -> list[Unindexed]:
     """The next rows to be indexed: so many, and of so many bytes, or one that is larger."""
     about = _COLUMNS[kind]
     if kind == CALL and (changed := _changed(tx, rows)):
@@ -377,16 +377,16 @@ def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) 
         f"SELECT r.key, {about.place}, {about.texts} FROM {about.table} r WHERE r.key {among} ORDER BY r.key",
         keys=json.dumps(keys) if sqlite else keys,
     )
-    return [Waiting(key, place, tuple(given)) for key, place, *given in found]
+    return [Unindexed(key, place, tuple(given)) for key, place, *given in found]
 
 
-def _changed(tx: Tx, limit: int) -> list[Waiting]:
+def _changed(tx: Tx, limit: int) -> list[Unindexed]:
     rows = tx.all(
         "SELECT r.key, r.thread, r.arguments, r.output, r.error, x.ticket FROM changed_calls x"
         " JOIN tool_calls r ON r.key = x.call ORDER BY x.call LIMIT :limit",
         limit=limit,
     )
-    return [Waiting(key, thread, tuple(given), ticket) for key, thread, *given, ticket in rows]
+    return [Unindexed(key, thread, tuple(given), ticket) for key, thread, *given, ticket in rows]
 
 
 def put(tx: Tx, batch: Batch, system: str) -> bool:
@@ -411,7 +411,7 @@ def put(tx: Tx, batch: Batch, system: str) -> bool:
     return True
 
 
-def _current(tx: Tx, entries: Sequence[Entry]) -> list[Entry]:
+def _current(tx: Tx, entries: Sequence[IndexEntry]) -> list[IndexEntry]:
     """Without the calls that have changed again, or that somebody else has indexed since."""
     taken = "DELETE FROM changed_calls WHERE call = :key AND ticket = :ticket RETURNING call"
     return [
@@ -421,7 +421,7 @@ def _current(tx: Tx, entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def _add(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
+def _add(tx: Tx, kind: str, entries: Sequence[IndexEntry]) -> None:
     tx.many(
         f"INSERT OR REPLACE INTO {_COLUMNS[kind].tokens} (rowid, words) VALUES (:key, :words)",
         [
@@ -431,7 +431,7 @@ def _add(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
     )
 
 
-def _add_vectors(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
+def _add_vectors(tx: Tx, kind: str, entries: Sequence[IndexEntry]) -> None:
     if not entries:
         return
     about = _COLUMNS[kind]
@@ -457,7 +457,7 @@ def _add_vectors(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
     )
 
 
-def _vectors(entry: Entry) -> list[str]:
+def _vectors(entry: IndexEntry) -> list[str]:
     """The tokens as tsvectors: one with positions, or as many as it takes without."""
     place = f"'{_PLACE}{entry.place}'"
     counts = Counter(entry.sequence)
