@@ -23,7 +23,7 @@ from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.queries.versions import putting
-from byssus.queries.versions.checkpoints import New
+from byssus.queries.versions.checkpoints import NewCheckpointRow
 from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values import clock
@@ -180,12 +180,12 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
     return one
 
 
-def _reply(tx: Tx, thread: str, message: MessageRow, new: New) -> None:
+def _reply(tx: Tx, thread: str, message: MessageRow, new: NewCheckpointRow) -> None:
     putting.append(tx, thread, [message], new=new, by=UNLEASED)
 
 
-def _new(name: str) -> New:
-    return New(name, 0, None, '{"tags":[],"summary":"a turn"}', "{}")
+def _new(name: str) -> NewCheckpointRow:
+    return NewCheckpointRow(name, 0, None, '{"tags":[],"summary":"a turn"}', "{}")
 
 
 def _prompting(every: str | None) -> Turns:

@@ -35,7 +35,7 @@ PIXEL = base64.b64decode(
 server = MCPServer("demo")
 
 
-class Place(BaseModel):
+class Agreement(BaseModel):
     city: str
     days: int = 1
 
@@ -47,7 +47,7 @@ def pid() -> int:
 
 
 @server.tool()
-def forecast(place: Place) -> dict[str, Any]:
+def forecast(place: Agreement) -> dict[str, Any]:
     """The weather to come."""
     return {"city": place.city, "days": place.days, "sunny": True}
 

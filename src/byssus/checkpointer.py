@@ -518,7 +518,7 @@ class Checkpointer(abc.ABC):
 
     async def tidy(self, thread_id: str) -> None:
         """Prune one thread by its time to live, if it has one."""
-        thread = await self.store.read(checkpoints.anchor, checked_id(thread_id))
+        thread = await self.store.read(checkpoints.thread_state, checked_id(thread_id))
         if thread is not None and thread.ttl is not None:
             await retention.tidy(self.store, thread_id, thread.ttl)
 

@@ -70,7 +70,7 @@ async def stray(cp: Checkpointer) -> list[Row]:
 
 
 def _read(tx: Tx, thread_id: str, namespace: str) -> tuple[int, list[Row]]:
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     assert thread is not None
     rows = tx.all(
         f"SELECT m.seq, m.key, m.id FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq",

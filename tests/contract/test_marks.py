@@ -74,7 +74,7 @@ async def bodies(cp: Checkpointer, thread_id: str = "t") -> list[object]:
     """The messages of a thread, just as they were given."""
 
     def query(tx: Tx) -> list[object]:
-        thread = checkpoints.anchor(tx, thread_id)
+        thread = checkpoints.thread_state(tx, thread_id)
         assert thread is not None
         return [
             json.loads(body) for _, body, _ in threads.page_as_given(tx, thread.branch, after=0, upto=END, limit=999)

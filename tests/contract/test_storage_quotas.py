@@ -31,7 +31,7 @@ from byssus.middleware.windows import Summarize
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.accounts import quotas, users
-from byssus.queries.accounts.quotas import Charge, Left
+from byssus.queries.accounts.quotas import Charge, QuotaLeft
 from byssus.queries.log import threads
 from byssus.queries.log.leases import RELEASE, Claim, Lease
 from byssus.signals import Signal
@@ -492,7 +492,7 @@ def test_runs_and_consumers_that_are_committed_together_never_have_more_than_the
             answer = write.result()
         except QuotaExceeded:
             continue
-        granted += (answer.tokens or 0) if isinstance(answer, Left) else 0
+        granted += (answer.tokens or 0) if isinstance(answer, QuotaLeft) else 0
         consumed += 90 if answer is True else 0
     assert granted + consumed <= 1_000
     assert granted > 0

@@ -98,7 +98,7 @@ async def view(cp: Checkpointer, thread_id: str) -> list[Any]:
     """All that a reader of a thread can see, what its rewinds have left included."""
 
     def names(tx: Tx) -> list[str]:
-        thread = checkpoints.anchor(tx, thread_id)
+        thread = checkpoints.thread_state(tx, thread_id)
         assert thread is not None
         lines = checkpoints.lines(tx, thread.key)
         return sorted({row.id for line in lines for row in checkpoints.shown(tx, line)})
@@ -343,7 +343,7 @@ def test_five_thousand_messages_and_checkpoints(database: Database, other: Datab
             await cp.store.write(
                 putting.put_here,
                 "t",
-                checkpoints.New(f"c{step}", 0, None, '{"tags":[],"summary":null}', "{}"),
+                checkpoints.NewCheckpointRow(f"c{step}", 0, None, '{"tags":[],"summary":null}', "{}"),
                 by=threads.UNLEASED,
             )
         lines = await exported(cp)

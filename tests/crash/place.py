@@ -11,7 +11,7 @@ from msgspec import Struct
 from byssus.checkpointer import Checkpointer, checkpointer_for
 
 
-class Place(Struct, frozen=True):
+class Agreement(Struct, frozen=True):
     """A directory for files, with the database in it; or beside it, if there is a DSN."""
 
     directory: str
@@ -19,9 +19,9 @@ class Place(Struct, frozen=True):
     schema: str = ""
 
     @staticmethod
-    def told(text: str) -> Place:
+    def told(text: str) -> Agreement:
         """What was `str(place)` elsewhere."""
-        return msgspec.json.decode(text, type=Place)
+        return msgspec.json.decode(text, type=Agreement)
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()

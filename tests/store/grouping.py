@@ -20,7 +20,7 @@ from tests.postgres import Schema
 PATIENCE = 30  # seconds until a test that hangs is a test that fails
 
 Query = Callable[[Tx], Any]
-Place = tuple[int, int]
+Agreement = tuple[int, int]
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def together(store: Store, *queries: Query) -> list[Any]:
 
 
 def appending(body: str, thread_id: str = "t") -> Query:
-    def query(tx: Tx) -> Place:
+    def query(tx: Tx) -> Agreement:
         return place(threads.append(tx, thread_id, rows(body)))
 
     return query
@@ -82,7 +82,7 @@ def half_done(tx: Tx) -> None:
     raise ZeroDivisionError("mine alone")
 
 
-def place(position: Position) -> Place:
+def place(position: Position) -> Agreement:
     """The end of a thread and how often it was written."""
     return position.head, position.version
 

@@ -20,8 +20,8 @@ from tests.postgres import Schema, wait_until
 from tests.store.grouping import (
     PATIENCE,
     Admin,
+    Agreement,
     Gate,
-    Place,
     Query,
     appending,
     half_done,
@@ -55,7 +55,7 @@ def test_writes_that_wait_together_share_a_commit_and_a_group_has_an_end(store: 
     assert stored(store) == [*map(str, range(300))]
 
 
-def insert_twice(tx: Tx) -> Place:
+def insert_twice(tx: Tx) -> Agreement:
     """A statement that fails at the server, and whose answer is only asked for by whoever comes next."""
     tx.run("INSERT INTO partials (thread, body, saved_at) SELECT key, '', '' FROM threads")
     tx.run("INSERT INTO partials (thread, body, saved_at) SELECT key, '', '' FROM threads")

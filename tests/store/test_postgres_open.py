@@ -17,7 +17,7 @@ from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, StoreUnreachable, StoreUnusable
 from byssus.queries.log import threads
 from byssus.store.postgres import server as postgres_server
-from byssus.store.postgres.server import Server as Place
+from byssus.store.postgres.server import Server as Agreement
 from tests import postgres
 from tests.postgres import Schema, Server, running, server_for_tests
 from tests.store import child
@@ -285,7 +285,7 @@ def name_of(dsn: str) -> str:
 
 def test_a_password_with_a_question_mark_arrives_whole() -> None:
     for password in ("abc?", "a?&b", "?", "a?schema=x", "a&&b"):
-        assert Place(f"host=h password={password}")._settings["password"] == password
+        assert Agreement(f"host=h password={password}")._settings["password"] == password
 
 
 def test_who_cannot_be_reached_is_named_with_the_next_step(strict: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from byssus.store.database import Tx
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
 from tests.store import child
-from tests.store.grouping import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
+from tests.store.grouping import PATIENCE, Agreement, Gate, Query, appending, place, rows, stored, together
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_neighbours_of_a_write_that_loses_the_transaction_are_run_again(any_stor
     runs: list[str] = []
 
     def noting(body: str) -> Query:
-        def query(tx: Tx) -> Place:
+        def query(tx: Tx) -> Agreement:
             runs.append(body)
             return place(threads.append(tx, "t", rows(body)))
 

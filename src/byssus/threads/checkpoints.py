@@ -17,7 +17,7 @@ from byssus.queries.log import branches, threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import checkpoints, forks, putting
-from byssus.queries.versions.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
+from byssus.queries.versions.checkpoints import HIGHEST_STEP, Agreement, CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.run.journal import Mark
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, json_row, message_row
@@ -29,7 +29,7 @@ from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference
 class _Matched(NamedTuple):
     """How far given messages agree with a thread's, the rest of them, and the thread's version."""
 
-    place: Place
+    place: Agreement
     tail: list[MessageRow]
     version: int
 
@@ -37,12 +37,12 @@ class _Matched(NamedTuple):
 # --- put and get ------------------------------------------------------------------------------------------------------
 
 
-async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
+async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
     """Store a checkpoint, and of its messages what the thread does not hold yet."""
     new, given = encoded(checkpoint), list(_checked_messages(checkpoint.messages))
     thread_id = checkpoint.metadata.thread_id
 
-    async def attempt(dead_epoch: int) -> Anchor:
+    async def attempt(dead_epoch: int) -> ThreadState:
         while True:
             matched = await _match(store, thread_id, given)
             try:
@@ -64,9 +64,9 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
 
 async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched:
     """Compare messages with a thread's, on a reader's thread."""
-    thread = await store.read(checkpoints.anchor, thread_id)
+    thread = await store.read(checkpoints.thread_state, thread_id)
     if thread is None:
-        return _Matched(Place(0, 0, True), await store.read(_stored_from, given, 0), 0)
+        return _Matched(Agreement(0, 0, True), await store.read(_stored_from, given, 0), 0)
     seq = count = 0
     while True:
         same, page = await store.read(_compare, thread, given, count, seq)
@@ -76,10 +76,10 @@ async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched
             break
     is_end = same == len(page)
     tail = await store.read(_stored_from, given, count)
-    return _Matched(Place(seq, count, is_end), tail, thread.version)
+    return _Matched(Agreement(seq, count, is_end), tail, thread.version)
 
 
-def _compare(tx: Tx, thread: Anchor, given: Sequence[Any], start: int, after: int) -> tuple[int, list[int]]:
+def _compare(tx: Tx, thread: ThreadState, given: Sequence[Any], start: int, after: int) -> tuple[int, list[int]]:
     """How many of a page's messages are the given ones; and the page's seqs."""
     page = threads.page_as_given(tx, thread.branch, after=after, upto=thread.head, limit=PAGE)
     same = 0
@@ -151,7 +151,7 @@ def _values(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, An
 # --- checkpoints as rows ----------------------------------------------------------------------------------------------
 
 
-def encoded(checkpoint: Checkpoint) -> New:
+def encoded(checkpoint: Checkpoint) -> NewCheckpointRow:
     """A checkpoint as the store takes it, without its messages."""
     if not isinstance(checkpoint, Checkpoint) or not isinstance(checkpoint.metadata, CheckpointMetadata):
         raise InputError(f"put takes a Checkpoint(metadata=CheckpointMetadata(...), ...), got {checkpoint!r:.80}")
@@ -163,7 +163,7 @@ def encoded(checkpoint: Checkpoint) -> New:
         raise InputError(f"a step must be a whole number from 0 to 2**53 - 1, got {about.step!r:.80}")
     if not isinstance(about.created_at, datetime) or about.created_at.tzinfo is None:
         raise InputError(f"created_at must be a datetime with a time zone, got {about.created_at!r:.80}")
-    return New(
+    return NewCheckpointRow(
         checked_checkpoint_id(about.checkpoint_id),
         about.step,
         about.parent_checkpoint_id,
@@ -191,17 +191,19 @@ def encoded_body(state: Any, tools_result: Any, next_node: str | None) -> str:
     return "{" + ",".join(f'"{name}":{text}' for name, text in parts.items() if text != "{}") + "}"
 
 
-def encoded_mark(mark: Mark) -> New:
+def encoded_mark(mark: Mark) -> NewCheckpointRow:
     """A checkpoint that an agent makes, as the store takes it; its step and its parent, the thread knows."""
-    return New(mark.id, 0, None, encoded_about(mark.tags, mark.summary), encoded_body(mark.state, {}, None))
+    return NewCheckpointRow(
+        mark.id, 0, None, encoded_about(mark.tags, mark.summary), encoded_body(mark.state, {}, None)
+    )
 
 
-def left_behind(summary: str) -> New:
+def left_behind(summary: str) -> NewCheckpointRow:
     """A checkpoint for what a thread leaves."""
-    return New(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
+    return NewCheckpointRow(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
 
 
-def metadata_of(thread_id: str, row: Row) -> CheckpointMetadata:
+def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     about = json.loads(row.about)
     made = datetime.fromisoformat(row.created_at)
     return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
@@ -297,5 +299,5 @@ def _bodies(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, st
     return threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
 
 
-def _count(tx: Tx, thread: Anchor, seq: int) -> int:
+def _count(tx: Tx, thread: ThreadState, seq: int) -> int:
     return branches.count(tx, thread.branch, seq)

@@ -14,7 +14,7 @@ import time
 from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
 from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
-from byssus.queries.versions.erasures import Begun
+from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
 from byssus.store.database import Store, in_thread
 from byssus.threads.retention import empty_trash
@@ -56,7 +56,7 @@ async def erase_user(store: Store, user_id: str, forks: str | None, wait: float)
     return await _erase(store, begun, f"user {user_id!r}")
 
 
-async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
+async def _erase(store: Store, begun: ErasedRows, whose: str) -> Erased:
     if begun.undecided:
         forks = [f"{fork.id!r} of {fork.owner!r}" if fork.owner else repr(fork.id) for fork in begun.undecided]
         raise ForksUndecided(

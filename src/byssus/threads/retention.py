@@ -14,7 +14,7 @@ from byssus.errors import ByssusError, InputError
 from byssus.queries.log.leases import Unleased
 from byssus.queries.moving import importing
 from byssus.queries.versions import deleting
-from byssus.queries.versions.checkpoints import Doomed
+from byssus.queries.versions.checkpoints import CheckpointRef
 from byssus.store.operations import Runner
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
@@ -74,7 +74,7 @@ async def prune_mortals(store: Runner) -> Pruned:
     return removed
 
 
-async def drop(store: Runner, thread_id: str, doomed: Sequence[Doomed]) -> tuple[set[int], int]:
+async def drop(store: Runner, thread_id: str, doomed: Sequence[CheckpointRef]) -> tuple[set[int], int]:
     """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
     taken: set[int] = set()
     messages = 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from byssus.errors import InputError, QuotaExceeded
 from byssus.queries.accounts import quotas, usage
-from byssus.queries.accounts.quotas import Left, unknown
+from byssus.queries.accounts.quotas import QuotaLeft, unknown
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Lease
 from byssus.store.database import Tx
@@ -152,7 +152,9 @@ def _add_leaves(tx: Tx, key: int, leaves: Sequence[Leaf]) -> None:
     )
 
 
-def reserve(tx: Tx, thread_id: str, user_id: str, wanted: int, least: int, *, by: Lease, namespace: str = "") -> Left:
+def reserve(
+    tx: Tx, thread_id: str, user_id: str, wanted: int, least: int, *, by: Lease, namespace: str = ""
+) -> QuotaLeft:
     """Set tokens aside for the next model call of a run; see `quotas.reserve`."""
     thread, _ = threads.hold(tx, thread_id, namespace, by)
     granted = quotas.reserve(tx, thread, by.epoch, user_id, wanted, least)

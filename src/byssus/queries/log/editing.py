@@ -19,12 +19,12 @@ from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import END, UNLEASED, MessageRow
-from byssus.queries.versions.checkpoints import Anchor
+from byssus.queries.versions.checkpoints import ThreadState
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
 
 
-class Spot(NamedTuple):
+class MessageRef(NamedTuple):
     """A message by its row, and where it stands in its thread."""
 
     key: int
@@ -43,7 +43,7 @@ def replace(
         raise missing(thread_id, message_id)
     thread = on_its_line(tx, key)
     worn = marks.of(tx, thread.branch, said.key)
-    branch = remove(tx, thread, [Spot(said.key, said.seq)])
+    branch = remove(tx, thread, [MessageRef(said.key, said.seq)])
     if new is not None:
         added = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
@@ -61,20 +61,20 @@ def replace(
         tx.run("UPDATE threads SET message_count = message_count + 1 WHERE key = :key", key=key)
 
 
-def remove(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
     """Take messages out of a thread, whose row is taken; returns the branch that it reads from now on."""
-    if _are_its_own(tx, thread.branch, spots):
-        branch, upto = thread.branch, max(spot.seq for spot in spots)
-        tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in spots])
+    if _are_its_own(tx, thread.branch, refs):
+        branch, upto = thread.branch, max(spot.seq for spot in refs)
+        tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in refs])
     else:
-        branch, upto = _passing_by(tx, thread, spots), thread.head
+        branch, upto = _passing_by(tx, thread, refs), thread.head
         close_calls(tx, thread.key)
     tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
     tx.run(
         "UPDATE threads SET branch = :branch, message_count = message_count - :count,"
         " unledgered = CASE WHEN unledgered < :upto THEN :upto ELSE unledgered END WHERE key = :key",
         branch=branch,
-        count=len(spots),
+        count=len(refs),
         upto=upto,
         key=thread.key,
     )
@@ -83,7 +83,7 @@ def remove(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
     return branch
 
 
-def empty(tx: Tx, thread: Anchor) -> int:
+def empty(tx: Tx, thread: ThreadState) -> int:
     """Take all messages out of a thread, whose row is taken: it goes on with a new branch, and with its summary.
 
     What nobody reads any more is left for `deleting.collect`. Returns the branch that it reads from now on.
@@ -106,7 +106,7 @@ def missing(thread_id: str, message_id: str) -> NotFound:
     )
 
 
-def _are_its_own(tx: Tx, branch: int, spots: Sequence[Spot]) -> bool:
+def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
     """Whether these messages are a branch's own, and nobody else reads them: neither a fork nor a checkpoint."""
     own = [piece for piece in branches.segments_of(tx, branch) if piece.source == branch]
     foreign = tx.all(
@@ -118,13 +118,13 @@ def _are_its_own(tx: Tx, branch: int, spots: Sequence[Spot]) -> bool:
         seq > named[0]
         and any(after < seq <= upto for _, after, upto in own)
         and not any(after < seq <= upto for after, upto in foreign)
-        for _, seq in spots
+        for _, seq in refs
     )
 
 
-def _passing_by(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+def _passing_by(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
     """A branch that reads what a thread does, but for some messages, whose places are its own."""
-    passed = sorted(spot.seq for spot in spots)
+    passed = sorted(spot.seq for spot in refs)
     pieces: list[Segment] = []
     for source, after, upto in branches.cut(tx, thread.point):
         start = after
@@ -136,6 +136,6 @@ def _passing_by(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
     marks.inherit(tx, thread.branch, branch, upto=thread.head)
     tx.many(
         "DELETE FROM marks WHERE message = :key AND branch = :branch",
-        [{"key": spot.key, "branch": branch} for spot in spots],
+        [{"key": spot.key, "branch": branch} for spot in refs],
     )
     return branch

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from byssus.queries.log import branches, editing, leases, marks, threads
-from byssus.queries.log.editing import Spot
+from byssus.queries.log.editing import MessageRef
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
-from byssus.queries.versions.checkpoints import anchor_of
+from byssus.queries.versions.checkpoints import thread_state_of
 from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
 
@@ -219,7 +219,11 @@ def add(
 def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = UNLEASED) -> int:
     """Take out the messages with these ids; returns how many that were."""
     return _take_out(
-        tx, thread_id, namespace, by, lambda thread: [Spot(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
+        tx,
+        thread_id,
+        namespace,
+        by,
+        lambda thread: [MessageRef(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)],
     )
 
 
@@ -228,7 +232,7 @@ def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: s
     return _take_out(tx, thread_id, namespace, by, lambda thread: _with_marks(tx, thread.branch, wanted))
 
 
-def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_Thread], list[Spot]]) -> int:
+def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_Thread], list[MessageRef]]) -> int:
     """Most deletions find nothing: that is looked for before anything is written, and again when the row is taken."""
     seen = _seen(tx, thread_id, namespace)
     if seen is None or not find(seen):
@@ -344,7 +348,7 @@ def _seen(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
 
 def _emptied(tx: Tx, thread: _Thread) -> int:
     on_its_line(tx, thread.key)
-    branch = editing.empty(tx, anchor_of(tx, thread.key))
+    branch = editing.empty(tx, thread_state_of(tx, thread.key))
     tx.run("UPDATE threads SET named = 1 WHERE key = :key", key=thread.key)
     return branch
 
@@ -402,7 +406,7 @@ def _source_at(tx: Tx, branch: int, seq: int) -> int | None:
     return row[0] if row is not None and row[1] >= seq else None
 
 
-def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[Spot]:
+def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[MessageRef]:
     if not wanted:
         return []
     values: dict[str, Any] = {"branch": branch}
@@ -410,7 +414,7 @@ def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[Spot]:
         f"SELECT m.key, m.seq FROM messages m WHERE m.key IN ({_bearers('in', wanted, values)}) ORDER BY m.seq",
         **values,
     )
-    return [Spot(*row) for row in rows]
+    return [MessageRef(*row) for row in rows]
 
 
 def _all_keys(tx: Tx, branch: int) -> list[int]:

@@ -17,7 +17,7 @@ from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints
-from byssus.queries.versions.checkpoints import Doomed, Row
+from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
 
 TRASH = "\x7ftrash"  # a namespace that nobody can name
@@ -32,7 +32,7 @@ class Dropped(NamedTuple):
     left: list[int]
 
 
-def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "") -> Dropped:
+def drop(tx: Tx, thread_id: str, doomed: Sequence[CheckpointRef], *, namespace: str = "") -> Dropped:
     """Take checkpoints away from a thread, and remove what only they needed."""
     held = tx.one(
         "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
@@ -50,7 +50,7 @@ def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "
 
 def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, namespace: str = "") -> Dropped:
     """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     if thread is None:
         return Dropped([], 0, [])
     wanted = branches.unread(tx, thread.key) if candidates is None else candidates
@@ -58,23 +58,23 @@ def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, 
     return Dropped([], collected.messages, collected.left)
 
 
-def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[Doomed]:
+def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[CheckpointRef]:
     """The checkpoints of a thread below a step, on whichever of its lines."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
 
 
 def doomed(
     tx: Tx, thread_id: str, *, last: int, seconds: float, tags: Collection[str], namespace: str = ""
-) -> list[tuple[Doomed, str]]:
+) -> list[tuple[CheckpointRef, str]]:
     """The checkpoints of a thread, with their ids, that are none of the last ones, older than so many seconds, and
     without any of the tags. What a rewind has left is none of the last ones."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     if thread is None:
         return []
     row = tx.one("SELECT :since", since=tx.later(-seconds))
     since: str = row[0] if row and seconds else "~"
-    found: dict[Doomed, str] = {}
+    found: dict[CheckpointRef, str] = {}
     for line in checkpoints.lines(tx, thread.key):
         rows = checkpoints.shown(tx, line)
         if line == thread.line:
@@ -104,11 +104,11 @@ def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
     )
 
 
-def _has_tag(row: Row, tags: Collection[str]) -> bool:
+def _has_tag(row: CheckpointRow, tags: Collection[str]) -> bool:
     return bool(tags) and not set(tags).isdisjoint(json.loads(row.about)["tags"])
 
 
-def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
+def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
     return {row.doomed for line in checkpoints.lines(tx, thread) for row in checkpoints.shown(tx, line, below=below)}
 
 
@@ -182,7 +182,7 @@ def empty_trash(tx: Tx) -> Emptied:
         thread=thread,
         limit=CHUNK,
     )
-    freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in rows]).branches
+    freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in rows]).branches
     mine = [key for (key,) in tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)]
     collected = branches.collect(tx, {*freed, *mine}, limit=CHUNK)
     if len(rows) < CHUNK and not collected.left:
@@ -222,7 +222,7 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
             "SELECT c.key, c.version FROM hidden h JOIN checkpoints c ON c.key = h.checkpoint WHERE h.line = :source",
             source=source,
         )
-        freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in kept]).branches
+        freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in kept]).branches
     return freed
 
 

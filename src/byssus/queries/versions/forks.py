@@ -15,7 +15,7 @@ from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints, putting
-from byssus.queries.versions.checkpoints import Anchor, New, Row
+from byssus.queries.versions.checkpoints import CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Tx
 
 At = str | int | None
@@ -40,11 +40,11 @@ class Parting(NamedTuple):
 class Node(NamedTuple):
     """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
 
-    thread: Anchor
+    thread: ThreadState
     origin: str | None
     origin_seq: int | None
-    shown: list[Row]
-    left: list[Row]
+    shown: list[CheckpointRow]
+    left: list[CheckpointRow]
     forks: list[str]
 
 
@@ -57,7 +57,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     thread = _held(tx, thread_id, namespace)
     parting = part(tx, thread, at)
     key = threads.key_of(tx, new_id, namespace)
-    new = checkpoints.anchor_of(tx, key)
+    new = checkpoints.thread_state_of(tx, key)
     if key == thread.key or not _is_taken_new(tx, key):
         raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
     user = owner or thread.owner
@@ -90,7 +90,7 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = UNLEASED, namespace: str = "") -> str:
+def rewind(tx: Tx, thread_id: str, to: At, *, left: NewCheckpointRow, by: By = UNLEASED, namespace: str = "") -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
     _held(tx, thread_id, namespace)
     threads.advance(tx, thread_id, namespace, by, create=False)
@@ -110,7 +110,7 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = UNLEASED, name
     return name
 
 
-def part(tx: Tx, thread: Anchor, at: At) -> Parting:
+def part(tx: Tx, thread: ThreadState, at: At) -> Parting:
     """The point that somebody means."""
     if at is None:
         return Parting(thread.point, thread.extra, thread.line, 2**62, 2**62)
@@ -128,12 +128,12 @@ def part(tx: Tx, thread: Anchor, at: At) -> Parting:
     return Parting(point, thread.extra, thread.line, step, version)
 
 
-def _count_upto(tx: Tx, thread: Anchor, seq: int) -> int:
+def _count_upto(tx: Tx, thread: ThreadState, seq: int) -> int:
     """How many messages there are up to a seq; without empty places, the seq says it."""
     return seq if thread.message_count == thread.head else branches.count(tx, thread.branch, seq)
 
 
-def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
+def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | None:
     """The latest checkpoint whose messages are the first of those up to a point."""
     path = branches.segments_of(tx, point.branch, point.seq)
     known = {point.branch: point.seq}
@@ -150,7 +150,7 @@ def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
         limit *= 16
 
 
-def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
+def _held(tx: Tx, thread_id: str, namespace: str) -> ThreadState:
     """The thread's row, taken: nobody writes to it meanwhile."""
     row = tx.one(
         "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
@@ -160,7 +160,7 @@ def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
     )
     if row is None:
         raise checkpoints.unknown_thread(thread_id)
-    return checkpoints.anchor_of(tx, row[0])
+    return checkpoints.thread_state_of(tx, row[0])
 
 
 def _is_taken_new(tx: Tx, key: int) -> bool:
@@ -202,13 +202,13 @@ def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
 
 def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
     """A thread as a tree shows it."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     if thread is None:
         return None
     above = _lines_above(tx, thread.key)
     shown = [row for row in checkpoints.shown(tx, thread.line) if row.line not in above]
     known = {row.key for row in shown}
-    left: list[Row] = []
+    left: list[CheckpointRow] = []
     for line in checkpoints.lines(tx, thread.key):
         fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
         known.update(row.key for row in fresh)
@@ -232,11 +232,11 @@ def _lines_above(tx: Tx, thread: int) -> set[int]:
     return {key for (key,) in rows}
 
 
-def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[Anchor, Anchor, int]:
+def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[ThreadState, ThreadState, int]:
     """Two threads, and the seq up to which they read the very same rows."""
     found = []
     for name in (a, b):
-        thread = checkpoints.anchor(tx, name, namespace=namespace)
+        thread = checkpoints.thread_state(tx, name, namespace=namespace)
         if thread is None:
             raise checkpoints.unknown_thread(name)
         found.append(thread)

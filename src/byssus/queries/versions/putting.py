@@ -18,15 +18,15 @@ from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
     LINES,
     ON_LINE,
-    Anchor,
-    New,
-    Place,
-    anchor_of,
+    Agreement,
+    NewCheckpointRow,
+    ThreadState,
     drop,
     inherit,
     named,
     show_latest,
     shown,
+    thread_state_of,
 )
 from byssus.store.database import Moment, Tx
 
@@ -34,15 +34,15 @@ from byssus.store.database import Moment, Tx
 def put(
     tx: Tx,
     thread_id: str,
-    new: New,
+    new: NewCheckpointRow,
     tail: Sequence[MessageRow],
-    place: Place,
+    place: Agreement,
     *,
-    left: New,
+    left: NewCheckpointRow,
     by: By = UNLEASED,
     expect: int = ANY,
     namespace: str = "",
-) -> Anchor:
+) -> ThreadState:
     """Make a checkpoint whose messages agree with the thread's up to a place, and go on with a tail of their own.
 
     Behind the thread's last message, the tail is appended to it. Elsewhere it becomes a branch; the thread goes over to
@@ -68,7 +68,14 @@ def put(
 
 
 def put_here(
-    tx: Tx, thread_id: str, new: New, *, by: By, expect: int = ANY, extra: str | None = None, namespace: str = ""
+    tx: Tx,
+    thread_id: str,
+    new: NewCheckpointRow,
+    *,
+    by: By,
+    expect: int = ANY,
+    extra: str | None = None,
+    namespace: str = "",
 ) -> Position:
     """Make a checkpoint of a thread as it stands, behind its latest one."""
     key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
@@ -80,10 +87,10 @@ def put_here(
     return position
 
 
-def on_its_line(tx: Tx, key: int) -> Anchor:
+def on_its_line(tx: Tx, key: int) -> ThreadState:
     """The thread, with the line that it is on written down: from here on its branch may change."""
     tx.run(f"UPDATE threads AS t SET line = {ON_LINE} WHERE key = :key AND line = 0", key=key)
-    return anchor_of(tx, key)
+    return thread_state_of(tx, key)
 
 
 def append(
@@ -91,7 +98,7 @@ def append(
     thread_id: str,
     messages: Sequence[MessageRow],
     *,
-    new: New,
+    new: NewCheckpointRow,
     by: By,
     extra: str | None = None,
     release: str = "",
@@ -108,7 +115,7 @@ def append(
     return position
 
 
-def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
+def _add_here(tx: Tx, thread_id: str, namespace: str, new: NewCheckpointRow) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
         f" created_at) SELECT {ON_LINE}, :id,"
@@ -134,7 +141,7 @@ def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
     )
 
 
-def following(tx: Tx, thread: Anchor, new: New) -> New:
+def following(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> NewCheckpointRow:
     """The checkpoint as the child of the latest one."""
     latest = shown(tx, thread.line, limit=1)
     if not latest:
@@ -142,7 +149,7 @@ def following(tx: Tx, thread: Anchor, new: New) -> New:
     return new._replace(step=min(latest[0].step + 1, HIGHEST_STEP), parent=latest[0].id)
 
 
-def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None = None) -> None:
+def insert(tx: Tx, thread: ThreadState, new: NewCheckpointRow, point: Point, *, line: int | None = None) -> None:
     """Add the row. Where results may still arrive before its point, it gets a branch where those places stay empty."""
     branch = branches.make(tx, thread.key, point) if branches.empty_places(tx, point) else point.branch
     now: Moment | str = tx.now() if new.created_at is None else new.created_at
@@ -165,14 +172,14 @@ def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None =
     )
 
 
-def _make_room(tx: Tx, thread: Anchor, new: New) -> list[int]:
+def _make_room(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> list[int]:
     """Take the one away that has the same id; returns the branches that it was read along."""
     _refuse_cycle(tx, thread, new)
     old = named(tx, thread.line, new.id)
     return [] if old is None else drop(tx, thread.key, [old.doomed]).branches
 
 
-def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
+def _refuse_cycle(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> None:
     """Refuse a checkpoint that would be its own ancestor. A new id can only be one if somebody names it as a parent."""
     if new.parent is None:
         return
@@ -197,7 +204,14 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
         )
 
 
-def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[MessageRow], place: Place) -> Point:
+def _diverge(
+    tx: Tx,
+    thread: ThreadState,
+    new: NewCheckpointRow,
+    left: NewCheckpointRow,
+    tail: Sequence[MessageRow],
+    place: Agreement,
+) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
     start = Point(thread.branch, place.seq, place.messages)
     # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
@@ -217,7 +231,7 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Message
     return point
 
 
-def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[MessageRow]) -> Point:
+def _go_on(tx: Tx, thread: ThreadState, start: Point, messages: Sequence[MessageRow]) -> Point:
     """Store messages behind a point, on a branch that later ones can go on with."""
     branch = branches.free_source(tx, thread.key, start)
     if branch is None:
@@ -226,7 +240,7 @@ def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[MessageRow])
     return Point(branch, start.seq + len(messages), start.messages + len(messages))
 
 
-def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str:
+def leave(tx: Tx, thread: ThreadState, left: NewCheckpointRow, *, apart: bool = False) -> str:
     """Make sure that where the thread stands has a name: what it leaves stays reachable. Returns the name.
 
     `apart` keeps a new one out of the thread's line.
@@ -244,7 +258,7 @@ def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str:
     return left.id
 
 
-def _name_of_head(tx: Tx, thread: Anchor) -> str | None:
+def _name_of_head(tx: Tx, thread: ThreadState) -> str | None:
     """The checkpoint that holds a thread as it stands, if there is one."""
     path = branches.segments_of(tx, thread.branch, thread.head)
     for branch in dict.fromkeys([thread.branch, *(segment.source for segment in path[-1:])]):
