@@ -45,15 +45,12 @@ SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py"}
 
 # Arrows that have to turn round.
 TO_TURN = {
-    ("middleware/__init__.py", "run/journal.py"),
-    ("middleware/windows.py", "run/journal.py"),
     ("middleware/windows.py", "threads/encoding.py"),
     ("run/thread_journal.py", "checkpointer.py"),
     ("store/handle.py", "threads/erasure.py"),
     ("store/keeper.py", "queries/log/leases.py"),
     ("store/sqlite/store.py", "queries/moving/copying.py"),
     ("store/sqlite/store.py", "queries/search/search.py"),
-    ("threads/checkpoints.py", "run/journal.py"),
 }
 
 # Packages that only these files may import, so that everything else works without them.

@@ -25,7 +25,7 @@ from byssus.providers import history
 from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
 from byssus.run import termination
-from byssus.run.journal import Journal, Mark, MemoryJournal, pending
+from byssus.run.journal import Journal, MemoryJournal, pending
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
 from byssus.run.settings import Limits, Setup
@@ -38,6 +38,7 @@ from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from byssus.threads.waiting import checked_wait
 from byssus.tools import Tool
 from byssus.values import clock
+from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
@@ -242,25 +243,25 @@ class Agent:
 
         Without a summary, it is the beginning of what was said last.
         """
-        mark = Mark(clock.new_id(), tags, summary, {} if state is None else state)
-        while not await self._marked(mark):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
+        checkpoint = NewCheckpoint(clock.new_id(), tags, summary, {} if state is None else state)
+        while not await self._checkpointed(checkpoint):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
             await asyncio.sleep(_A_MOMENT)
-        return mark.id
+        return checkpoint.id
 
-    async def _marked(self, mark: Mark) -> bool:
+    async def _checkpointed(self, checkpoint: NewCheckpoint) -> bool:
         """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
         if self._run is not None:
-            return await self._journal.mark(mark)
+            return await self._journal.checkpoint(checkpoint)
         await self._loaded()
         if self._run is not None or self._task is not None:
             return False
-        self._task = task = asyncio.create_task(self._load_and_mark(mark))
+        self._task = task = asyncio.create_task(self._load_and_checkpoint(checkpoint))
         task.add_done_callback(self._become_idle)
         return await asyncio.shield(task)
 
-    async def _load_and_mark(self, mark: Mark) -> bool:
+    async def _load_and_checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         await self._journal.load()
-        return await self._journal.mark(mark)
+        return await self._journal.checkpoint(checkpoint)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""

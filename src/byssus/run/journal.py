@@ -7,13 +7,11 @@ A journal holds the history that the agent goes on from. The one that keeps it i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-from msgspec import Struct
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from byssus.errors import InputError
-from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
 from byssus.queries.log import leases, tool_calls
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
@@ -21,7 +19,9 @@ from byssus.signals import Signal
 from byssus.store.keeper import LOST
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Pending
+from byssus.values.marks import MarkedMessages
 
 __all__ = [
     "ANSWERED",
@@ -33,53 +33,12 @@ __all__ = [
     "WAITING",
     "Journal",
     "LedgerEntry",
-    "Mark",
-    "Marked",
     "MemoryJournal",
     "pending",
 ]
 
 # How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
 IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
-
-
-class Mark(Struct, frozen=True):
-    """A checkpoint of a thread as it stands, which an agent makes."""
-
-    id: str
-    tags: Sequence[str]
-    summary: str | None  # None: the beginning of what was said last
-    state: Any
-
-
-class Marked(NamedTuple):
-    """Which messages of a thread bear a mark, and the summary that stands for those that are left out."""
-
-    summary: str = ""
-    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages (-1: no matter)
-    total: int = 0
-
-    def without(self, messages: list[Message]) -> list[Message]:
-        """What is left of a thread's messages without these, and without the results of calls that are among them."""
-        if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
-            hidden = [place in self.ids for place in range(len(messages))]
-        else:  # another hook was here before, or nobody needs the places
-            names = set(self.ids.values())
-            hidden = [not isinstance(message, Note) and message.id in names for message in messages]
-        left: list[Message] = []
-        orphans: set[str] = set()  # calls whose reply is not shown: nor are their results
-        for message, is_hidden in zip(messages, hidden, strict=True):
-            if isinstance(message, AssistantMessage):
-                orphans = {call.id for call in message.tool_calls} if is_hidden else set()
-            is_orphan = isinstance(message, ToolResultMessage) and message.tool_call_id in orphans
-            if not is_hidden and not is_orphan:
-                left.append(message)
-        return left
-
-
-def _may_be(message: Message, name: str) -> bool:
-    """Whether a message may be the one that the log knows by this id: to those that have none it gives one."""
-    return isinstance(message, Note) or message.id in (None, name)
 
 
 class Journal(Protocol):
@@ -112,10 +71,10 @@ class Journal(Protocol):
         *,
         reserve: int = 0,
         release: str = "",
-        mark: Mark | None = None,
+        checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
-        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it.
+        """Add messages; keep places free behind them for as many tool results. `checkpoint` makes a checkpoint of it.
 
         `spent` is what the model call took that tokens were set aside for.
         """
@@ -126,10 +85,10 @@ class Journal(Protocol):
         Answers how many that are, and None if nothing limits them. Raises `QuotaExceeded` if less than `least` is left.
         """
 
-    async def mark(self, mark: Mark) -> bool:
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         """Make a checkpoint of the thread as it stands; False if that is not known just now."""
 
-    async def marked(self, marks: Sequence[str]) -> Marked:
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:
         """Which messages of the history bear one of these marks."""
 
     def was_recorded(self, place: int) -> bool:
@@ -220,7 +179,7 @@ class MemoryJournal:
         *,
         reserve: int = 0,  # noqa: ARG002
         release: str = "",  # noqa: ARG002
-        mark: Mark | None = None,  # noqa: ARG002
+        checkpoint: NewCheckpoint | None = None,  # noqa: ARG002
         spent: int | None = None,  # noqa: ARG002
     ) -> None:
         self.messages.extend(messages)
@@ -229,11 +188,11 @@ class MemoryJournal:
     async def set_aside(self, wanted: int, least: int) -> int | None:  # noqa: ARG002
         return None
 
-    async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:  # noqa: ARG002
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
 
-    async def marked(self, marks: Sequence[str]) -> Marked:  # noqa: ARG002
-        return Marked()
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:  # noqa: ARG002
+        return MarkedMessages()
 
     def was_recorded(self, place: int) -> bool:  # noqa: ARG002
         return True

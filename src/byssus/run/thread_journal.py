@@ -25,7 +25,7 @@ from byssus.queries.log import inbox, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
-from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry, Mark, Marked
+from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
@@ -34,6 +34,8 @@ from byssus.threads.encoding import Thread, checked_id, column_text, encode_extr
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
+from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.marks import MarkedMessages
 
 if TYPE_CHECKING:
     from byssus.queries.log import memories
@@ -204,7 +206,7 @@ class ThreadJournal:
         *,
         reserve: int = 0,
         release: str = "",
-        mark: Mark | None = None,
+        checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
         def note(position: Position) -> None:
@@ -218,16 +220,16 @@ class ThreadJournal:
                 self._saved_extra = extra
 
         try:
-            extra = self._changed_extra() if release or mark else None
+            extra = self._changed_extra() if release or checkpoint else None
         except InputError:  # the reply is worth more; `finish` says it
             extra, release = None, ""
         query: Callable[..., Position]
         more: dict[str, Any]
-        if mark is None:
+        if checkpoint is None:
             query, more = threads.append, {"reserve": reserve}
         else:
             assert reserve == 0, "a checkpoint is made when no call is open"
-            query, more = putting.append, {"new": checkpoints.encoded_mark(mark)}
+            query, more = putting.append, {"new": checkpoints.encoded_checkpoint(checkpoint)}
         rows = [message_row(message) for message in messages]
         more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
         if spent is not None and self.payer is not None:
@@ -242,7 +244,7 @@ class ThreadJournal:
         )
         return granted.tokens
 
-    async def mark(self, mark: Mark) -> bool:
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         def note(position: Position) -> None:
             self._note(position)
             self._saved_extra = self._saved_extra if extra is None else extra
@@ -250,9 +252,11 @@ class ThreadJournal:
         held = self._held
         if held is None and (self._position is None or self._unseen):
             return False  # a run is about to begin, or must be loaded first
-        if mark.summary is None:
-            mark = msgspec.structs.replace(mark, summary=history.one_line(history.last_reply(self.messages)))
-        new, extra = checkpoints.encoded_mark(mark), self._changed_extra()
+        if checkpoint.summary is None:
+            checkpoint = msgspec.structs.replace(
+                checkpoint, summary=history.one_line(history.last_reply(self.messages))
+            )
+        new, extra = checkpoints.encoded_checkpoint(checkpoint), self._changed_extra()
         by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
         write = self._checkpointer.store.write(
             putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra
@@ -270,9 +274,9 @@ class ThreadJournal:
             return False  # our own run has begun meanwhile, or ended
         return True
 
-    async def marked(self, marks: Sequence[str]) -> Marked:
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:
         summary, ids, count = await self._checkpointer.store.read(memories.marked, self._thread_id, marks)
-        return Marked(json.loads(summary) if summary else "", ids, count)
+        return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
         if self._is_mortal:

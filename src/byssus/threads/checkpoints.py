@@ -18,12 +18,11 @@ from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import checkpoints, forks, putting
 from byssus.queries.versions.checkpoints import HIGHEST_STEP, Agreement, CheckpointRow, NewCheckpointRow, ThreadState
-from byssus.run.journal import Mark
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, json_row, message_row
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, NewCheckpoint, Tree
 
 
 class _Matched(NamedTuple):
@@ -191,10 +190,14 @@ def encoded_body(state: Any, tools_result: Any, next_node: str | None) -> str:
     return "{" + ",".join(f'"{name}":{text}' for name, text in parts.items() if text != "{}") + "}"
 
 
-def encoded_mark(mark: Mark) -> NewCheckpointRow:
+def encoded_checkpoint(checkpoint: NewCheckpoint) -> NewCheckpointRow:
     """A checkpoint that an agent makes, as the store takes it; its step and its parent, the thread knows."""
     return NewCheckpointRow(
-        mark.id, 0, None, encoded_about(mark.tags, mark.summary), encoded_body(mark.state, {}, None)
+        checkpoint.id,
+        0,
+        None,
+        encoded_about(checkpoint.tags, checkpoint.summary),
+        encoded_body(checkpoint.state, {}, None),
     )
 
 
