@@ -91,7 +91,7 @@ def _write(storage: AgentStorage, pending: list[Any], real: Callable[[], str]) -
 
     for _, same in itertools.groupby(sorted(pending, key=lambda each: each[3]), key=lambda each: each[3]):
         group = list(same)
-        moment = clock.later(real(), -86_400.0 * group[0][3])
+        moment = clock.after(real(), -86_400.0 * group[0][3])
         clock.now = lambda moment=moment: moment  # type: ignore[misc]
         try:
             storage.store.write_now(query, group)
@@ -106,7 +106,7 @@ def measure(storage: AgentStorage, user: str) -> None:
         p50, p95 = _times(lambda days=days: storage.get_usage_stats(user, days))  # type: ignore[misc]
         what = f"usage of a user, {days} days: {stats['total_messages']:,} messages"
         report(what, f"p50 {p50:.1f} ms, p95 {p95:.1f} ms", p95 / BAR_MS, 1.0, at_least=False)
-    since = clock.later(clock.now(), -86_400.0 * 29)[:10]
+    since = clock.after(clock.now(), -86_400.0 * 29)[:10]
 
     def scan(tx: Tx) -> Any:
         return tx.all(_SCAN[storage.store.system], user=user, since=since)

@@ -30,7 +30,7 @@ from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import ThreadJournal
-from byssus.store.operations import at_hand, later
+from byssus.store.operations import lazy_modules, preload
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.encoding import checked_id, encode_extra
@@ -47,7 +47,7 @@ from byssus.values.results import RunResult
 if TYPE_CHECKING:
     from byssus.threads import checkpoints
 else:
-    (checkpoints,) = later("threads.checkpoints")
+    (checkpoints,) = lazy_modules("threads.checkpoints")
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -146,7 +146,7 @@ class Agent:
             _checked_every(checkpoint_every, checkpointer),
         )
         if self._setup.checkpoint_every or at is not None:
-            at_hand(checkpoints)  # a reply that is there is not lost for want of it
+            preload(checkpoints)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = history.ValidHistory(max_result_chars)

@@ -27,7 +27,7 @@ from byssus.store import opening as places
 from byssus.store import sharing
 from byssus.store.database import Store, in_thread
 from byssus.store.opening import exists, is_dsn
-from byssus.store.operations import awaited, later
+from byssus.store.operations import awaited, lazy_modules
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
 from byssus.threads.encoding import (
@@ -71,14 +71,14 @@ if TYPE_CHECKING:
     from byssus.threads import checkpoints as versions
     from byssus.threads import erasure, retention, watching
 else:  # an agent that starts needs none of them
-    users, sessions, tasks, tool_log, usage = later(
+    users, sessions, tasks, tool_log, usage = lazy_modules(
         "accounts.users", "accounts.sessions", "accounts.tasks", "accounts.tool_log", "accounts.usage"
     )
-    backups, checking, erasure, retention, searching = later(
+    backups, checking, erasure, retention, searching = lazy_modules(
         "maintenance.backup", "maintenance.check", "threads.erasure", "threads.retention", "search.search"
     )
-    export, versions, watching = later("maintenance.export", "threads.checkpoints", "threads.watching")
-    checkpoints, deleting, forks = later(
+    export, versions, watching = lazy_modules("maintenance.export", "threads.checkpoints", "threads.watching")
+    checkpoints, deleting, forks = lazy_modules(
         "queries.versions.checkpoints", "queries.versions.deleting", "queries.versions.forks"
     )
 

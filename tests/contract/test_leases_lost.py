@@ -478,7 +478,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off = timedelta()
-        real, later = clock.now, PostgresTx.later
+        real, later = clock.now, PostgresTx.after
         monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
         monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
         monkeypatch.setattr(PostgresTx, "later", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))

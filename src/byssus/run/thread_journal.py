@@ -29,7 +29,7 @@ from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
-from byssus.store.operations import at_hand, later
+from byssus.store.operations import lazy_modules, preload
 from byssus.threads.encoding import Thread, checked_id, column_text, encode_extra, load, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.threads.waiting import retry_while_driven
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from byssus.queries.versions import forks, putting
     from byssus.threads import checkpoints, retention
 else:
-    retention, checkpoints = later("threads.retention", "threads.checkpoints")
-    forks, memories, putting = later("queries.versions.forks", "queries.log.memories", "queries.versions.putting")
+    retention, checkpoints = lazy_modules("threads.retention", "threads.checkpoints")
+    forks, memories, putting = lazy_modules(
+        "queries.versions.forks", "queries.log.memories", "queries.versions.putting"
+    )
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -124,7 +126,7 @@ class ThreadJournal:
             )
         self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
         if thread.is_mortal:
-            at_hand(retention)
+            preload(retention)
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.

@@ -49,7 +49,7 @@ class Tx(Protocol):
     def now(self) -> Moment:
         """The time of this transaction by the database's clock; stored, it is ISO 8601, UTC, microseconds."""
 
-    def later(self, seconds: float, /) -> Moment:
+    def after(self, seconds: float, /) -> Moment:
         """So many seconds after `now`."""
 
 

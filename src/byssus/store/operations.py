@@ -90,7 +90,7 @@ class _Operation(Generic[P, T]):
 
     def _bound(self, owner: HasStore | None) -> Any:
         if self._method is None:
-            if isinstance(self._operation, _Later):
+            if isinstance(self._operation, _LazyModule):
                 self._operation = self._operation.found()
             self._method = _described(self._made(self._operation), self._operation)
         return self._method if owner is None else functools.partial(self._method, owner)
@@ -133,29 +133,29 @@ class awaited(_Operation[P, T]):  # noqa: N801
         return method
 
 
-def later(*names: str) -> list[_Later]:
+def lazy_modules(*names: str) -> list[_LazyModule]:
     """Modules of byssus that most programs never need: each is imported when a function of it is first called."""
-    return [_Later(f"byssus.{name}") for name in names]
+    return [_LazyModule(f"byssus.{name}") for name in names]
 
 
-def at_hand(*modules: Any) -> None:
+def preload(*modules: Any) -> None:
     """Import these now: what comes next must not fail for want of a module."""
     for module in modules:
-        if isinstance(module, _Later):
+        if isinstance(module, _LazyModule):
             importlib.import_module(module.__module__)
 
 
-class _Later:
+class _LazyModule:
     """A module that is not imported yet, or one of its functions."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self.__module__ = module
         self.__name__ = name
 
-    def __getattr__(self, name: str) -> _Later:
+    def __getattr__(self, name: str) -> _LazyModule:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Later(self.__module__, name)
+        return _LazyModule(self.__module__, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.found()(*args, **kwargs)

@@ -213,7 +213,7 @@ def sessions(tx: Tx, scope: Scope) -> int:
 
 def today(tx: Tx, days_before: int) -> str:
     """The day that lies so many days before today, by the database's clock."""
-    row = tx.one("SELECT substr(:then, 1, 10)", then=tx.later(-86_400.0 * days_before))
+    row = tx.one("SELECT substr(:then, 1, 10)", then=tx.after(-86_400.0 * days_before))
     assert row is not None
     return str(row[0])
 

@@ -70,9 +70,9 @@ PAUSE = ", lease_owner = NULL, lease_until = NULL"  # the run waits for a person
 def parameters(tx: Tx, by: By) -> dict[str, object]:
     """The values of a guard and a change."""
     if isinstance(by, Lease):
-        return {"epoch": by.epoch, "until": tx.later(by.seconds)}
+        return {"epoch": by.epoch, "until": tx.after(by.seconds)}
     if isinstance(by, Claim):
-        return {"owner": by.owner, "run": by.run, "until": tx.later(by.seconds), "dead_epoch": by.dead_epoch}
+        return {"owner": by.owner, "run": by.run, "until": tx.after(by.seconds), "dead_epoch": by.dead_epoch}
     return {"dead_epoch": by.dead_epoch}
 
 
@@ -117,7 +117,7 @@ def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
             namespace=lease.namespace,
             id=lease.thread_id,
             epoch=lease.epoch,
-            until=tx.later(lease.seconds),
+            until=tx.after(lease.seconds),
             now=tx.now(),
         )
         if row is None:

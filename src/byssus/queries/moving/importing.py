@@ -231,7 +231,7 @@ def _hold(tx: Tx, token: str, seconds: float) -> int:
     """
     row = tx.one(
         "UPDATE threads SET lease_until = :until WHERE namespace = :importing AND id = :token RETURNING key",
-        until=tx.later(seconds),
+        until=tx.after(seconds),
         importing=IMPORTING,
         token=token,
     )

@@ -72,7 +72,7 @@ def doomed(
     thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
     if thread is None:
         return []
-    row = tx.one("SELECT :since", since=tx.later(-seconds))
+    row = tx.one("SELECT :since", since=tx.after(-seconds))
     since: str = row[0] if row and seconds else "~"
     found: dict[CheckpointRef, str] = {}
     for line in checkpoints.lines(tx, thread.key):
