@@ -511,7 +511,7 @@ class Checkpointer(abc.ABC):
         keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
         """
         if thread_id is None and keep is None:
-            return await retention.prune_mortals(self.store)
+            return await retention.prune_expired(self.store)
         if thread_id is None:
             raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
         return await retention.prune(self.store, checked_id(thread_id), retention.checked(keep))

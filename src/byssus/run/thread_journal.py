@@ -78,7 +78,7 @@ class ThreadJournal:
         self._user_id = self.payer = user_id
         self._origin = origin  # the thread and the point that this one is to be forked from
         self._is_owned = False
-        self._is_mortal = False
+        self._has_ttl = False
         self._saved_extra = "{}"
         self._loaded = False
         self._position: Position | None = None  # None: not loaded yet, or stale
@@ -124,8 +124,8 @@ class ThreadJournal:
                 f"thread {self._thread_id!r} belongs to user {thread.owner!r}, and this agent works for "
                 f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
             )
-        self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
-        if thread.is_mortal:
+        self._has_ttl, self._is_owned = thread.has_ttl, thread.owner is not None
+        if thread.has_ttl:
             preload(retention)
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
@@ -281,7 +281,7 @@ class ThreadJournal:
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
-        if self._is_mortal:
+        if self._has_ttl:
             await self._checkpointer.tidy(self._thread_id)
 
     # --- tool calls ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Thread(NamedTuple):
     run_id: str | None = None
     unledgered: int = 0
     mail: int = 0
-    is_mortal: bool = False  # whether its checkpoints go by themselves when they are old
+    has_ttl: bool = False  # whether its checkpoints go by themselves when they are old
     owner: str | None = None
 
 
@@ -70,8 +70,8 @@ async def load(store: Store, thread_id: str) -> Thread | None:
     position = Position(row.head, row.version, row.branch)
     partial = None if row.partial is None else decode(row.partial)
     assert isinstance(partial, AssistantMessage | None)
-    extra, is_mortal = json.loads(row.extra), row.ttl is not None
-    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, is_mortal, row.owner)
+    extra, has_ttl = json.loads(row.extra), row.ttl is not None
+    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, has_ttl, row.owner)
 
 
 def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:

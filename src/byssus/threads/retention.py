@@ -65,10 +65,10 @@ async def tidy(store: Runner, thread_id: str, ttl: str) -> None:
         _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_id, type(error).__name__)
 
 
-async def prune_mortals(store: Runner) -> Pruned:
+async def prune_expired(store: Runner) -> Pruned:
     """Prune each thread that has a time to live."""
     removed = Pruned([], 0)
-    for thread_id, ttl in await store.read(deleting.mortals):
+    for thread_id, ttl in await store.read(deleting.with_ttl):
         done = await prune(store, thread_id, decoded(ttl))
         removed = Pruned(removed.checkpoints + done.checkpoints, removed.messages + done.messages)
     return removed

@@ -95,7 +95,7 @@ def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> 
         raise checkpoints.unknown_thread(thread_id)
 
 
-def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
+def with_ttl(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
     """The threads with checkpoints that have a time to live, each with what it keeps."""
     return tx.all(
         "SELECT id, ttl FROM threads WHERE latest IS NOT NULL AND ttl IS NOT NULL AND namespace = :namespace"
