@@ -114,10 +114,10 @@ class StoredMemory(MemoryBase, abc.ABC):
     ) -> None:
         if memories is None:
             return
-        worn = arguments.marks_to_add(marks)
+        marks = arguments.marks_to_add(marks)
         rows = [_row_of(message) for message in arguments.messages(memories)]
         if rows:
-            await self._write(queries.add, rows, worn, again=bool(allow_duplicates))
+            await self._write(queries.add, rows, marks, again=bool(allow_duplicates))
 
     async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
         ids = arguments.ids("msg_ids", msg_ids)
@@ -177,11 +177,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
         text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
-        worn = arguments.mark_to_add(mark)
+        marks = arguments.mark_to_add(mark)
         before = None if expected is None else _encoded(arguments.summary(expected))
         store, here = await self._ready()
         return await store.write(
-            queries.compress, here.thread, ids, worn, text, before=before, namespace=here.namespace
+            queries.compress, here.thread, ids, marks, text, before=before, namespace=here.namespace
         )
 
     async def compressed_summary(self) -> str:

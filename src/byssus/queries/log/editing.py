@@ -42,7 +42,7 @@ def replace(
     if said is None:
         raise missing(thread_id, message_id)
     thread = on_its_line(tx, key)
-    worn = marks.of(tx, thread.branch, said.key)
+    kept_marks = marks.of(tx, thread.branch, said.key)
     branch = remove(tx, thread, [MessageRef(said.key, said.seq)])
     if new is not None:
         added = tx.one(
@@ -57,7 +57,7 @@ def replace(
             plain=new.plain,
         )
         assert added is not None
-        marks.put(tx, branch, [added[0]], worn)
+        marks.put(tx, branch, [added[0]], kept_marks)
         tx.run("UPDATE threads SET message_count = message_count + 1 WHERE key = :key", key=key)
 
 
@@ -79,7 +79,7 @@ def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
         key=thread.key,
     )
     if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
-        branches.forsake(tx, thread.branch, branch)
+        branches.drop_if_unread(tx, thread.branch, branch)
     return branch
 
 
@@ -126,7 +126,7 @@ def _passing_by(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
     """A branch that reads what a thread does, but for some messages, whose places are its own."""
     passed = sorted(spot.seq for spot in refs)
     pieces: list[Segment] = []
-    for source, after, upto in branches.cut(tx, thread.point):
+    for source, after, upto in branches.segments_upto(tx, thread.point):
         start = after
         for seq in passed[bisect_right(passed, after) : bisect_right(passed, upto)]:
             pieces += [Segment(source, start, seq - 1), Segment(OWN, seq - 1, seq)]

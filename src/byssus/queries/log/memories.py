@@ -79,9 +79,9 @@ def read(
         source, order = f"{ALONG} WHERE s.branch = :branch", "s.after_seq, m.seq"
         values |= {"after": 0, "upto": END}
     else:
-        source, order = f"messages m WHERE m.key IN ({_bearers('in', marked, values)})", "m.seq"
+        source, order = f"messages m WHERE m.key IN ({_marked_by('in', marked, values)})", "m.seq"
     # Not NOT IN: Postgres would go through all marks for each message, once they are many.
-    without = f" AND NOT EXISTS ({_bearers('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
+    without = f" AND NOT EXISTS ({_marked_by('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
     return told, [MemoryMessage(*row) for row in rows]
 
@@ -120,9 +120,9 @@ def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[
     if row is None:
         return None
     branch, told = row
-    worn: dict[int, list[str]] = {}
+    marked: dict[int, list[str]] = {}
     for message, mark in tx.all("SELECT message, mark FROM marks WHERE branch = :branch ORDER BY key", branch=branch):
-        worn.setdefault(message, []).append(mark)
+        marked.setdefault(message, []).append(mark)
     rows = tx.all(
         f"SELECT m.key, m.id, m.body, m.plain, m.created_at FROM {ALONG} WHERE s.branch = :branch"
         " ORDER BY s.after_seq, m.seq",
@@ -130,7 +130,7 @@ def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[
         after=0,
         upto=END,
     )
-    return told, [(MemoryMessage(*kept), worn.get(key, [])) for key, *kept in rows]
+    return told, [(MemoryMessage(*kept), marked.get(key, [])) for key, *kept in rows]
 
 
 def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
@@ -151,8 +151,8 @@ def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = ""
         return "", {}, 0
     branch, told = row
     values: dict[str, Any] = {"branch": branch}
-    bearers = _bearers("in", wanted, values)
-    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({bearers})", **values)
+    marked_by = _marked_by("in", wanted, values)
+    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({marked_by})", **values)
     found = {seq: name for seq, name, _ in rows}
     if not any(plain for _, _, plain in rows):  # an agent's own messages say who they are
         return told, found, -1
@@ -173,7 +173,7 @@ def _find(tx: Tx, thread_id: str, namespace: str) -> tuple[int, str] | None:
     return (row[0], row[1]) if row else None
 
 
-def _bearers(name: str, wanted: Sequence[str], values: dict[str, Any]) -> str:
+def _marked_by(name: str, wanted: Sequence[str], values: dict[str, Any]) -> str:
     """The messages of a branch that bear one of these marks, as a query with its values."""
     given = {f"{name}_{number}": mark for number, mark in enumerate(wanted)}
     values |= given
@@ -191,7 +191,7 @@ def add(
     tx: Tx,
     thread_id: str,
     messages: Sequence[MessageRow],
-    worn: Sequence[str],
+    new_marks: Sequence[str],
     *,
     namespace: str,
     by: By = UNLEASED,
@@ -213,7 +213,7 @@ def add(
             )
     if messages:
         threads.add(tx, thread.branch, after, messages, thread=thread.key)
-        _mark_new(tx, thread.branch, after, [MarkedMessage(message, worn) for message in messages])
+        _mark_new(tx, thread.branch, after, [MarkedMessage(message, new_marks) for message in messages])
 
 
 def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = UNLEASED) -> int:
@@ -280,9 +280,9 @@ def update_marks(
     if old is None:
         assert new is not None
         return _mark(tx, thread.branch, new, _all_keys(tx, thread.branch) if wanted is None else wanted)
-    worn = marks.holders(tx, thread.branch, old)
-    chosen = list(worn) if wanted is None else [key for key in wanted if key in worn]
-    marks.drop(tx, [worn[key][0] for key in chosen])  # of the same mark twice, the first one
+    marked = marks.holders(tx, thread.branch, old)
+    chosen = list(marked) if wanted is None else [key for key in wanted if key in marked]
+    marks.drop(tx, [marked[key][0] for key in chosen])  # of the same mark twice, the first one
     if new is None:
         return len(chosen)
     return _mark(tx, thread.branch, new, sorted(chosen))
@@ -411,7 +411,7 @@ def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[MessageRef]:
         return []
     values: dict[str, Any] = {"branch": branch}
     rows = tx.all(
-        f"SELECT m.key, m.seq FROM messages m WHERE m.key IN ({_bearers('in', wanted, values)}) ORDER BY m.seq",
+        f"SELECT m.key, m.seq FROM messages m WHERE m.key IN ({_marked_by('in', wanted, values)}) ORDER BY m.seq",
         **values,
     )
     return [MessageRef(*row) for row in rows]

@@ -144,7 +144,7 @@ def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
         versions += [version for _, _, version in rows]
         read.update({key: max(seq, read.get(key, 0)) for key, seq, _ in rows})
     segments = {key: branches.segments_of(tx, key, upto) for key, upto in read.items()}
-    marked = {key: branches.bearing(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
+    marked = {key: branches.marks_point(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
     called = tx.all("SELECT DISTINCT branch FROM tool_calls WHERE thread = :thread", thread=thread)
     needed = {branch, line, *read, *lines, *inherited, *sources, *(key for (key,) in called)}
     needed.update(segment.source for several in segments.values() for segment in several)

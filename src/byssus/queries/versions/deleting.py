@@ -231,10 +231,10 @@ def _bequeath(tx: Tx, thread: int) -> None:
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
     for (branch,) in left:
         marks.forget(tx, branch)
-    heirs = [
-        heir
+    successors = [
+        successor
         for (branch,) in left
-        for (heir,) in tx.all(
+        for (successor,) in tx.all(
             "SELECT b.thread FROM segments s JOIN branches b ON b.key = s.branch"
             " WHERE s.source = :branch AND b.thread <> :thread"
             " UNION SELECT b.thread FROM inherited i JOIN branches b ON b.key = i.line"
@@ -243,21 +243,25 @@ def _bequeath(tx: Tx, thread: int) -> None:
             thread=thread,
         )
     ]
-    if heirs:
-        heir = min(heirs)
+    if successors:
+        successor = min(successors)
         for (branch,) in left:
-            _mark_as(tx, heir, branch)
-        tx.run("UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=heir, thread=thread)
+            _mark_as(tx, successor, branch)
+        tx.run(
+            "UPDATE branches SET thread = :successor, uncounted = 1 WHERE thread = :thread",
+            successor=successor,
+            thread=thread,
+        )
 
 
-def _mark_as(tx: Tx, heir: int, branch: int) -> None:
+def _mark_as(tx: Tx, successor: int, branch: int) -> None:
     """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
     row = tx.one(
         "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
-        " WHERE t.key = :heir",
+        " WHERE t.key = :successor",
         branch=branch,
-        heir=heir,
+        successor=successor,
     )
     if row is not None and row[1] is not None:
-        worn = branches.bearing(tx, heir, row[0], Point(branch, row[1], 0))
-        marks.inherit(tx, worn.branch, branch, upto=worn.seq)
+        marked_point = branches.marks_point(tx, successor, row[0], Point(branch, row[1], 0))
+        marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)

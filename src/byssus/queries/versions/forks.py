@@ -65,9 +65,9 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
         quotas.take(tx, user)
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     point = parting.point
-    branches.lay(tx, new.branch, branches.cut(tx, point))
-    worn = branches.bearing(tx, thread.key, thread.branch, point)
-    marks.inherit(tx, worn.branch, new.branch, upto=worn.seq)
+    branches.write_segments(tx, new.branch, branches.segments_upto(tx, point))
+    marked_point = branches.marks_point(tx, thread.key, thread.branch, point)
+    marks.inherit(tx, marked_point.branch, new.branch, upto=marked_point.seq)
     called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
@@ -98,9 +98,9 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: NewCheckpointRow, by: By = U
     key = thread.key
     parting = part(tx, thread, to)
     name = putting.leave(tx, thread, left)
-    branch = branches.begin(tx, key, branches.cut(tx, parting.point))
-    worn = branches.bearing(tx, key, thread.branch, parting.point)
-    marks.inherit(tx, worn.branch, branch, upto=worn.seq)
+    branch = branches.begin(tx, key, branches.segments_upto(tx, parting.point))
+    marked_point = branches.marks_point(tx, key, thread.branch, parting.point)
+    marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
     putting.close_calls(tx, key)

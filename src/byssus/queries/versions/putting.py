@@ -219,7 +219,7 @@ def _diverge(
     lasting = len(tail) - (thread.message_count - place.messages)
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
-    branch = branches.begin(tx, thread.key, branches.cut(tx, start))
+    branch = branches.begin(tx, thread.key, branches.segments_upto(tx, start))
     marks.inherit(tx, thread.branch, branch, upto=place.seq)  # also if it leaves another branch: these are of today
     threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
