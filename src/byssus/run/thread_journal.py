@@ -233,7 +233,7 @@ class ThreadJournal:
             assert reserve == 0, "a checkpoint is made when no call is open"
             query, more = putting.append, {"new": checkpoints.encoded_checkpoint(checkpoint)}
         rows = [message_row(message) for message in messages]
-        more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
+        more |= {"by": self._lease(), "release": release, "extra": extra, "clear_partial": self._saves_partial}
         if spent is not None and self.payer is not None:
             more["charge"] = Charge(self.payer, spent)
         await self._written(note, query, self._thread_id, rows, **more)
@@ -466,7 +466,7 @@ class ThreadJournal:
                 expect=expect,
                 extra=extra,
                 release=release if held else "",
-                whole=self._is_refused,
+                clear_partial=self._is_refused,
                 charge=self._charge(spent),
             )
             self._is_refused = False

@@ -99,13 +99,13 @@ def append(
     reserve: int = 0,
     extra: str | None = None,
     release: str = "",
-    whole: bool = False,
+    clear_partial: bool = False,
     owner: str | None = None,
     charge: Charge | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
-    The extra and the lease may change in the same step; `whole` means that the saved part of a reply is obsolete.
+    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply is obsolete.
     `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
     """
     count = len(messages)
@@ -122,7 +122,7 @@ def append(
         quotas.settle(tx, key, charge)
     if extra is not None:
         set_extra(tx, key, extra)
-    if whole:
+    if clear_partial:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
         quotas.take(tx, owner)

@@ -102,14 +102,22 @@ def append(
     by: By,
     extra: str | None = None,
     release: str = "",
-    whole: bool = False,
+    clear_partial: bool = False,
     charge: Charge | None = None,
     namespace: str = "",
 ) -> Position:
     """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
     open. It asks nothing, and costs no round trip."""
     position = threads.append(
-        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole, charge=charge
+        tx,
+        thread_id,
+        messages,
+        namespace=namespace,
+        by=by,
+        extra=extra,
+        release=release,
+        clear_partial=clear_partial,
+        charge=charge,
     )
     _add_here(tx, thread_id, namespace, new)
     return position
