@@ -23,8 +23,7 @@ from byssus.queries.log import inbox, leases, threads, tool_calls
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import ThreadInfo
 from byssus.queries.versions import erasure_notes
-from byssus.store import opening as places
-from byssus.store import sharing
+from byssus.store import opening, sharing
 from byssus.store.database import Store, in_thread
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, lazy_modules
@@ -583,7 +582,7 @@ class PostgresCheckpointer(Checkpointer):
         listen_dsn: str | None = None,
     ) -> None:
         super().__init__(durability=durability, lease_seconds=lease_seconds)
-        self._server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        self._server = opening.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or not 2 <= pool_size <= 1_000:
             raise InputError(f"pool_size must be a number of connections from 2 to 1000, got {pool_size!r}")
         self._pool_size = pool_size
@@ -593,7 +592,7 @@ class PostgresCheckpointer(Checkpointer):
         return self._server.name
 
     def _open_store(self) -> Store:
-        return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+        return opening.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
 
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:

@@ -91,16 +91,16 @@ class Journal(Protocol):
     async def marked(self, marks: Sequence[str]) -> MarkedMessages:
         """Which messages of the history bear one of these marks."""
 
-    def was_recorded(self, place: int) -> bool:
+    def was_recorded(self, call_index: int) -> bool:
         """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
 
-    async def distrust(self, places: int) -> None:
+    async def distrust(self, calls: int) -> None:
         """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
 
-    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call is about to run."""
 
-    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call waits for a person."""
 
     async def refresh(self) -> None:
@@ -109,7 +109,9 @@ class Journal(Protocol):
     async def answer(self, call_id: str, answer: str) -> None:
         """Record what a person said about a call."""
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+    async def settle(
+        self, call_index: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None
+    ) -> None:
         """Record a call's result, how it ended, and after how long."""
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
@@ -194,36 +196,36 @@ class MemoryJournal:
     async def marked(self, marks: Sequence[str]) -> MarkedMessages:  # noqa: ARG002
         return MarkedMessages()
 
-    def was_recorded(self, place: int) -> bool:  # noqa: ARG002
+    def was_recorded(self, call_index: int) -> bool:  # noqa: ARG002
         return True
 
-    async def distrust(self, places: int) -> None:
+    async def distrust(self, calls: int) -> None:
         pass
 
-    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[place] = entry
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[call_index] = entry
 
-    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[place] = entry
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[call_index] = entry
 
     async def refresh(self) -> None:
         pass
 
     async def answer(self, call_id: str, answer: str) -> None:
-        for place, entry in self.entries.items():
+        for call_index, entry in self.entries.items():
             if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
                 return
         raise tool_calls.not_waiting("the agent", call_id, None)
 
     async def settle(
         self,
-        place: int,
+        call_index: int,
         result: ToolResultMessage,  # noqa: ARG002
         status: str,  # noqa: ARG002
         elapsed_ms: float | None = None,  # noqa: ARG002
     ) -> None:
-        self.entries.pop(place, None)
+        self.entries.pop(call_index, None)
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)

@@ -85,7 +85,7 @@ class ThreadJournal:
         self._held: Held | None = None  # the lease of the run that is going on
         self._keeper: Keeper | None = None  # who renews it
         self._reply_id: str | None = None
-        self._first_place = 0  # the seq that is reserved for the first call of the last reply
+        self._first_result_seq = 0  # the seq that is reserved for the first call of the last reply
         self._reserved = 0  # the last seq that may be a place of the last reply
         self._taken: set[int] = set()  # the seqs behind the last reply that hold a message
         self._unseen = 0  # results that are stored and not in the list
@@ -97,15 +97,17 @@ class ThreadJournal:
 
     @property
     def reply_key(self) -> str:
-        return f"{self._thread_id}/{self._first_place - 1}/{self._reply_id}"
+        return f"{self._thread_id}/{self._first_result_seq - 1}/{self._reply_id}"
 
     def open_calls(self) -> dict[int, ToolCall]:
         found = history.open_calls(self.messages)
         reply = history.last_reply(self.messages)
         if found and reply is not None and len({call.id for call in reply.tool_calls}) < len(reply.tool_calls):
             # A service that uses an id twice: which of the calls has its result, only the place tells.
-            places = {i: call for i, call in enumerate(reply.tool_calls) if self._first_place + i not in self._taken}
-            return places if len(places) == len(found) else found
+            open_calls = {
+                i: call for i, call in enumerate(reply.tool_calls) if self._first_result_seq + i not in self._taken
+            }
+            return open_calls if len(open_calls) == len(found) else found
         return found
 
     # --- the history --------------------------------------------------------------------------------------------------
@@ -142,10 +144,10 @@ class ThreadJournal:
         self.partial = thread.partial
         self._saves_partial = thread.partial is not None
         self.is_interrupted = thread.run_id is not None
-        self._first_place = _place_behind_last_reply(thread)
+        self._first_result_seq = _seq_behind_last_reply(thread)
         self._reply_id = history.last_reply_id(thread.messages)
         self._reserved = thread.position.head
-        self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
+        self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_result_seq}
         await self.refresh()
 
     async def _fork(self, thread_id: str, at: str | int) -> None:
@@ -163,9 +165,9 @@ class ThreadJournal:
         if self._position is None or not self.open_calls():
             self.entries = {}
             return
-        store, branch, reply = self._checkpointer.store, self._position.branch, self._first_place - 1
+        store, branch, reply = self._checkpointer.store, self._position.branch, self._first_result_seq - 1
         rows = await store.read(tool_calls.of_reply, branch, reply)
-        self.entries = {entry.place: entry for entry in rows if entry.status in tool_calls.OPEN}
+        self.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
         if self._reply_id is None:
             self._reply_id = await store.read(threads.message_id, branch, reply)
 
@@ -213,7 +215,7 @@ class ThreadJournal:
     ) -> None:
         def note(position: Position) -> None:
             self._note(position)
-            self._first_place, self._reserved = position.head - reserve + 1, position.head
+            self._first_result_seq, self._reserved = position.head - reserve + 1, position.head
             self._taken, self.entries, self._saves_partial, self.partial = set(), {}, False, None
             self.messages.extend(messages)
             if messages and isinstance(messages[-1], AssistantMessage):
@@ -286,44 +288,46 @@ class ThreadJournal:
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
-    def was_recorded(self, place: int) -> bool:
-        seq = self._first_place + place
+    def was_recorded(self, call_index: int) -> bool:
+        seq = self._first_result_seq + call_index
         return self._unledgered < seq <= self._reserved and seq not in self._taken
 
-    async def distrust(self, places: int) -> None:
-        upto = self._first_place + places - 1
+    async def distrust(self, calls: int) -> None:
+        upto = self._first_result_seq + calls - 1
         await self._checkpointer.store.write(threads.distrust, self._thread_id, upto, by=self._lease())
         self._unledgered = max(self._unledgered, upto)
 
-    async def start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
-        start = self._start(place, entry, run_id, policy)
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+        start = self._start(call_index, entry, run_id, policy)
         await self._checkpointer.store.write(tool_calls.start, self._thread_id, start, by=self._lease())
-        self.entries[place] = entry
+        self.entries[call_index] = entry
 
-    async def ask(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         await self._checkpointer.store.write(
             tool_calls.ask,
             self._thread_id,
-            self._start(place, entry, run_id, policy),
+            self._start(call_index, entry, run_id, policy),
             reason=entry.reason or "",
             question=entry.question or "",
             by=self._lease(),
         )
-        self.entries[place] = entry
+        self.entries[call_index] = entry
 
-    def _start(self, place: int, entry: LedgerEntry, run_id: str, policy: str) -> Start:
-        reply, key = self._first_place - 1, entry.idempotency_key
+    def _start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> Start:
+        reply, key = self._first_result_seq - 1, entry.idempotency_key
         call_id, name = column_text(entry.call_id), column_text(entry.name)
-        return Start(reply, place, call_id, name, entry.arguments, policy, key, run_id)
+        return Start(reply, call_index, call_id, name, entry.arguments, policy, key, run_id)
 
     async def answer(self, call_id: str, answer: str) -> None:
         await self._checkpointer.answer_encoded(self._thread_id, call_id, answer)
-        for place, entry in sorted(self.entries.items()):
+        for call_index, entry in sorted(self.entries.items()):
             if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
                 return
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+    async def settle(
+        self, call_index: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None
+    ) -> None:
         settled = False
 
         def note(position: Position) -> None:
@@ -332,10 +336,10 @@ class ThreadJournal:
             self._unseen += 1
             self._taken.add(seq)
             self._saved_extra = self._saved_extra if extra is None else extra
-            self.entries.pop(place, None)
+            self.entries.pop(call_index, None)
             settled = True
 
-        seq, reply = self._first_place + place, self._first_place - 1
+        seq, reply = self._first_result_seq + call_index, self._first_result_seq - 1
         try:  # what the tool wrote to the extra: it will not run again
             extra = self._changed_extra()
         except InputError:  # `finish` says it
@@ -347,7 +351,7 @@ class ThreadJournal:
                     tool_calls.finish_behind,
                     self._thread_id,
                     reply,
-                    [(place, row, status, elapsed_ms)],
+                    [(call_index, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
@@ -356,7 +360,7 @@ class ThreadJournal:
                     tool_calls.finish,
                     self._thread_id,
                     reply,
-                    [(place, seq, row, status, elapsed_ms)],
+                    [(call_index, seq, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
@@ -368,7 +372,7 @@ class ThreadJournal:
             if not settled:
                 self._position = None
                 if status in ("done", "failed"):  # the tool ran all the same: its answer is not forgotten while we live
-                    self.unsaved[self.reply_key, place] = result
+                    self.unsaved[self.reply_key, call_index] = result
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
@@ -562,7 +566,7 @@ def _report_partial(write: Future[None]) -> None:
         _log.debug("a part of a reply could not be saved: %s", type(error).__name__)
 
 
-def _place_behind_last_reply(thread: Thread) -> int:
+def _seq_behind_last_reply(thread: Thread) -> int:
     for message, seq in zip(reversed(thread.messages), reversed(thread.seqs), strict=True):
         if isinstance(message, AssistantMessage):
             return seq + 1

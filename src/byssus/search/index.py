@@ -165,7 +165,7 @@ def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
 def _entry(kind: str, row: Unindexed) -> IndexEntry:
     sequence, singles = tokens.tokens(text_of(kind, row.texts))
     return IndexEntry(
-        row.key, row.place, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))]
+        row.key, row.scope_key, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))]
     )
 
 

@@ -304,7 +304,7 @@ def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Ite
 
 def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
     state = queries.state(tx, kind)
-    named = queries.places(tx, kind, ask.filters)
+    named = queries.scope_keys(tx, kind, ask.filters)
     if named == []:
         return [], None
     return queries.candidates(

@@ -28,7 +28,7 @@ from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference
 class _Matched(NamedTuple):
     """How far given messages agree with a thread's, the rest of them, and the thread's version."""
 
-    place: Agreement
+    agreement: Agreement
     tail: list[MessageRow]
     version: int
 
@@ -50,7 +50,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
                     thread_id,
                     new,
                     matched.tail,
-                    matched.place,
+                    matched.agreement,
                     left=left_behind(f"where the thread stood before {new.id!r} was put"),
                     by=Unleased(dead_epoch),
                     expect=matched.version,

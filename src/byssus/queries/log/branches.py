@@ -135,9 +135,9 @@ def segments_upto(tx: Tx, point: Point) -> list[Segment]:
     pieces: list[Segment] = []
     for source, after, upto in segments_of(tx, point.branch, point.seq):
         start = after
-        for place in (place for place in empty if after < place <= upto):
-            pieces += [Segment(source, start, place - 1), Segment(OWN, place - 1, place)]
-            start = place
+        for slot in (slot for slot in empty if after < slot <= upto):
+            pieces += [Segment(source, start, slot - 1), Segment(OWN, slot - 1, slot)]
+            start = slot
         pieces.append(Segment(source, start, upto))
     return joined([*pieces, Segment(OWN, point.seq, END)])
 

@@ -105,7 +105,7 @@ def append(
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
-    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply is obsolete.
+    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply goes.
     `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
     """
     count = len(messages)
@@ -157,16 +157,16 @@ def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thre
 def fill(
     tx: Tx,
     thread_id: str,
-    places: Sequence[tuple[int, MessageRow]],
+    slots: Sequence[tuple[int, MessageRow]],
     *,
     namespace: str = "",
     by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
     """Put messages into reserved places. A place that is taken means that somebody else settled it."""
-    last = max(seq for seq, _ in places)
-    key, position = advance(tx, thread_id, namespace, by, count=len(places), last=last, create=False)
-    for seq, m in places:
+    last = max(seq for seq, _ in slots)
+    key, position = advance(tx, thread_id, namespace, by, count=len(slots), last=last, create=False)
+    for seq, m in slots:
         stored = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at)"
             " VALUES (:branch, :seq, :id, :role, :body, :now) ON CONFLICT (branch, seq) DO NOTHING RETURNING seq",
@@ -179,7 +179,7 @@ def fill(
         )
         if not stored:
             raise ThreadMoved(thread_id)
-    usage.count(tx, key, [message.spent for _, message in places])
+    usage.count(tx, key, [message.spent for _, message in slots])
     if extra is not None:
         set_extra(tx, key, extra)
     return position

@@ -21,10 +21,10 @@ OPEN = (WAITING, ANSWERED, STARTED)
 
 
 class Start(NamedTuple):
-    """A call that is about to run, or to be put before a person. `reply` and `place` say which call of which reply."""
+    """A call that is about to run, or to be put before a person. `reply` and `call_index` say which."""
 
     reply: int
-    place: int
+    call_index: int
     call_id: str
     name: str
     arguments: str
@@ -36,7 +36,7 @@ class Start(NamedTuple):
 class LedgerEntry(NamedTuple):
     """A call as the ledger has it."""
 
-    place: int
+    call_index: int
     call_id: str
     name: str
     arguments: str
@@ -61,13 +61,13 @@ class PendingRow(NamedTuple):
     asked_at: str
 
 
-_ENTRY = ", ".join(LedgerEntry._fields)
+_ENTRY = ", ".join(LedgerEntry._fields).replace("call_index", "place")  # the column has another name
 _PUT = (
     "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key, run,"
-    " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :place, :call_id,"
-    " :name, :arguments, :recovery, :idempotency_key, :run, :status, :reason, :question, :attempts, :asked_at,"
-    " :started_at) ON CONFLICT (branch, reply, place) DO UPDATE SET run = excluded.run, status = excluded.status,"
-    " arguments = excluded.arguments, recovery = excluded.recovery,"
+    " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :call_index,"
+    " :call_id, :name, :arguments, :recovery, :idempotency_key, :run, :status, :reason, :question, :attempts,"
+    " :asked_at, :started_at) ON CONFLICT (branch, reply, place) DO UPDATE SET run = excluded.run,"
+    " status = excluded.status, arguments = excluded.arguments, recovery = excluded.recovery,"
     " reason = COALESCE(excluded.reason, tool_calls.reason),"
     " question = COALESCE(excluded.question, tool_calls.question), attempts = tool_calls.attempts + excluded.attempts,"
     " asked_at = COALESCE(excluded.asked_at, tool_calls.asked_at),"
@@ -105,8 +105,8 @@ def finish(
     milliseconds."""
     filled = [(seq, message) for _, seq, message, *_ in ends]
     position = threads.fill(tx, thread_id, filled, namespace=namespace, by=by, extra=extra)
-    for place, _, _, status, elapsed in ends:
-        _end(tx, position.branch, reply, place, status, elapsed)
+    for call_index, _, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, call_index, status, elapsed)
     return position
 
 
@@ -123,23 +123,23 @@ def finish_behind(
     """As `finish`, at the end of the log: for a reply behind which nobody left room."""
     added = [message for _, message, *_ in ends]
     position = threads.append(tx, thread_id, added, namespace=namespace, by=by, extra=extra)
-    for place, _, status, elapsed in ends:
-        _end(tx, position.branch, reply, place, status, elapsed)
+    for call_index, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, call_index, status, elapsed)
     return position
 
 
-def _end(tx: Tx, branch: int, reply: int, place: int, status: str, elapsed_ms: float | None) -> None:
+def _end(tx: Tx, branch: int, reply: int, call_index: int, status: str, elapsed_ms: float | None) -> None:
     tx.run(
         "UPDATE tool_calls SET status = :status, ended_at = :now, elapsed_ms = :elapsed"
-        " WHERE branch = :branch AND reply = :reply AND place = :place",
+        " WHERE branch = :branch AND reply = :reply AND place = :call_index",
         status=status,
         elapsed=elapsed_ms,
         now=tx.now(),
         branch=branch,
         reply=reply,
-        place=place,
+        call_index=call_index,
     )
-    usage.count_call(tx, branch, reply, place, status, elapsed_ms)
+    usage.count_call(tx, branch, reply, call_index, status, elapsed_ms)
 
 
 def of_reply(tx: Tx, branch: int, reply: int) -> list[LedgerEntry]:

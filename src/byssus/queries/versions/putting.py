@@ -36,7 +36,7 @@ def put(
     thread_id: str,
     new: NewCheckpointRow,
     tail: Sequence[MessageRow],
-    place: Agreement,
+    agreement: Agreement,
     *,
     left: NewCheckpointRow,
     by: By = UNLEASED,
@@ -49,17 +49,17 @@ def put(
     it, unless it is at a higher step already. What it leaves gets a name, if it has none: `left`. The thread is made if
     it is new.
     """
-    size = len(tail) if place.is_end else 0
+    size = len(tail) if agreement.is_end else 0
     key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
     thread = on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
-    if place.is_end:
+    if agreement.is_end:
         threads.add(tx, thread.branch, thread.head - size, tail, thread=key)
         point = thread.point
     elif not tail:
-        point = Point(thread.branch, place.seq, place.messages)
+        point = Point(thread.branch, agreement.seq, agreement.messages)
     else:
-        point = _diverge(tx, thread, new, left, tail, place)
+        point = _diverge(tx, thread, new, left, tail, agreement)
     insert(tx, thread, new, point)
     if freed:
         branches.collect(tx, freed)
@@ -218,17 +218,17 @@ def _diverge(
     new: NewCheckpointRow,
     left: NewCheckpointRow,
     tail: Sequence[MessageRow],
-    place: Agreement,
+    agreement: Agreement,
 ) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
-    start = Point(thread.branch, place.seq, place.messages)
+    start = Point(thread.branch, agreement.seq, agreement.messages)
     # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
     # much gets a branch of its own, and the rest goes where the next one finds it.
-    lasting = len(tail) - (thread.message_count - place.messages)
+    lasting = len(tail) - (thread.message_count - agreement.messages)
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
     branch = branches.begin(tx, thread.key, branches.segments_upto(tx, start))
-    marks.inherit(tx, thread.branch, branch, upto=place.seq)  # also if it leaves another branch: these are of today
+    marks.inherit(tx, thread.branch, branch, upto=agreement.seq)  # also if it leaves another branch: these are of today
     threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced
