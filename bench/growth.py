@@ -27,6 +27,7 @@ from byssus.queries.versions.checkpoints import NewCheckpointRow
 from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 TURNS = 800
 EDGE = 50  # so many turns are the start, and the end
@@ -181,7 +182,7 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
 
 
 def _reply(tx: Tx, thread: str, message: MessageRow, new: NewCheckpointRow) -> None:
-    putting.append(tx, thread, [message], new=new, by=UNLEASED)
+    putting.append(tx, ThreadKey("", thread), [message], new=new, by=UNLEASED)
 
 
 def _new(name: str) -> NewCheckpointRow:
@@ -360,7 +361,7 @@ async def _read(cp: Checkpointer, query: Callable[..., Any]) -> Any:
 
 
 def _point(tx: Tx, thread: str) -> None:
-    putting.append(tx, thread, [], new=_new(clock.new_id()), by=UNLEASED)
+    putting.append(tx, ThreadKey("", thread), [], new=_new(clock.new_id()), by=UNLEASED)
 
 
 # --- an ephemeral last message ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 from tests import postgres
 
 TEXT = "x" * 330
@@ -87,7 +88,7 @@ def fill(storage: AgentStorage, users: list[str], count: int) -> float:
 def _write(storage: AgentStorage, pending: list[Any], real: Callable[[], str]) -> None:
     def query(tx: Tx, rows: list[Any]) -> None:
         for session, user, messages, _ in rows:
-            threads.append(tx, session, messages, owner=user)
+            threads.append(tx, ThreadKey("", session), messages, owner=user)
 
     for _, same in itertools.groupby(sorted(pending, key=lambda each: each[3]), key=lambda each: each[3]):
         group = list(same)

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"values", "errors", "events", "messages", "signals", "stream", "telemetry"}, set()),
 }
 # What runs SQL knows no message: of the values it may use these alone.
-SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py"}
+SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py", "values/thread_key.py"}
 
 # Arrows that have to turn round.
 TO_TURN = {

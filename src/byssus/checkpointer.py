@@ -59,6 +59,7 @@ from byssus.values.checkpoints import (
 )
 from byssus.values.decisions import Answer, Pending, encode_answer
 from byssus.values.prompts import single
+from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
     from byssus.accounts import sessions, tasks, tool_log, usage, users
@@ -221,17 +222,18 @@ class Checkpointer(abc.ABC):
         if not rows:
             return
         try:
-            await store.write(threads.append, thread, rows)
+            await store.write(threads.append, ThreadKey("", thread), rows)
         except ThreadBusy:
             await retry_while_driven(
-                lambda dead_epoch: store.write(threads.append, thread, rows, by=Unleased(dead_epoch)), seconds
+                lambda dead_epoch: store.write(threads.append, ThreadKey("", thread), rows, by=Unleased(dead_epoch)),
+                seconds,
             )
 
     async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
         """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
         thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
         await retry_while_driven(
-            lambda dead_epoch: store.write(threads.save_extra, thread, text, by=Unleased(dead_epoch)),
+            lambda dead_epoch: store.write(threads.save_extra, ThreadKey("", thread), text, by=Unleased(dead_epoch)),
             checked_wait(wait),
         )
 
@@ -266,25 +268,29 @@ class Checkpointer(abc.ABC):
     def send(self, thread_id: str, kind: str, message: UserMessage) -> Receipt:
         """Submit the message at once, behind all that was sent before."""
         message = stamped(message)
-        return Receipt(message, self.store.submit(inbox.send, checked_id(thread_id), kind, message_row(message)))
+        return Receipt(
+            message, self.store.submit(inbox.send, ThreadKey("", checked_id(thread_id)), kind, message_row(message))
+        )
 
     async def inbox(self, thread_id: str) -> list[Waiting]:
         """What was said and not heard yet, in order."""
-        rows = await self.store.read(inbox.waiting, checked_id(thread_id))
+        rows = await self.store.read(inbox.waiting, ThreadKey("", checked_id(thread_id)))
         return [Waiting(row.id, row.kind, decode(row.body), row.created_at) for row in rows]  # type: ignore[arg-type]
 
     async def withdraw(self, thread_id: str, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        return await self.store.write(inbox.withdraw, checked_id(thread_id), column_text(id_of(message)))
+        return await self.store.write(inbox.withdraw, ThreadKey("", checked_id(thread_id)), column_text(id_of(message)))
 
     async def abort(self, thread_id: str) -> bool:
         """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
-        owner = await self.store.write(leases.abort, checked_id(thread_id))
+        owner = await self.store.write(leases.abort, ThreadKey("", checked_id(thread_id)))
         return owner is not None and not owner_is_gone(owner)
 
     async def pending(self, thread_id: str | None = None) -> list[Pending]:
         """The tool calls that wait for a person, of one thread or of all."""
-        rows = await self.store.read(tool_calls.pending, None if thread_id is None else checked_id(thread_id))
+        rows = await self.store.read(
+            tool_calls.pending, None if thread_id is None else ThreadKey("", checked_id(thread_id))
+        )
         return [Pending(*row[:3], json.loads(row.arguments) or {}, *row[4:]) for row in rows]
 
     async def answer(self, thread_id: str, call_id: str, answer: Answer) -> None:
@@ -297,14 +303,16 @@ class Checkpointer(abc.ABC):
     async def answer_encoded(self, thread_id: str, call_id: str, answer: str) -> None:
         if not isinstance(call_id, str):
             raise InputError(f"a call is named by its id, got {call_id!r:.80}; pending() lists what waits")
-        await self.store.write(tool_calls.answer, checked_id(thread_id), column_text(call_id), answer)
+        await self.store.write(tool_calls.answer, ThreadKey("", checked_id(thread_id)), column_text(call_id), answer)
 
     async def tool_calls(self, thread_id: str) -> list[ToolCallRecord]:
         """The ledger of the thread: every tool call that was begun or put before a person, oldest first."""
         found: list[ToolCallRecord] = []
         after = 0
         while True:
-            rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=PAGE)
+            rows = await self.store.read(
+                tool_calls.records, ThreadKey("", checked_id(thread_id)), after=after, limit=PAGE
+            )
             found += [ToolCallRecord(row[1], row[2], json.loads(row[3]) or {}, *row[4:]) for row in rows]
             if len(rows) < PAGE:
                 return found
@@ -314,13 +322,13 @@ class Checkpointer(abc.ABC):
 
     async def info(self, thread_id: str) -> ThreadInfo | None:
         """A thread as a list shows it, or None when nothing was ever stored under this id."""
-        return await self.store.read(threads.info, checked_id(thread_id))
+        return await self.store.read(threads.info, ThreadKey("", checked_id(thread_id)))
 
     async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
         """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
         checked_count("limit", limit)
         if isinstance(before, str):
-            known = await self.store.read(threads.info, checked_id(before))
+            known = await self.store.read(threads.info, ThreadKey("", checked_id(before)))
             if known is None:
                 raise InputError(f"there is no thread {before!r} to list the ones before")
             before = known
@@ -373,7 +381,7 @@ class Checkpointer(abc.ABC):
         new = clock.new_id() if new_id is None else checked_id(new_id)
         point = None if at is None else versions.checked_at(at, "at")
         owner = None if user_id is None else checked_id(user_id, "a user id")
-        await self.store.write(forks.fork, checked_id(thread_id), new, point, owner=owner)
+        await self.store.write(forks.fork, ThreadKey("", checked_id(thread_id)), new, point, owner=owner)
         return new
 
     async def rewind(self, thread_id: str, to: At, *, wait: float = 0) -> str:
@@ -385,7 +393,9 @@ class Checkpointer(abc.ABC):
         point, thread, store = versions.checked_at(to, "to"), checked_id(thread_id), self.store
         left = versions.left_behind(f"where the thread stood before it was rewound to {to!r}")
         return await retry_while_driven(
-            lambda dead_epoch: store.write(forks.rewind, thread, point, left=left, by=Unleased(dead_epoch)),
+            lambda dead_epoch: store.write(
+                forks.rewind, ThreadKey("", thread), point, left=left, by=Unleased(dead_epoch)
+            ),
             checked_wait(wait),
         )
 
@@ -473,7 +483,7 @@ class Checkpointer(abc.ABC):
     async def delete_before(self, thread_id: str, before_step: int) -> int:
         """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
         step = checked_count("before_step", before_step)
-        doomed = await self.store.read(deleting.below, checked_id(thread_id), step)
+        doomed = await self.store.read(deleting.below, ThreadKey("", checked_id(thread_id)), step)
         taken, _ = await retention.drop(self.store, thread_id, doomed)
         return len(taken)
 
@@ -487,7 +497,7 @@ class Checkpointer(abc.ABC):
     async def set_user(self, thread_id: str, user_id: str | None) -> None:
         """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
         user = None if user_id is None else checked_id(user_id, "a user id")
-        await self.store.write(threads.set_owner, checked_id(thread_id), user)
+        await self.store.write(threads.set_owner, ThreadKey("", checked_id(thread_id)), user)
 
     async def erase_thread(self, thread_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
         """Remove every byte of the thread, from the files of the database too; the answer says what that was.
@@ -517,7 +527,7 @@ class Checkpointer(abc.ABC):
 
     async def tidy(self, thread_id: str) -> None:
         """Prune one thread by its time to live, if it has one."""
-        thread = await self.store.read(checkpoints.thread_state, checked_id(thread_id))
+        thread = await self.store.read(checkpoints.thread_state, ThreadKey("", checked_id(thread_id)))
         if thread is not None and thread.ttl is not None:
             await retention.tidy(self.store, thread_id, thread.ttl)
 
@@ -528,7 +538,7 @@ class Checkpointer(abc.ABC):
         and when `prune()` is called.
         """
         text = None if days is None else retention.time_to_live(days, keep)
-        await self.store.write(deleting.set_ttl, checked_id(thread_id), text)
+        await self.store.write(deleting.set_ttl, ThreadKey("", checked_id(thread_id)), text)
 
 
 class SQLiteCheckpointer(Checkpointer):

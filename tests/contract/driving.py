@@ -30,6 +30,7 @@ from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
 from byssus.threads.encoding import message_row
 from byssus.tools import Tool
+from byssus.values.thread_key import ThreadKey
 from tests.conftest import Database
 from tests.test_agent_events import make
 
@@ -155,7 +156,7 @@ async def claim(
     messages = [stamped(UserMessage(item)) if isinstance(item, str) else item for item in said]
     position = await cp.store.write(
         threads.append,
-        thread_id,
+        ThreadKey("", thread_id),
         [message_row(message) for message in messages],
         by=Claim(owner, "their-run", 30, dead_epoch),
     )

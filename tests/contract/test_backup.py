@@ -33,6 +33,7 @@ from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
+from byssus.values.thread_key import ThreadKey
 from tests.conftest import Database
 from tests.crash.faults import FULL, failing_writes
 
@@ -54,7 +55,9 @@ def opened(place: str | Path) -> Iterator[Store]:
 
 def say(store: Store, thread_id: str, *texts: str) -> None:
     body = '{{"role":"user","content":[{{"type":"text","text":"{}"}}]}}'
-    store.write_now(threads.append, thread_id, [MessageRow(text, "user", body.format(text)) for text in texts])
+    store.write_now(
+        threads.append, ThreadKey("", thread_id), [MessageRow(text, "user", body.format(text)) for text in texts]
+    )
 
 
 def fill(store: Store) -> None:
@@ -64,8 +67,8 @@ def fill(store: Store) -> None:
     to_the_end(tool_log.log_tool_call(Blocking(store), "thread 1", "look", {"a": 1}, "there", 12.5))
     assert user["name"] == "Ann"
     messages = [MessageRow(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
-    store.write_now(memories.add, "main", messages, ["hint", "a"], namespace="ann")
-    store.write_now(memories.summarize, "main", '"a summary"', namespace="ann")
+    store.write_now(memories.add, ThreadKey("ann", "main"), messages, ["hint", "a"])
+    store.write_now(memories.summarize, ThreadKey("ann", "main"), '"a summary"')
 
 
 def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def test_a_database_in_memory_has_a_backup_too(tmp_path: Path) -> None:
 
 
 def test_nobody_drives_a_thread_in_a_backup(store: Store, tmp_path: Path) -> None:
-    store.write_now(threads.append, "t", [], by=Claim("host-a:1 boot", "run 1", 60.0))
+    store.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("host-a:1 boot", "run 1", 60.0))
     backup(store, tmp_path / "backup.db")
     with opened(tmp_path / "backup.db") as copy:
         assert copy.read_now(lambda tx: tx.one("SELECT lease_owner, lease_until FROM threads")) == (None, None)
@@ -193,14 +196,16 @@ class Writers:
         def both(tx: Tx, count: int) -> None:
             text = str(count)
             for side in "ab":
-                threads.append(tx, f"{number}{side}", [MessageRow(text, "user", f'"{text}"', 1)])
+                threads.append(tx, ThreadKey("", f"{number}{side}"), [MessageRow(text, "user", f'"{text}"', 1)])
 
         while not self._over:
             count = self._counts[number] + 1
             if self._to_both:
                 self._store.write_now(both, count)
             else:
-                self._store.write_now(threads.append, f"{number}a", [MessageRow(str(count), "user", f'"{count}"', 1)])
+                self._store.write_now(
+                    threads.append, ThreadKey("", f"{number}a"), [MessageRow(str(count), "user", f'"{count}"', 1)]
+                )
             with self._changed:
                 self._counts[number] += 1
                 self._changed.notify_all()
@@ -703,7 +708,7 @@ def test_a_backup_of_an_older_byssus_comes_back(store: Store, tmp_path: Path) ->
 
 def test_an_interrupted_run_comes_back_and_its_lease_does_not(database: Database, tmp_path: Path) -> None:
     with opened(tmp_path / "live.db") as live:
-        live.write_now(threads.append, "t", [], by=Claim("host-a:1 boot", "run 1", 60.0))
+        live.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("host-a:1 boot", "run 1", 60.0))
         backup(live, tmp_path / "backup.db")
     with database.store() as store:
         restore(store, tmp_path / "backup.db")

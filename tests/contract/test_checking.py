@@ -22,6 +22,7 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
+from byssus.values.thread_key import ThreadKey
 from tests.conftest import Database
 from tests.contract.marking import mark, summarize
 from tests.contract.opened import with_cp
@@ -66,7 +67,7 @@ async def fill(cp: Checkpointer) -> None:
     await cp.append("c", [reply])
     await mark(cp, "d", [1, 2], "hint", "hint")
     await summarize(cp, "d", "in short")
-    await cp.store.write(memories.add, "e", [MessageRow("1", "user", '{"content":"hi"}', 1)], ["m"], namespace="ann")
+    await cp.store.write(memories.add, ThreadKey("ann", "e"), [MessageRow("1", "user", '{"content":"hi"}', 1)], ["m"])
 
 
 @pytest.fixture
@@ -461,7 +462,7 @@ def test_a_session_that_is_deleted_meanwhile_is_no_problem(database: Database) -
     class DeletedBetweenTwoReads(Blocking):
         async def read(self, query: Any, /, *args: Any, **kwargs: Any) -> Any:
             if query is checking._look_into:
-                self.base.write_now(deleting.discard, "s")
+                self.base.write_now(deleting.discard, ThreadKey("", "s"))
             return await super().read(query, *args, **kwargs)
 
     with AgentStorage(database.place) as storage:

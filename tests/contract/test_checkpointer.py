@@ -31,6 +31,7 @@ from byssus.messages import (
 )
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow
+from byssus.values.thread_key import ThreadKey
 from tests.conftest import Database
 from tests.contract.opened import loaded, texts, with_cp
 
@@ -395,11 +396,11 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
 
     async def use(cp: Checkpointer) -> None:
         rows = [MessageRow("id", "some role", json.dumps(body)) for body in bodies]
-        await cp.store.write(threads.append, "newer", rows)
+        await cp.store.write(threads.append, ThreadKey("", "newer"), rows)
         messages = (await loaded(cp, "newer")).messages
         assert [message.role for message in messages] == ["user", "assistant", "tool_result", "oracle", "user", "note"]
         await cp.append("copy", messages)
-        row = await cp.store.read(threads.find, "copy")
+        row = await cp.store.read(threads.find, ThreadKey("", "copy"))
         assert row is not None
         page = await cp.store.read(threads.page, row.branch, after=0, upto=row.head, limit=100)
         assert [json.loads(body) for _, body in page] == bodies
@@ -411,7 +412,7 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
 def test_a_stored_message_that_cannot_be_read_is_an_error_that_shows_it(database: Database, body: str) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("good", UserMessage("hi"))
-        await cp.store.write(threads.append, "bad", [MessageRow("id", "user", body)])
+        await cp.store.write(threads.append, ThreadKey("", "bad"), [MessageRow("id", "user", body)])
         with pytest.raises(StoreCorrupt, match="stored message") as caught:
             await cp.load("bad")
         assert repr(body) in str(caught.value)

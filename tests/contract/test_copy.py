@@ -29,6 +29,7 @@ from byssus.queries.moving import copying as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
+from byssus.values.thread_key import ThreadKey
 from tests import postgres
 from tests.contract.acting import Acting, act, interrupt
 from tests.contract.asking import Deleting, delete
@@ -99,7 +100,7 @@ def say(place: str, thread_id: str, *texts: str, namespace: str = "") -> None:
     with opened(place) as store:
         for text in texts:
             body = f'{{"role":"user","content":[{{"type":"text","text":"{text}"}}]}}'
-            store.write_now(threads.append, thread_id, [MessageRow(text, "user", body)], namespace=namespace)
+            store.write_now(threads.append, ThreadKey(namespace, thread_id), [MessageRow(text, "user", body)])
 
 
 def everything(place: str) -> dict[str, list[Row]]:
@@ -152,9 +153,9 @@ async def fill(cp: Checkpointer) -> None:
     await cp.steer("plain", "nobody drives this one")
     lease = await claim(cp, thread_id="arriving")
     partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
-    await cp.store.write(threads.save_partial, "arriving", partial, by=lease)
+    await cp.store.write(threads.save_partial, ThreadKey("", "arriving"), partial, by=lease)
     for namespace in ("", "other", "x:y"):
-        await cp.store.write(threads.append, "plain", [MessageRow("m", "user", '"hi"')], namespace=namespace)
+        await cp.store.write(threads.append, ThreadKey(namespace, "plain"), [MessageRow("m", "user", '"hi"')])
     preferences = {"ui": {"theme": "dark"}, "\0": "\ud800"}
     await cp.create_user("Alice 北京", "a@b", 10**6, user_id="alice", preferences=preferences)
     await fill_versions(cp)
@@ -170,9 +171,9 @@ async def fill_memories(cp: Checkpointer) -> None:
     await cp.fork("versions", "c3", new_id="marked fork")
     await mark(cp, "marked fork", [2], "own")
     messages = [MessageRow(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(5)]
-    await cp.store.write(memories.add, "main", messages, ["hint", "hint"], namespace="alice")
-    await cp.store.write(memories.delete, "main", {"m2"}, namespace="alice")
-    await cp.store.write(memories.summarize, "main", '"what was left out"', namespace="alice")
+    await cp.store.write(memories.add, ThreadKey("alice", "main"), messages, ["hint", "hint"])
+    await cp.store.write(memories.delete, ThreadKey("alice", "main"), {"m2"})
+    await cp.store.write(memories.summarize, ThreadKey("alice", "main"), '"what was left out"')
 
 
 async def fill_session(cp: Checkpointer) -> None:

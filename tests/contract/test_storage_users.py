@@ -16,6 +16,7 @@ from byssus.queries.accounts import sessions, users
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim
 from byssus.storage import AgentStorage
+from byssus.values.thread_key import ThreadKey
 from tests.conftest import Database
 from tests.contract.driving import FAR_AWAY
 
@@ -52,7 +53,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 def drive(storage: AgentStorage, session_id: str) -> None:
     """Somebody far away begins a run on the session."""
-    storage.store.write_now(threads.append, session_id, [], by=Claim(FAR_AWAY, "their-run", 30))
+    storage.store.write_now(threads.append, ThreadKey("", session_id), [], by=Claim(FAR_AWAY, "their-run", 30))
 
 
 # --- making and reading -----------------------------------------------------------------------------------------------
@@ -455,9 +456,9 @@ def test_a_thread_that_gets_an_owner_in_the_commit_that_removes_them_has_none(st
         storage.create_user("ann", user_id=user)
         for n in range(8):  # all of them wait at once, so many of them share a transaction, in the order of their names
             name = f"a {round_} {n}"
-            writes.append(store.submit(sessions.create, f"{name} made", user, "", None, "{}"))
-            writes.append(store.submit(threads.append, f"{name} begun", [], owner=user))
-            writes.append(store.submit(threads.set_owner, f"{name} given", user))
+            writes.append(store.submit(sessions.create, ThreadKey("", f"{name} made"), user, "", None, "{}"))
+            writes.append(store.submit(threads.append, ThreadKey("", f"{name} begun"), [], owner=user))
+            writes.append(store.submit(threads.set_owner, ThreadKey("", f"{name} given"), user))
             if n == 3:
                 writes.append(store.submit(users.disown_and_remove, user, disown=True))
         for write in writes:

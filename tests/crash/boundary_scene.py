@@ -58,6 +58,7 @@ from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from byssus.values import clock
 from byssus.values.decisions import Ask, Pending
 from byssus.values.results import RunResult, ToolResult
+from byssus.values.thread_key import ThreadKey
 from tests.crash.place import Agreement
 from tests.test_recovery import flaws
 
@@ -351,7 +352,7 @@ class Scene:
     def _make_noise(self) -> None:
         row = message_row(UserMessage("psst", id=clock.new_id()))
         self._other.store.submit(_refuse)
-        write = self._other.store.submit(threads.append, NOISE, [row])
+        write = self._other.store.submit(threads.append, ThreadKey("", NOISE), [row])
         write.add_done_callback(lambda done: self.voice.say("noise", id=row.id, error=repr(done.exception())))
 
     # --- people -------------------------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ class Scene:
             return
         while True:
             commit = self._commits.next()
-            row = await self._other.store.read(threads.find, THREAD)
+            row = await self._other.store.read(threads.find, ThreadKey("", THREAD))
             if row is not None and words in (row.partial or ""):
                 break
             await commit.wait()

@@ -37,6 +37,7 @@ from byssus.threads.encoding import (
 )
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 STATUSES = ("active", "paused", "completed", "cancelled")
 ROLES = ("user", "assistant", "system", "tool")
@@ -56,14 +57,16 @@ async def create_session(
     owner = None if user_id is None else checked_id(user_id, "a user id")
     name = clock.new_id() if session_id is None else checked_id(session_id, "a session id")
     given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
-    made = await store.write(sessions.create, name, owner, given["title"], given["model"], given["metadata"])
+    made = await store.write(
+        sessions.create, ThreadKey("", name), owner, given["title"], given["model"], given["metadata"]
+    )
     return _as_dict(made)
 
 
 async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
     """The session, or None."""
     name = readable_id(session_id, "a session id")
-    session = None if name is None else await store.read(sessions.get, name)
+    session = None if name is None else await store.read(sessions.get, ThreadKey("", name))
     return None if session is None else _as_dict(session)
 
 
@@ -93,7 +96,7 @@ async def update_session(
     """Change what is passed. Metadata are replaced as a whole."""
     given = {"title": title, "model": model, "status": status, "metadata": metadata, "owner": user_id}
     changes = _checked(**{key: value for key, value in given.items() if value is not UNCHANGED})
-    return _as_dict(await store.write(sessions.update, checked_id(session_id, "a session id"), changes))
+    return _as_dict(await store.write(sessions.update, ThreadKey("", checked_id(session_id, "a session id")), changes))
 
 
 async def pause_session(store: Runner, session_id: str) -> dict[str, Any]:
@@ -119,7 +122,7 @@ async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
 async def delete_session(store: Runner, session_id: str) -> None:
     """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics."""
     name = checked_id(session_id, "a session id")
-    await store.read(sessions.require, name)
+    await store.read(sessions.require, ThreadKey("", name))
     await retention.delete_thread(store, name, 0)
 
 
@@ -145,7 +148,7 @@ async def save_message(
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
     name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
     return await retry_while_driven(
-        lambda dead_epoch: store.write(sessions.save, name, make, by=Unleased(dead_epoch)), 0
+        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)), 0
     )
 
 
@@ -162,21 +165,22 @@ async def get_conversation_history(
 async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
     """One message of the session, or None."""
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
-    if session is None or message is None or await store.read(sessions.get, session) is None:
+    if session is None or message is None or await store.read(sessions.get, ThreadKey("", session)) is None:
         return None
-    said = await store.read(sessions.find, session, message)
+    said = await store.read(sessions.find, ThreadKey("", session), message)
     return None if said is None else history_row(said)
 
 
 async def update_message(store: Runner, session_id: str, message_id: str, content: str | list[Any]) -> dict[str, Any]:
     """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    said, text = await store.read(sessions.find, session, message), _checked_content(content)
+    said, text = await store.read(sessions.find, ThreadKey("", session), message), _checked_content(content)
     if said is None:
         raise editing.missing(session, message)
     new = _edited(said, text)
     await retry_while_driven(
-        lambda dead_epoch: store.write(editing.replace, session, message, new, by=Unleased(dead_epoch)), 0
+        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, new, by=Unleased(dead_epoch)),
+        0,
     )
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
@@ -185,7 +189,8 @@ async def delete_message(store: Runner, session_id: str, message_id: str) -> Non
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     await retry_while_driven(
-        lambda dead_epoch: store.write(editing.replace, session, message, None, by=Unleased(dead_epoch)), 0
+        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, None, by=Unleased(dead_epoch)),
+        0,
     )
 
 
@@ -214,7 +219,7 @@ def role_of(message: Message) -> str:
 
 def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
     """Read and decoded on the store's thread: a long history does not stall an event loop."""
-    found = sessions.history(tx, session_id, limit)
+    found = sessions.history(tx, ThreadKey("", session_id), limit)
     return None if found is None else [history_row(said) for said in found]
 
 

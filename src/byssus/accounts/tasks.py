@@ -19,6 +19,7 @@ from byssus.threads.encoding import (
     readable_id,
 )
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 _HIGHEST_PRIORITY = 2**31
 
@@ -31,7 +32,9 @@ async def create_task(
     retries = checked_count("max_retries", max_retries)
     urgency = _checked_priority(priority)
     session = checked_id(session_id, "a session id")
-    return _as_dict(await store.write(tasks.create, session, clock.new_id(), kind, text, urgency, retries))
+    return _as_dict(
+        await store.write(tasks.create, ThreadKey("", session), clock.new_id(), kind, text, urgency, retries)
+    )
 
 
 async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:

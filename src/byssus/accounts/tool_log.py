@@ -19,6 +19,7 @@ from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import checked_count, checked_id, checked_text, column_text, encode_strictly, readable_id
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 _FAILURES = ("failed", "aborted", "unknown", "denied")
 
@@ -68,7 +69,7 @@ async def list_tool_calls(
     """The calls of a session, or of all, the newest first. None if there is no such session."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-    if session_id is not None and (name is None or await store.read(sessions.get, name) is None):
+    if session_id is not None and (name is None or await store.read(sessions.get, ThreadKey("", name)) is None):
         return None
     tool = None if tool_name is None else column_text(_checked_name(tool_name))
     wanted = None if success is None else ("done",) if success else _FAILURES
@@ -105,7 +106,7 @@ async def delete_tool_call(store: Runner, call_id: str) -> None:
 
 
 def _log(tx: Tx, session_id: str, call: Logged) -> None:
-    log.log(tx, sessions.take(tx, session_id), call)
+    log.log(tx, sessions.take(tx, ThreadKey("", session_id)), call)
 
 
 def _as_dict(row: LogRow) -> dict[str, Any]:

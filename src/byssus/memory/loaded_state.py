@@ -14,6 +14,7 @@ from byssus.queries.log.memories import MarkedMessage
 from byssus.queries.versions import deleting
 from byssus.store.database import Store
 from byssus.threads.waiting import retry_while_driven
+from byssus.values.thread_key import ThreadKey
 
 
 class Loaded:
@@ -26,7 +27,7 @@ class Loaded:
         self._claiming = threading.Lock()
         self._under_way: Future[None] | None = None
 
-    async def settle(self, store: Store, thread: str, *, namespace: str, wait: float) -> None:
+    async def settle(self, store: Store, thread: ThreadKey, *, wait: float) -> None:
         """Store it, or wait until somebody else has done so."""
         while not self.is_stored:
             with self._claiming:
@@ -38,21 +39,21 @@ class Loaded:
                 await asyncio.wrap_future(other)
                 continue
             try:
-                await self._write(store, thread, namespace, wait)
+                await self._write(store, thread, wait)
             finally:
                 self._under_way = None
                 mine.set_result(None)
 
-    async def _write(self, store: Store, thread: str, namespace: str, wait: float) -> None:
+    async def _write(self, store: Store, thread: ThreadKey, wait: float) -> None:
         written: asyncio.Future[Any] | None = None
 
         def attempt(dead_epoch: int) -> Awaitable[Any]:
             nonlocal written
             if self._entries is None:
-                written = store.write(memories.summarize, thread, self.summary, namespace=namespace)
+                written = store.write(memories.summarize, thread, self.summary)
             else:
                 by = Unleased(dead_epoch)
-                written = store.write(memories.replace, thread, self._entries, self.summary, by=by, namespace=namespace)
+                written = store.write(memories.replace, thread, self._entries, self.summary, by=by)
             return written
 
         try:
@@ -60,11 +61,11 @@ class Loaded:
         finally:  # a cancelled call has written all the same
             self.is_stored = written is not None and written.done() and written.exception() is None
         if self._entries is not None:
-            await collect(store, thread, namespace)
+            await collect(store, thread)
 
 
-async def collect(store: Store, thread: str, namespace: str) -> None:
+async def collect(store: Store, thread: ThreadKey) -> None:
     """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
     left: list[int] | None = None
     while left is None or left:
-        left = (await store.write(deleting.collect, thread, left, namespace=namespace)).left
+        left = (await store.write(deleting.collect, thread, left)).left

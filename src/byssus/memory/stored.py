@@ -38,6 +38,7 @@ from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability
 from byssus.threads.encoding import checked_id, encode_json
 from byssus.threads.waiting import checked_wait, retry_while_driven
+from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
     from byssus.store.postgres.server import Server
@@ -54,8 +55,7 @@ class _Here(NamedTuple):
 
     user_id: str | None
     session_id: str | None
-    namespace: str
-    thread: str
+    thread: ThreadKey
     handle: Handle
 
 
@@ -137,24 +137,24 @@ class StoredMemory(MemoryBase, abc.ABC):
         wanted = arguments.wanted("mark", mark)
         unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
         store, here = await self._ready()
-        summary, found = await store.read(
-            _read, here.thread, self._message, namespace=here.namespace, marked=wanted, unmarked=unwanted
-        )
+        summary, found = await store.read(_read, here.thread, self._message, marked=wanted, unmarked=unwanted)
         return [self._class("user", summary, "user"), *found] if prepend_summary and summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
         store, here = await self._ready()
-        keys = await searching.find_keys(store, query, namespace=here.namespace, session_id=here.thread, limit=limit)
+        keys = await searching.find_keys(
+            store, query, namespace=here.thread.namespace, session_id=here.thread.id, limit=limit
+        )
         return await store.read(_at, keys, self._message)
 
     async def size(self) -> int:
         store, here = await self._ready()
-        return await store.read(queries.size, here.thread, namespace=here.namespace)
+        return await store.read(queries.size, here.thread)
 
     async def clear(self) -> None:
         store, here = await self._ready()
         if await self._attempt(store, here, queries.clear):
-            await collect(store, here.thread, here.namespace)
+            await collect(store, here.thread)
 
     # --- marks and the summary ----------------------------------------------------------------------------------------
 
@@ -166,12 +166,12 @@ class StoredMemory(MemoryBase, abc.ABC):
             return 0
         new, old, ids = change
         store, here = await self._ready()
-        return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
+        return await store.write(queries.update_marks, here.thread, new, old, ids)
 
     async def update_compressed_summary(self, summary: str) -> None:
         text = _encoded(arguments.summary("" if summary is None else summary))
         store, here = await self._ready()
-        await store.write(queries.summarize, here.thread, text, namespace=here.namespace)
+        await store.write(queries.summarize, here.thread, text)
 
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
@@ -180,13 +180,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         marks = arguments.mark_to_add(mark)
         before = None if expected is None else _encoded(arguments.summary(expected))
         store, here = await self._ready()
-        return await store.write(
-            queries.compress, here.thread, ids, marks, text, before=before, namespace=here.namespace
-        )
+        return await store.write(queries.compress, here.thread, ids, marks, text, before=before)
 
     async def compressed_summary(self) -> str:
         store, here = await self._ready()
-        return _decoded(await store.read(queries.summary, here.thread, namespace=here.namespace))
+        return _decoded(await store.read(queries.summary, here.thread))
 
     # --- states -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +204,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         here = self._here
         if here.handle.known() is None and not self._may_be_at(self.name):
             return ""
-        return here.handle.look(queries.summary, here.thread, namespace=here.namespace)
+        return here.handle.look(queries.summary, here.thread)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
@@ -288,7 +286,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         if self._here is not here:
             raise InputError(f"{self!r} went over to this thread in the middle of a call; await each call first")
         if self._loaded is not None and not self._loaded.is_stored:
-            await self._loaded.settle(store, here.thread, namespace=here.namespace, wait=self._wait)
+            await self._loaded.settle(store, here.thread, wait=self._wait)
         return store, here
 
     async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -299,7 +297,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         """Change the log of the thread, when nobody drives it."""
 
         def attempt(dead_epoch: int) -> Awaitable[T]:
-            return store.write(query, here.thread, *args, namespace=here.namespace, by=Unleased(dead_epoch), **kwargs)
+            return store.write(query, here.thread, *args, by=Unleased(dead_epoch), **kwargs)
 
         return await retry_while_driven(attempt, self._wait)
 
@@ -378,7 +376,7 @@ def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here
     if namespace.startswith("\x7f"):
         raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
     thread = SESSION if session_id is None else checked_id(session_id, "a session id")
-    return _Here(user_id, session_id, namespace, thread, handle)
+    return _Here(user_id, session_id, ThreadKey(namespace, thread), handle)
 
 
 async def list_memories(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
@@ -398,7 +396,7 @@ async def list_memories(store: Store, user_id: str | None, limit: int) -> list[d
 
 async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[str, list[tuple[Msg, list[str]]]] | None:
     """A memory's summary, and its messages with their marks; None if there is no such memory."""
-    found = await store.read(queries.entries, session_id, namespace=user_id or "")
+    found = await store.read(queries.entries, ThreadKey(user_id or "", session_id))
     if found is None:
         return None
     return _decoded(found[0]), [(_made(Msg, msg_fields(*kept)), marks) for kept, marks in found[1]]
@@ -412,15 +410,14 @@ def _made(kind: type[Any], said: MsgFields) -> Any:
 
 def _read(
     tx: Tx,
-    thread: str,
+    thread: ThreadKey,
     make: Callable[[MsgFields], Any],
     *,
-    namespace: str,
     marked: list[str] | None,
     unmarked: list[str],
 ) -> tuple[str, list[Any]]:
     """Read and decoded on the store's thread: a long memory does not stall an event loop."""
-    summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
+    summary, found = queries.read(tx, thread, marked=marked, unmarked=unmarked)
     return _decoded(summary), [make(msg_fields(*kept)) for kept in found]
 
 

@@ -36,6 +36,7 @@ from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.marks import MarkedMessages
+from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
     from byssus.queries.log import memories
@@ -157,7 +158,7 @@ class ThreadJournal:
         except NotFound:
             raise
         except InputError:
-            made = await self._checkpointer.store.read(forks.node, self._thread_id)
+            made = await self._checkpointer.store.read(forks.node, ThreadKey("", self._thread_id))
             if made is None or made.origin != thread_id:
                 raise
 
@@ -182,7 +183,7 @@ class ThreadJournal:
             await self._written(
                 lambda position: claimed.succeed(position, messages),
                 threads.append,
-                self._thread_id,
+                ThreadKey("", self._thread_id),
                 rows,
                 by=claim,
                 expect=expect,
@@ -244,7 +245,7 @@ class ThreadJournal:
         if self.payer is None:
             return None
         granted = await self._checkpointer.store.write(
-            users.reserve, self._thread_id, self.payer, wanted, least, by=self._lease()
+            users.reserve, ThreadKey("", self._thread_id), self.payer, wanted, least, by=self._lease()
         )
         return granted.tokens
 
@@ -263,7 +264,7 @@ class ThreadJournal:
         new, extra = checkpoints.encoded_checkpoint(checkpoint), self._changed_extra()
         by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
         write = self._checkpointer.store.write(
-            putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra
+            putting.put_here, ThreadKey("", self._thread_id), new, by=by, expect=expect, extra=extra
         )
         try:
             await _settled(write, note)
@@ -279,7 +280,9 @@ class ThreadJournal:
         return True
 
     async def marked(self, marks: Sequence[str]) -> MarkedMessages:
-        summary, ids, count = await self._checkpointer.store.read(memories.marked, self._thread_id, marks)
+        summary, ids, count = await self._checkpointer.store.read(
+            memories.marked, ThreadKey("", self._thread_id), marks
+        )
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
@@ -294,18 +297,18 @@ class ThreadJournal:
 
     async def distrust(self, calls: int) -> None:
         upto = self._first_result_seq + calls - 1
-        await self._checkpointer.store.write(threads.distrust, self._thread_id, upto, by=self._lease())
+        await self._checkpointer.store.write(threads.distrust, ThreadKey("", self._thread_id), upto, by=self._lease())
         self._unledgered = max(self._unledgered, upto)
 
     async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         start = self._start(call_index, entry, run_id, policy)
-        await self._checkpointer.store.write(tool_calls.start, self._thread_id, start, by=self._lease())
+        await self._checkpointer.store.write(tool_calls.start, ThreadKey("", self._thread_id), start, by=self._lease())
         self.entries[call_index] = entry
 
     async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         await self._checkpointer.store.write(
             tool_calls.ask,
-            self._thread_id,
+            ThreadKey("", self._thread_id),
             self._start(call_index, entry, run_id, policy),
             reason=entry.reason or "",
             question=entry.question or "",
@@ -349,7 +352,7 @@ class ThreadJournal:
             if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
                     tool_calls.finish_behind,
-                    self._thread_id,
+                    ThreadKey("", self._thread_id),
                     reply,
                     [(call_index, row, status, elapsed_ms)],
                     by=self._lease(),
@@ -358,7 +361,7 @@ class ThreadJournal:
             else:
                 write = store.write(
                     tool_calls.finish,
-                    self._thread_id,
+                    ThreadKey("", self._thread_id),
                     reply,
                     [(call_index, seq, row, status, elapsed_ms)],
                     by=self._lease(),
@@ -417,7 +420,7 @@ class ThreadJournal:
         expect = threads.ANY if claimed is None or self._position is None else self._position.version
         limits = self._modes.limits(stopping=stopping)
         try:
-            await self._written(note, inbox.take, self._thread_id, by=by, expect=expect, limits=limits)
+            await self._written(note, inbox.take, ThreadKey("", self._thread_id), by=by, expect=expect, limits=limits)
         except asyncio.CancelledError:
             if not taken:
                 raise
@@ -440,7 +443,7 @@ class ThreadJournal:
         if self._held is not None:
             self._saves_partial = True
             write = self._checkpointer.store.submit(
-                threads.save_partial, self._thread_id, encode(reply), by=self._lease()
+                threads.save_partial, ThreadKey("", self._thread_id), encode(reply), by=self._lease()
             )
             write.add_done_callback(_report_partial)
 
@@ -464,7 +467,7 @@ class ThreadJournal:
             await self._written(
                 note,
                 threads.append,
-                self._thread_id,
+                ThreadKey("", self._thread_id),
                 [],
                 by=by,
                 expect=expect,
@@ -485,7 +488,9 @@ class ThreadJournal:
             by = self._lease()
             self._drop()
             charge = self._charge(spent)
-            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED, charge=charge)
+            self._checkpointer.store.submit(
+                threads.append, ThreadKey("", self._thread_id), [], by=by, release=PAUSED, charge=charge
+            )
 
     def _charge(self, spent: int) -> Charge | None:
         return Charge(self.payer, spent) if spent and self.payer is not None else None

@@ -3,11 +3,11 @@
 A query is a plain function whose first argument is a `Tx`. It does nothing but SQL, so a runner may repeat it. A store
 takes queries from any thread and any event loop:
 
-    head = await store.write(threads.append, "trip", rows)        # in a coroutine
-    head = store.write_now(threads.append, "trip", rows)          # anywhere else
+    head = await store.write(threads.append, ThreadKey("", "trip"), rows)        # in a coroutine
+    head = store.write_now(threads.append, ThreadKey("", "trip"), rows)          # anywhere else
 
 - A write's outcome is delivered after its COMMIT, never before.
-- Writes whose first argument is the same text, which is a thread's id, happen in the order of their submission.
+- Writes whose first argument is the same `ThreadKey` (or the same text) happen in the order of their submission.
 - A write that was submitted settles before a cancellation of its caller is delivered.
 - A query cannot reach the store: it only has its transaction, and calling the store from inside one raises.
 """
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Typ
 
 from byssus import telemetry
 from byssus.errors import ByssusError
+from byssus.values.thread_key import ThreadKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +52,9 @@ class Tx(Protocol):
 
     def after(self, seconds: float, /) -> Moment:
         """So many seconds after `now`."""
+
+
+NO_THREAD = ThreadKey("", "")
 
 
 class CommitFuture(asyncio.Future[T]):
@@ -109,9 +113,12 @@ class Job(Generic[T]):
         self.group = 1  # how many jobs were settled with it
 
     @property
-    def thread(self) -> str:
-        """The thread that it is about: its first argument, where that is a text."""
-        return self._args[0] if self._args and isinstance(self._args[0], str) else ""
+    def thread(self) -> ThreadKey:
+        """The thread that it is about, if its first argument says so: a thread's key, or another text."""
+        first = self._args[0] if self._args else ""
+        if isinstance(first, ThreadKey):
+            return first
+        return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
 
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""

@@ -23,6 +23,7 @@ from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_jso
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, NewCheckpoint, Tree
+from byssus.values.thread_key import ThreadKey
 
 
 class _Matched(NamedTuple):
@@ -47,7 +48,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
             try:
                 return await store.write(
                     putting.put,
-                    thread_id,
+                    ThreadKey("", thread_id),
                     new,
                     matched.tail,
                     matched.agreement,
@@ -63,7 +64,7 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
 
 async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched:
     """Compare messages with a thread's, on a reader's thread."""
-    thread = await store.read(checkpoints.thread_state, thread_id)
+    thread = await store.read(checkpoints.thread_state, ThreadKey("", thread_id))
     if thread is None:
         return _Matched(Agreement(0, 0, True), await store.read(_stored_from, given, 0), 0)
     seq = count = 0
@@ -120,7 +121,7 @@ def _sorted(text: str) -> str:
 
 async def get(store: Store, thread_id: str, checkpoint_id: str | None) -> Checkpoint | None:
     """A checkpoint of a thread, or its latest one, with all its messages."""
-    while (found := await store.read(checkpoints.get, thread_id, checkpoint_id)) is not None:
+    while (found := await store.read(checkpoints.get, ThreadKey("", thread_id), checkpoint_id)) is not None:
         row, body = found
         messages: list[Any] = []
         after, is_whole = 0, False
@@ -214,7 +215,10 @@ def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
 
 def list_page(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
     """A list of a thread's checkpoints, made on a reader's thread: it may be long."""
-    return [metadata_of(thread_id, row) for row in checkpoints.list_page(tx, thread_id, limit=limit, offset=offset)]
+    return [
+        metadata_of(thread_id, row)
+        for row in checkpoints.list_page(tx, ThreadKey("", thread_id), limit=limit, offset=offset)
+    ]
 
 
 def recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
@@ -266,7 +270,7 @@ async def tree(store: Store, thread_id: str) -> Tree | None:
 
 def _bare_tree(tx: Tx, name: str) -> tuple[Tree, list[str]] | None:
     """A thread as a tree shows it, without its forks; and their ids."""
-    node = forks.node(tx, name)
+    node = forks.node(tx, ThreadKey("", name))
     if node is None:
         return None
     shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))

@@ -24,6 +24,7 @@ from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow, Position, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -65,7 +66,9 @@ async def load(store: Store, thread_id: str) -> Thread | None:
             messages.extend(message for _, message in page)
             seqs.extend(seq for seq, _ in page)
         # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
-        if not is_long or await store.read(threads.is_at, thread_id, row.key, row.branch, row.created_at):
+        if not is_long or await store.read(
+            threads.is_at, ThreadKey("", thread_id), row.key, row.branch, row.created_at
+        ):
             break
     position = Position(row.head, row.version, row.branch)
     partial = None if row.partial is None else decode(row.partial)
@@ -75,7 +78,7 @@ async def load(store: Store, thread_id: str) -> Thread | None:
 
 
 def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_id)
+    row = threads.find(tx, ThreadKey("", thread_id))
     return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
 
 

@@ -20,6 +20,7 @@ from byssus.store.database import Store, in_thread
 from byssus.threads.retention import empty_trash
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
+from byssus.values.thread_key import ThreadKey
 
 _FORKS = ("keep", "erase")
 _LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
@@ -43,7 +44,10 @@ def checked_forks(forks: object) -> str | None:
 async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
     """Erase one thread."""
     begun = await retry_while_driven(
-        lambda dead_epoch: store.write(erasures.begin_thread, thread_id, forks=forks, by=Unleased(dead_epoch)), wait
+        lambda dead_epoch: store.write(
+            erasures.begin_thread, ThreadKey("", thread_id), forks=forks, by=Unleased(dead_epoch)
+        ),
+        wait,
     )
     return await _erase(store, begun, f"thread {thread_id!r}")
 

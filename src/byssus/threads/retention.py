@@ -18,6 +18,7 @@ from byssus.queries.versions.checkpoints import CheckpointRef
 from byssus.store.operations import Runner
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
+from byssus.values.thread_key import ThreadKey
 
 _DROPPED_AT_ONCE = 500
 _log = logging.getLogger("byssus.store")
@@ -49,10 +50,10 @@ def checked(retention: object) -> Retention:
 async def prune(store: Runner, thread_id: str, retention: Retention) -> Pruned:
     """Remove the checkpoints of a thread that need not stay, and the messages that only they led to."""
     found = await store.read(
-        deleting.doomed, thread_id, last=retention.last, seconds=retention.seconds, tags=retention.tags
+        deleting.doomed, ThreadKey("", thread_id), last=retention.last, seconds=retention.seconds, tags=retention.tags
     )
     taken, messages = await drop(store, thread_id, [row for row, _ in found])
-    rest = await store.write(deleting.collect, thread_id)  # what an interrupted one has left
+    rest = await store.write(deleting.collect, ThreadKey("", thread_id))  # what an interrupted one has left
     messages += rest.messages + await _collect(store, thread_id, rest.left)
     return Pruned([name for row, name in found if row.key in taken], messages)
 
@@ -79,7 +80,7 @@ async def drop(store: Runner, thread_id: str, doomed: Sequence[CheckpointRef]) -
     taken: set[int] = set()
     messages = 0
     for start in range(0, len(doomed), _DROPPED_AT_ONCE):
-        done = await store.write(deleting.drop, thread_id, doomed[start : start + _DROPPED_AT_ONCE])
+        done = await store.write(deleting.drop, ThreadKey("", thread_id), doomed[start : start + _DROPPED_AT_ONCE])
         taken.update(done.checkpoints)
         messages += done.messages + await _collect(store, thread_id, done.left)
     return taken, messages
@@ -88,7 +89,7 @@ async def drop(store: Runner, thread_id: str, doomed: Sequence[CheckpointRef]) -
 async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
     messages = 0
     while left:
-        done = await store.write(deleting.collect, thread_id, left)
+        done = await store.write(deleting.collect, ThreadKey("", thread_id), left)
         messages, left = messages + done.messages, done.left
     return messages
 
@@ -96,7 +97,7 @@ async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
 async def delete_thread(store: Runner, thread_id: str, wait: float) -> int:
     """Delete a thread; returns how many checkpoints it had."""
     count = await retry_while_driven(
-        lambda dead_epoch: store.write(deleting.discard, thread_id, by=Unleased(dead_epoch)), wait
+        lambda dead_epoch: store.write(deleting.discard, ThreadKey("", thread_id), by=Unleased(dead_epoch)), wait
     )
     await empty_trash(store)
     return count or 0

@@ -11,6 +11,7 @@ from byssus.queries.log import branches, threads
 from byssus.queries.log.branches import Segment
 from byssus.queries.log.threads import ThreadRow
 from byssus.store.database import Store, Tx
+from byssus.values.thread_key import ThreadKey
 
 _LOOK = 0.02  # seconds between two looks at whether anything was committed
 _PAGE = 1_000
@@ -54,7 +55,7 @@ class _Where(NamedTuple):
 
 
 def _where(tx: Tx, thread_id: str, known: _Where | None) -> tuple[ThreadRow, _Where] | None:
-    row = threads.find(tx, thread_id)
+    row = threads.find(tx, ThreadKey("", thread_id))
     if row is None:
         return None
     if known is not None and (known.thread, known.made, known.branch) == (row.key, row.created_at, row.branch):

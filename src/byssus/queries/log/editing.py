@@ -22,6 +22,7 @@ from byssus.queries.log.threads import END, UNLEASED, MessageRow
 from byssus.queries.versions.checkpoints import ThreadState
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
 class MessageRef(NamedTuple):
@@ -31,16 +32,14 @@ class MessageRef(NamedTuple):
     seq: int
 
 
-def replace(
-    tx: Tx, thread_id: str, message_id: str, new: MessageRow | None, *, by: By = UNLEASED, namespace: str = ""
-) -> None:
+def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED) -> None:
     """Put another message in the place of one; None: nothing."""
-    if threads.find(tx, thread_id, namespace=namespace) is None:
-        raise unknown(thread_id)
-    key, _ = threads.advance(tx, thread_id, namespace, by, create=False)
-    said = find(tx, thread_id, message_id, namespace=namespace)
+    if threads.find(tx, thread_key) is None:
+        raise unknown(thread_key.id)
+    key, _ = threads.advance(tx, thread_key, by, create=False)
+    said = find(tx, thread_key, message_id)
     if said is None:
-        raise missing(thread_id, message_id)
+        raise missing(thread_key.id, message_id)
     thread = on_its_line(tx, key)
     kept_marks = marks.of(tx, thread.branch, said.key)
     branch = remove(tx, thread, [MessageRef(said.key, said.seq)])

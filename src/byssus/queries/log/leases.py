@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 NOBODY = -1  # the epoch of no lease
 
@@ -76,13 +77,13 @@ def parameters(tx: Tx, by: By) -> dict[str, object]:
     return {"dead_epoch": by.dead_epoch}
 
 
-def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
+def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
     """Say why a write was refused, if that was because of a lease."""
     row = tx.one(
         "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
         " WHERE namespace = :namespace AND id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
     )
     if row is None:
@@ -90,11 +91,11 @@ def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     owner, epoch, until, is_alive, status = row
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
-            raise LeaseLost(thread_id)
+            raise LeaseLost(thread_key.id)
     elif is_alive and epoch != by.dead_epoch:
-        raise ThreadBusy(thread_id, owner, epoch, until)
+        raise ThreadBusy(thread_key.id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
-        raise ThreadInactive(thread_id, status)
+        raise ThreadInactive(thread_key.id, status)
 
 
 class Held(NamedTuple):
@@ -132,13 +133,13 @@ def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
     return [lease for lease in held if (lease.namespace, lease.thread_id, lease.epoch) in asked]
 
 
-def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> str | None:
+def abort(tx: Tx, thread_key: ThreadKey) -> str | None:
     """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
     row = tx.one(
         "UPDATE threads SET lease_abort = lease_epoch"
         " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
     )
     return row[0] if row else None

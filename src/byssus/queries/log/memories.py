@@ -19,6 +19,7 @@ from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
 from byssus.queries.versions.checkpoints import thread_state_of
 from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 NAME = 64  # characters of an id that are in the index
 _ASKED = (1, 8, 64)  # ids that are asked for at once: few statements, which are prepared once
@@ -52,25 +53,27 @@ class _Thread(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def size(tx: Tx, thread_id: str, *, namespace: str) -> int:
+def size(tx: Tx, thread_key: ThreadKey) -> int:
     """How many messages there are."""
     row = tx.one(
-        "SELECT message_count FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=thread_id
+        "SELECT message_count FROM threads WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return row[0] if row else 0
 
 
-def summary(tx: Tx, thread_id: str, *, namespace: str) -> str:
+def summary(tx: Tx, thread_key: ThreadKey) -> str:
     """What stands for the messages that were left out; empty, if nothing does."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     return row[1] if row else ""
 
 
 def read(
-    tx: Tx, thread_id: str, *, namespace: str, marked: Sequence[str] | None, unmarked: Sequence[str]
+    tx: Tx, thread_key: ThreadKey, *, marked: Sequence[str] | None, unmarked: Sequence[str]
 ) -> tuple[str, list[MemoryMessage]]:
     """The summary, and the messages in order: those with one of some marks (None: all), but none with one of others."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None or (marked is not None and not marked):
         return row[1] if row else "", []
     branch, told = row
@@ -114,9 +117,9 @@ def list_page(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
     return [Listed(*row) for row in rows]
 
 
-def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[MemoryMessage, list[str]]]] | None:
+def entries(tx: Tx, thread_key: ThreadKey) -> tuple[str, list[tuple[MemoryMessage, list[str]]]] | None:
     """The summary, and all messages with their marks; None if there is no such thread."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None:
         return None
     branch, told = row
@@ -143,10 +146,10 @@ def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
     return found
 
 
-def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = "") -> tuple[str, dict[int, str], int]:
+def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str]) -> tuple[str, dict[int, str], int]:
     """The summary; the ids of the messages that bear one of these marks, by their places; and how many messages there
     are. That is -1 if nobody needs the places, and then they are any numbers."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None:
         return "", {}, 0
     branch, told = row
@@ -162,13 +165,13 @@ def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = ""
     return told, {place: found[seq] for place, (seq,) in enumerate(seqs) if seq in found}, len(seqs)
 
 
-def _find(tx: Tx, thread_id: str, namespace: str) -> tuple[int, str] | None:
+def _find(tx: Tx, thread_key: ThreadKey) -> tuple[int, str] | None:
     """The branch that a thread reads, and its summary."""
     row = tx.one(
         "SELECT b.key, b.summary FROM threads t JOIN branches b ON b.key = t.branch"
         " WHERE t.namespace = :namespace AND t.id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return (row[0], row[1]) if row else None
 
@@ -189,16 +192,15 @@ def _list(names: Iterable[str]) -> str:
 
 def add(
     tx: Tx,
-    thread_id: str,
+    thread_key: ThreadKey,
     messages: Sequence[MessageRow],
     new_marks: Sequence[str],
     *,
-    namespace: str,
     by: By = UNLEASED,
     again: bool = False,
 ) -> None:
     """Add messages with the same marks at the end, all or none; what is there already is left out, unless `again`."""
-    thread = _taken(tx, thread_id, namespace, by, size=len(messages))
+    thread = _taken(tx, thread_key, by, size=len(messages))
     after = thread.head - len(messages)
     if not again:
         ids = {message.id for message in messages}
@@ -216,47 +218,41 @@ def add(
         _mark_new(tx, thread.branch, after, [MarkedMessage(message, new_marks) for message in messages])
 
 
-def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = UNLEASED) -> int:
+def delete(tx: Tx, thread_key: ThreadKey, ids: Collection[str], *, by: By = UNLEASED) -> int:
     """Take out the messages with these ids; returns how many that were."""
     return _take_out(
-        tx,
-        thread_id,
-        namespace,
-        by,
-        lambda thread: [MessageRef(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)],
+        tx, thread_key, by, lambda thread: [MessageRef(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
     )
 
 
-def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str, by: By = UNLEASED) -> int:
+def delete_marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str], *, by: By = UNLEASED) -> int:
     """Take out the messages with one of these marks; returns how many that were."""
-    return _take_out(tx, thread_id, namespace, by, lambda thread: _with_marks(tx, thread.branch, wanted))
+    return _take_out(tx, thread_key, by, lambda thread: _with_marks(tx, thread.branch, wanted))
 
 
-def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_Thread], list[MessageRef]]) -> int:
+def _take_out(tx: Tx, thread_key: ThreadKey, by: By, find: Callable[[_Thread], list[MessageRef]]) -> int:
     """Most deletions find nothing: that is looked for before anything is written, and again when the row is taken."""
-    seen = _seen(tx, thread_id, namespace)
+    seen = _seen(tx, thread_key)
     if seen is None or not find(seen):
         return 0
-    thread = _taken(tx, thread_id, namespace, by)
+    thread = _taken(tx, thread_key, by)
     spots = find(thread)
     if spots:
         editing.remove(tx, on_its_line(tx, thread.key), spots)
     return len(spots)
 
 
-def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = UNLEASED) -> bool:
+def clear(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> bool:
     """Take out all messages; whether there were any, and something may be left that nobody reads."""
-    if not size(tx, thread_id, namespace=namespace):
+    if not size(tx, thread_key):
         return False
-    _emptied(tx, _taken(tx, thread_id, namespace, by))
+    _emptied(tx, _taken(tx, thread_key, by))
     return True
 
 
-def replace(
-    tx: Tx, thread_id: str, entries: Sequence[MarkedMessage], told: str, *, namespace: str, by: By = UNLEASED
-) -> None:
+def replace(tx: Tx, thread_key: ThreadKey, entries: Sequence[MarkedMessage], told: str, *, by: By = UNLEASED) -> None:
     """Put these messages and this summary in the place of all that there is."""
-    thread = _taken(tx, thread_id, namespace, by)
+    thread = _taken(tx, thread_key, by)
     branch = _emptied(tx, thread)
     marks.summarize(tx, branch, told)
     if entries:
@@ -269,11 +265,9 @@ def replace(
         _mark_new(tx, branch, thread.head, entries)
 
 
-def update_marks(
-    tx: Tx, thread_id: str, new: str | None, old: str | None, ids: Collection[str] | None, *, namespace: str
-) -> int:
+def update_marks(tx: Tx, thread_key: ThreadKey, new: str | None, old: str | None, ids: Collection[str] | None) -> int:
     """Add, change or remove a mark; returns how many messages got it, or lost it if there is no new one."""
-    thread = _held(tx, thread_id, namespace)
+    thread = _held(tx, thread_key)
     if thread is None or (new is None and old is None):
         return 0
     wanted = None if ids is None else [key for key, _, _ in _with_ids(tx, thread, ids)]
@@ -288,20 +282,20 @@ def update_marks(
     return _mark(tx, thread.branch, new, sorted(chosen))
 
 
-def summarize(tx: Tx, thread_id: str, told: str, *, namespace: str) -> None:
+def summarize(tx: Tx, thread_key: ThreadKey, told: str) -> None:
     """Set the summary. The thread is made if it is new."""
-    marks.summarize(tx, _held_or_made(tx, thread_id, namespace).branch, told)
+    marks.summarize(tx, _held_or_made(tx, thread_key).branch, told)
 
 
 def compress(
-    tx: Tx, thread_id: str, ids: Collection[str], mark: str, told: str, *, before: str | None, namespace: str
+    tx: Tx, thread_key: ThreadKey, ids: Collection[str], mark: str, told: str, *, before: str | None
 ) -> int | None:
     """Mark messages and set the summary that stands for them, in one step; returns how many were not marked before.
 
     None, and nothing is changed, if the summary is no longer the one that this one was written from.
     """
-    thread = _held_or_made(tx, thread_id, namespace)
-    if before not in (None, summary(tx, thread_id, namespace=namespace)):
+    thread = _held_or_made(tx, thread_key)
+    if before not in (None, summary(tx, thread_key)):
         return None
     marks.summarize(tx, thread.branch, told)
     return _mark(tx, thread.branch, mark, [key for key, _, _ in _with_ids(tx, thread, ids)])
@@ -319,30 +313,36 @@ _HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
-def _taken(tx: Tx, thread_id: str, namespace: str, by: By, *, size: int = 0) -> _Thread:
+def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
     """The thread, its row taken by somebody who changes its log. It is made if it is new."""
-    values = {"namespace": namespace, "id": thread_id, "size": size, "now": tx.now(), **leases.parameters(tx, by)}
+    values = {
+        "namespace": thread_key.namespace,
+        "id": thread_key.id,
+        "size": size,
+        "now": tx.now(),
+        **leases.parameters(tx, by),
+    }
     while (row := tx.one(_MOVE, **values)) is None:
-        leases.refuse(tx, thread_id, namespace, by)
-        threads.make(tx, namespace, thread_id, tx.now())
+        leases.refuse(tx, thread_key, by)
+        threads.make(tx, thread_key, tx.now())
     return _Thread(*row)
 
 
-def _held(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
+def _held(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
     """The thread, its row taken by somebody who leaves its log as it is."""
-    row = tx.one(_HOLD, namespace=namespace, id=thread_id)
+    row = tx.one(_HOLD, namespace=thread_key.namespace, id=thread_key.id)
     return _Thread(*row) if row else None
 
 
-def _held_or_made(tx: Tx, thread_id: str, namespace: str) -> _Thread:
-    while (thread := _held(tx, thread_id, namespace)) is None:
-        threads.make(tx, namespace, thread_id, tx.now())
+def _held_or_made(tx: Tx, thread_key: ThreadKey) -> _Thread:
+    while (thread := _held(tx, thread_key)) is None:
+        threads.make(tx, thread_key, tx.now())
     return thread
 
 
-def _seen(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
+def _seen(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
     """The thread, for a look whether there is anything to do."""
-    row = tx.one(_SEE, namespace=namespace, id=thread_id)
+    row = tx.one(_SEE, namespace=thread_key.namespace, id=thread_key.id)
     return _Thread(*row) if row else None
 
 

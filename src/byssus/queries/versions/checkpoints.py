@@ -14,6 +14,7 @@ from typing import NamedTuple
 from byssus.errors import InputError, NotFound
 from byssus.queries.log.branches import Point
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 HIGHEST_STEP = 2**53 - 1  # any JSON reader can hold it
 _LAST = 2**62  # no step and no version is behind it
@@ -122,11 +123,11 @@ _SHOWN = (
 # --- what a thread shows ----------------------------------------------------------------------------------------------
 
 
-def thread_state(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadState | None:
+def thread_state(tx: Tx, thread_key: ThreadKey) -> ThreadState | None:
     row = tx.one(
         f"SELECT {_THREAD_STATE} FROM threads WHERE namespace = :namespace AND id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return ThreadState(*row) if row else None
 
@@ -255,9 +256,9 @@ def find(tx: Tx, thread: ThreadState, checkpoint_id: str) -> tuple[int, Checkpoi
     return None
 
 
-def get(tx: Tx, thread_id: str, checkpoint_id: str | None, *, namespace: str = "") -> tuple[CheckpointRow, str] | None:
+def get(tx: Tx, thread_key: ThreadKey, checkpoint_id: str | None) -> tuple[CheckpointRow, str] | None:
     """A checkpoint of a thread (None: its latest), and its body."""
-    thread = thread_state(tx, thread_id, namespace=namespace)
+    thread = thread_state(tx, thread_key)
     if thread is None:
         return None
     if checkpoint_id is None:
@@ -319,9 +320,9 @@ def recent(tx: Tx, *, namespace: str = "", limit: int, offset: int) -> list[tupl
     return [(row[0], CheckpointRow(*row[1:])) for row in rows]
 
 
-def list_page(tx: Tx, thread_id: str, *, limit: int, offset: int, namespace: str = "") -> list[CheckpointRow]:
+def list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointRow]:
     """The checkpoints of a thread, the highest step first."""
-    thread = thread_state(tx, thread_id, namespace=namespace)
+    thread = thread_state(tx, thread_key)
     return [] if thread is None else shown(tx, thread.line, limit=limit, offset=offset)
 
 

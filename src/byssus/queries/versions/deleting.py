@@ -19,6 +19,7 @@ from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 TRASH = "\x7ftrash"  # a namespace that nobody can name
 CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
@@ -32,12 +33,12 @@ class Dropped(NamedTuple):
     left: list[int]
 
 
-def drop(tx: Tx, thread_id: str, doomed: Sequence[CheckpointRef], *, namespace: str = "") -> Dropped:
+def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
     """Take checkpoints away from a thread, and remove what only they needed."""
     held = tx.one(
         "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if held is None:
         return Dropped([], 0, [])
@@ -48,9 +49,9 @@ def drop(tx: Tx, thread_id: str, doomed: Sequence[CheckpointRef], *, namespace: 
     return Dropped(freed.checkpoints, collected.messages, collected.left)
 
 
-def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, namespace: str = "") -> Dropped:
+def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None) -> Dropped:
     """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
-    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return Dropped([], 0, [])
     wanted = branches.unread(tx, thread.key) if candidates is None else candidates
@@ -58,18 +59,18 @@ def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, 
     return Dropped([], collected.messages, collected.left)
 
 
-def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[CheckpointRef]:
+def below(tx: Tx, thread_key: ThreadKey, step: int) -> list[CheckpointRef]:
     """The checkpoints of a thread below a step, on whichever of its lines."""
-    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
 
 
 def doomed(
-    tx: Tx, thread_id: str, *, last: int, seconds: float, tags: Collection[str], namespace: str = ""
+    tx: Tx, thread_key: ThreadKey, *, last: int, seconds: float, tags: Collection[str]
 ) -> list[tuple[CheckpointRef, str]]:
     """The checkpoints of a thread, with their ids, that are none of the last ones, older than so many seconds, and
     without any of the tags. What a rewind has left is none of the last ones."""
-    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return []
     row = tx.one("SELECT :since", since=tx.after(-seconds))
@@ -83,16 +84,16 @@ def doomed(
     return sorted((row, name) for row, name in found.items() if row not in kept)
 
 
-def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> None:
+def set_ttl(tx: Tx, thread_key: ThreadKey, ttl: str | None) -> None:
     """Say what is kept of a thread's checkpoints; None: everything."""
     row = tx.one(
         "UPDATE threads SET ttl = :ttl, version = version + 1 WHERE namespace = :namespace AND id = :id RETURNING key",
         ttl=ttl,
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise checkpoints.unknown_thread(thread_id)
+        raise checkpoints.unknown_thread(thread_key.id)
 
 
 def with_ttl(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
@@ -115,18 +116,18 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def discard(tx: Tx, thread_id: str, *, by: By = UNLEASED, namespace: str = "") -> int | None:
+def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
     held = tx.one(
         f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']}"
         " RETURNING key, version, lease_epoch, origin, origin_seq",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
         **leases.parameters(tx, by),
     )
     if held is None:
-        leases.refuse(tx, thread_id, namespace, by)
+        leases.refuse(tx, thread_key, by)
         return None
     key, version, epoch, origin, seq = held
     shown = _shown(tx, key)

@@ -17,6 +17,7 @@ from byssus.queries.log.leases import By
 from byssus.queries.moving import exporting
 from byssus.queries.versions import checkpoints, deleting, erasure_notes
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
 class Fork(NamedTuple):
@@ -35,17 +36,17 @@ class ErasedRows(NamedTuple):
     kept: Sequence[str] = ()  # the forks that stay
 
 
-def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace: str = "") -> ErasedRows:
+def begin_thread(tx: Tx, thread_key: ThreadKey, *, forks: str | None, by: By) -> ErasedRows:
     """Put a thread into the trash, and its forks with it or not. While that is not said, nothing happens."""
-    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return ErasedRows(0, 0, [])
     found = descendants(tx, thread.key)
     if found and forks is None:
         return ErasedRows(0, 0, found)
     names = [fork.id for fork in found]
-    doomed = [thread_id, *(names if forks == "erase" else [])]
-    return _begin(tx, doomed, by=by, namespace=namespace)._replace(kept=names if forks == "keep" else [])
+    doomed = [thread_key.id, *(names if forks == "erase" else [])]
+    return _begin(tx, doomed, by=by, namespace=thread_key.namespace)._replace(kept=names if forks == "keep" else [])
 
 
 def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> ErasedRows:
@@ -86,6 +87,6 @@ def descendants(tx: Tx, thread: int) -> list[Fork]:
 
 def _begin(tx: Tx, doomed: Sequence[str], *, by: By, namespace: str) -> ErasedRows:
     # The last one first: a fork then still knows what it was forked from.
-    counts = [deleting.discard(tx, name, by=by, namespace=namespace) for name in reversed(doomed)]
+    counts = [deleting.discard(tx, ThreadKey(namespace, name), by=by) for name in reversed(doomed)]
     erasure_notes.add(tx)
     return ErasedRows(sum(count is not None for count in counts), sum(count or 0 for count in counts), [])

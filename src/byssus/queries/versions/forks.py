@@ -17,6 +17,7 @@ from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints, putting
 from byssus.queries.versions.checkpoints import CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 At = str | int | None
 
@@ -48,18 +49,18 @@ class Node(NamedTuple):
     forks: list[str]
 
 
-def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = None, namespace: str = "") -> None:
+def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | None = None) -> None:
     """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
 
     It is called the same and belongs to the same user, unless an owner is named, who must exist. What was spent and
     done in the other one stays there: its usage, its tasks, and what an application has logged of tools.
     """
-    thread = _held(tx, thread_id, namespace)
+    thread = _held(tx, thread_key)
     parting = part(tx, thread, at)
-    key = threads.key_of(tx, new_id, namespace)
+    key = threads.key_of(tx, ThreadKey(thread_key.namespace, new_id))
     new = checkpoints.thread_state_of(tx, key)
     if key == thread.key or not _is_taken_new(tx, key):
-        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
+        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_key.id!r}")
     user = owner or thread.owner
     if user is not None:  # also the same one: whoever removes a user has seen all of their threads
         quotas.take(tx, user)
@@ -90,11 +91,11 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_id: str, to: At, *, left: NewCheckpointRow, by: By = UNLEASED, namespace: str = "") -> str:
+def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, left: NewCheckpointRow, by: By = UNLEASED) -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
-    _held(tx, thread_id, namespace)
-    threads.advance(tx, thread_id, namespace, by, create=False)
-    thread = _held(tx, thread_id, namespace)
+    _held(tx, thread_key)
+    threads.advance(tx, thread_key, by, create=False)
+    thread = _held(tx, thread_key)
     key = thread.key
     parting = part(tx, thread, to)
     name = putting.leave(tx, thread, left)
@@ -150,16 +151,16 @@ def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | Non
         limit *= 16
 
 
-def _held(tx: Tx, thread_id: str, namespace: str) -> ThreadState:
+def _held(tx: Tx, thread_key: ThreadKey) -> ThreadState:
     """The thread's row, taken: nobody writes to it meanwhile."""
     row = tx.one(
         "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
         " WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise checkpoints.unknown_thread(thread_id)
+        raise checkpoints.unknown_thread(thread_key.id)
     return checkpoints.thread_state_of(tx, row[0])
 
 
@@ -200,9 +201,9 @@ def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
+def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
     """A thread as a tree shows it."""
-    thread = checkpoints.thread_state(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return None
     above = _lines_above(tx, thread.key)
@@ -236,7 +237,7 @@ def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[ThreadState,
     """Two threads, and the seq up to which they read the very same rows."""
     found = []
     for name in (a, b):
-        thread = checkpoints.thread_state(tx, name, namespace=namespace)
+        thread = checkpoints.thread_state(tx, ThreadKey(namespace, name))
         if thread is None:
             raise checkpoints.unknown_thread(name)
         found.append(thread)

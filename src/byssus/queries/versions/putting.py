@@ -29,11 +29,12 @@ from byssus.queries.versions.checkpoints import (
     thread_state_of,
 )
 from byssus.store.database import Moment, Tx
+from byssus.values.thread_key import ThreadKey
 
 
 def put(
     tx: Tx,
-    thread_id: str,
+    thread_key: ThreadKey,
     new: NewCheckpointRow,
     tail: Sequence[MessageRow],
     agreement: Agreement,
@@ -41,7 +42,6 @@ def put(
     left: NewCheckpointRow,
     by: By = UNLEASED,
     expect: int = ANY,
-    namespace: str = "",
 ) -> ThreadState:
     """Make a checkpoint whose messages agree with the thread's up to a place, and go on with a tail of their own.
 
@@ -50,7 +50,7 @@ def put(
     it is new.
     """
     size = len(tail) if agreement.is_end else 0
-    key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
+    key, _ = threads.advance(tx, thread_key, by, size=size, count=size, expect=expect)
     thread = on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
     if agreement.is_end:
@@ -68,17 +68,10 @@ def put(
 
 
 def put_here(
-    tx: Tx,
-    thread_id: str,
-    new: NewCheckpointRow,
-    *,
-    by: By,
-    expect: int = ANY,
-    extra: str | None = None,
-    namespace: str = "",
+    tx: Tx, thread_key: ThreadKey, new: NewCheckpointRow, *, by: By, expect: int = ANY, extra: str | None = None
 ) -> Position:
     """Make a checkpoint of a thread as it stands, behind its latest one."""
-    key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
+    key, position = threads.advance(tx, thread_key, by, expect=expect)
     if extra is not None:
         threads.set_extra(tx, key, extra)
     thread = on_its_line(tx, key)
@@ -95,7 +88,7 @@ def on_its_line(tx: Tx, key: int) -> ThreadState:
 
 def append(
     tx: Tx,
-    thread_id: str,
+    thread_key: ThreadKey,
     messages: Sequence[MessageRow],
     *,
     new: NewCheckpointRow,
@@ -104,34 +97,25 @@ def append(
     release: str = "",
     clear_partial: bool = False,
     charge: Charge | None = None,
-    namespace: str = "",
 ) -> Position:
     """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
     open. It asks nothing, and costs no round trip."""
     position = threads.append(
-        tx,
-        thread_id,
-        messages,
-        namespace=namespace,
-        by=by,
-        extra=extra,
-        release=release,
-        clear_partial=clear_partial,
-        charge=charge,
+        tx, thread_key, messages, by=by, extra=extra, release=release, clear_partial=clear_partial, charge=charge
     )
-    _add_here(tx, thread_id, namespace, new)
+    _add_here(tx, thread_key, new)
     return position
 
 
-def _add_here(tx: Tx, thread_id: str, namespace: str, new: NewCheckpointRow) -> None:
+def _add_here(tx: Tx, thread_key: ThreadKey, new: NewCheckpointRow) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
         f" created_at) SELECT {ON_LINE}, :id,"
         " CASE WHEN c.step = :highest THEN c.step ELSE COALESCE(c.step, 0) + 1 END, t.version, c.id, t.branch, t.head,"
         " t.message_count, :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
         " WHERE t.namespace = :namespace AND t.id = :thread",
-        namespace=namespace,
-        thread=thread_id,
+        namespace=thread_key.namespace,
+        thread=thread_key.id,
         highest=HIGHEST_STEP,
         id=new.id,
         about=new.about,
@@ -142,8 +126,8 @@ def _add_here(tx: Tx, thread_id: str, namespace: str, new: NewCheckpointRow) -> 
         f"UPDATE threads AS t SET line = {ON_LINE},"
         f" latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = {ON_LINE}), latest_at = :now"
         " WHERE namespace = :namespace AND id = :thread",
-        namespace=namespace,
-        thread=thread_id,
+        namespace=thread_key.namespace,
+        thread=thread_key.id,
         id=new.id,
         now=tx.now(),
     )
