@@ -20,7 +20,7 @@ from bench.measure import alternate, append_rate, message, report
 from byssus.checkpointer import PostgresCheckpointer
 from byssus.messages import encode
 from byssus.values import clock
-from tests import postgres
+from tests.support import postgres
 
 _RAW_CONNECTIONS = 16
 _INSERT = "INSERT INTO raw (branch, seq, id, role, body, created_at) VALUES (1, %s, '0123456789abcdef', 'user', %s, %s)"

@@ -20,7 +20,7 @@ import psycopg
 from bench.measure import scratch
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
 from byssus.store.database import Tx
-from tests import postgres
+from tests.support import postgres
 
 _WHOLE = "CREATE TABLE whole (thread TEXT, id TEXT, step BIGINT, body TEXT, PRIMARY KEY (thread, id))"
 _TABLES = ("threads", "branches", "segments", "messages", "checkpoints", "inherited", "hidden", "tool_calls")

@@ -20,7 +20,7 @@ from bench.measure import alternate, append_rate, report, scratch
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
 from byssus.messages import UserMessage, decode
 from byssus.search import index, search, tokens
-from tests import postgres
+from tests.support import postgres
 
 QUERIES = 40  # of each kind
 CHECKED = 2  # of each kind, whose whole result is compared with a scan

@@ -23,7 +23,7 @@ from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values import clock
 from byssus.values.thread_key import ThreadKey
-from tests import postgres
+from tests.support import postgres
 
 TEXT = "x" * 330
 PAGE = 100  # messages of a session

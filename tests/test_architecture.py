@@ -126,12 +126,16 @@ def room_of(file: str) -> str:
 
 
 def imported_names(file: str) -> Iterator[str]:
+    return names_imported_by(TREES[file])
+
+
+def names_imported_by(tree: ast.AST) -> Iterator[str]:
     """All that a file imports, anywhere in it, as full names; of `from x import y` that is x.y."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: imports are absolute"
+            assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -328,6 +332,120 @@ def test_sql_stands_in_the_queries_and_the_store_alone(file: str) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip().startswith(verbs)
     ]
     assert statements == []
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+TESTS = {file.relative_to(REPOSITORY).as_posix(): file for file in sorted((REPOSITORY / "tests").rglob("*.py"))}
+
+# A module is tested in the file of its name in the same folder. These are tested elsewhere: in the tests of what users
+# call, or together with the modules that they were made for.
+COVERED_BY: dict[str, list[str]] = {
+    "__init__.py": ["test_architecture.py"],
+    "__main__.py": ["cli/test_chat.py"],
+    "errors.py": ["providers/test_failures.py", "run/test_failures.py", "store/test_operations.py"],
+    "storage.py": ["accounts/test_users.py", "accounts/test_sessions.py", "store/test_operations.py"],
+    "cli/__init__.py": ["cli/test_chat.py"],
+    "cli/database.py": ["cli/test_chat.py"],
+    "cli/subcommand.py": ["cli/test_chat.py"],
+    "cli/terminal.py": ["cli/test_chat.py"],
+    "cli/threads.py": ["cli/test_chat.py"],
+    "maintenance/lines.py": ["maintenance/test_export.py"],
+    "maintenance/shapes.py": ["maintenance/test_export.py"],
+    "memory/arguments.py": ["memory/test_memory.py"],
+    "memory/base.py": ["memory/test_memory.py"],
+    "memory/compression.py": ["memory/test_stored.py", "memory/test_concurrency.py"],
+    "memory/in_memory.py": ["memory/test_memory.py"],
+    "memory/loaded_state.py": ["memory/test_stored.py", "memory/test_concurrency.py"],
+    "middleware/tokens.py": ["accounts/test_quotas.py"],
+    "providers/base.py": ["providers/test_model_call.py"],
+    "providers/openai_models.py": ["providers/test_openai.py"],
+    "providers/wire.py": ["providers/test_failures.py", "providers/test_anthropic.py", "providers/test_openai.py"],
+    "queries/accounts/quotas.py": ["accounts/test_quotas.py"],
+    "queries/accounts/sessions.py": ["accounts/test_sessions.py"],
+    "queries/accounts/tasks.py": ["accounts/test_tasks.py"],
+    "queries/accounts/tool_log.py": ["accounts/test_tool_log.py"],
+    "queries/accounts/usage.py": ["accounts/test_usage.py"],
+    "queries/accounts/users.py": ["accounts/test_users.py"],
+    "queries/log/branches.py": ["threads/test_forks.py", "threads/test_checkpoint_machine.py"],
+    "queries/log/editing.py": ["accounts/test_sessions.py", "search/test_search_machine.py"],
+    "queries/log/inbox.py": ["threads/test_inbox.py", "threads/test_inbox_races.py"],
+    "queries/log/leases.py": ["run/test_leases.py", "run/test_leases_lost.py"],
+    "queries/log/marks.py": ["threads/test_marks.py"],
+    "queries/log/memories.py": ["memory/test_memory.py", "memory/test_stored.py"],
+    "queries/log/tool_calls.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
+    "queries/moving/checks.py": ["maintenance/test_check.py"],
+    "queries/moving/copying.py": ["maintenance/test_copy.py", "maintenance/test_backup.py"],
+    "queries/moving/exporting.py": ["maintenance/test_export.py"],
+    "queries/moving/importing.py": ["maintenance/test_export.py"],
+    "queries/search/search.py": ["search/test_search.py", "search/test_index.py"],
+    "queries/versions/checkpoints.py": ["threads/test_checkpoints.py"],
+    "queries/versions/deleting.py": ["threads/test_retention.py"],
+    "queries/versions/erasure_notes.py": ["threads/test_erasure.py"],
+    "queries/versions/erasures.py": ["threads/test_erasure.py"],
+    "queries/versions/forks.py": ["threads/test_forks.py"],
+    "queries/versions/putting.py": ["threads/test_checkpoints.py", "threads/test_checkpoint_machine.py"],
+    "run/journal.py": ["run/test_thread_journal.py", "run/test_loop.py"],
+    "run/settings.py": ["run/test_limits.py"],
+    "store/handle.py": ["store/sqlite/test_file.py", "test_checkpointer_sqlite.py"],
+    "store/keeper.py": ["run/test_leases.py", "run/test_leases_lost.py"],
+    "store/opening.py": ["store/sqlite/test_file.py", "store/postgres/test_server.py"],
+    "store/owners.py": ["run/test_leases_lost.py"],
+    "store/postgres/tx.py": ["store/postgres/test_store.py"],
+    "store/schema.py": ["store/test_migrations.py"],
+    "store/sharing.py": ["store/sqlite/test_file.py"],
+    "threads/encoding.py": ["test_checkpointer.py"],
+    "threads/waiting.py": ["run/test_leases.py"],
+    "tools/details.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
+    "tools/execution.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
+    "tools/mcp_process.py": ["tools/test_mcp.py"],
+    "tools/signature.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
+    "values/clock.py": ["test_messages.py", "values/test_checkpoints.py"],
+    "values/decisions.py": ["run/test_approvals.py", "run/test_approval_runs.py"],
+    "values/prompts.py": ["test_agent.py"],
+    "values/results.py": ["test_agent.py"],
+    "values/schemas.py": ["tools/test_tools.py", "values/test_output.py"],
+}
+
+
+def is_only_a_docstring(file: str) -> bool:
+    return all(isinstance(node, ast.Expr) for node in TREES[file].body)
+
+
+def own_tests(file: str) -> str:
+    """Where the tests of a module are, if they are where they are looked for first; of a folder, by its name."""
+    folder, _, name = file.removesuffix(".py").rpartition("/")
+    return f"{folder}/test_{folder.rpartition('/')[2] if name == '__init__' else name}.py".lstrip("/")
+
+
+def test_every_module_has_tests_that_can_be_found() -> None:
+    needed = {file for file in FILES if not is_only_a_docstring(file)}
+    without = sorted(file for file in needed if f"tests/{own_tests(file)}" not in TESTS and file not in COVERED_BY)
+    assert without == [], "write tests/<folder>/test_<module>.py, or name in COVERED_BY the file that tests them"
+    assert COVERED_BY.keys() <= needed, f"not there any more: {sorted(COVERED_BY.keys() - needed)}"
+    named_twice = sorted(file for file in COVERED_BY if f"tests/{own_tests(file)}" in TESTS)
+    assert named_twice == [], "these have a file of their own: take them out of COVERED_BY"
+
+
+def test_the_tests_of_a_module_hold_tests() -> None:
+    named = {f"tests/{name}" for names in COVERED_BY.values() for name in names}
+    named |= {f"tests/{own_tests(file)}" for file in FILES if file not in COVERED_BY and not is_only_a_docstring(file)}
+    empty = sorted(name for name in named if name not in TESTS or "\ndef test_" not in TESTS[name].read_text("utf-8"))
+    assert empty == []
+
+
+def test_no_test_module_is_imported() -> None:
+    found = [
+        f"{name} imports {imported}"
+        for name, file in TESTS.items()
+        for imported in names_imported_by(ast.parse(file.read_text("utf-8"), name))
+        if imported.startswith("tests.") and any(map(is_no_library, imported.split(".")[1:]))
+    ]
+    assert found == [], "what several tests share belongs in tests/support"
+
+
+def is_no_library(part: str) -> bool:
+    return part == "conftest" or part.startswith("test_")
 
 
 # --- the name ---------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from byssus.messages import ToolCall
-from tests import postgres
-from tests.test_agentscope import OVERLAY
-from tests.wire import Anthropic, Server, Step
+from tests.support import postgres
+from tests.support.overlay import OVERLAY
+from tests.support.wire import Anthropic, Server, Step
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

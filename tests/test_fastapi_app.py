@@ -34,8 +34,8 @@ from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextE
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.signals import Signal
-from tests import postgres
-from tests.wire import Anthropic, Server
+from tests.support import postgres
+from tests.support.wire import Anthropic, Server
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "fastapi_app.py"

@@ -43,10 +43,7 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
 from byssus.stream import Backlog, EventStream
 from byssus.values.results import RunResult
-
-from .conftest import Database
-from .test_agent_abort import can_go_on
-from .test_agent_events import (
+from tests.support.agents import (
     REPLY,
     RESULT,
     USER,
@@ -54,6 +51,7 @@ from .test_agent_events import (
     Hanging,
     Heard,
     Stubborn,
+    can_go_on,
     check_whole,
     executed,
     history,
@@ -64,6 +62,7 @@ from .test_agent_events import (
     sent,
     within,
 )
+from tests.support.databases import Database
 
 SIZE = 1_000  # events that wait for a consumer before the run does
 LONG = 3600.0  # seconds that no test has
@@ -451,7 +450,7 @@ def test_cancelling_the_consumer_ends_the_run_in_good_order_and_waits_for_it(dat
                 await consuming
             was_streaming = agent.state.is_streaming
             stubborn.release.set()
-            await stubborn.dead_epoch.wait()
+            await stubborn.over.wait()
             assert not was_streaming
             assert consuming.cancelled()
             check_whole(heard)

@@ -55,7 +55,7 @@ from byssus.store import sharing
 from byssus.store.database import Store, Tx
 from byssus.store.postgres import store as postgres
 from byssus.store.sqlite import store as sqlite
-from tests.conftest import Database
+from tests.support.databases import Database
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)
 SECRET = "the-secret"

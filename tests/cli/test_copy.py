@@ -16,8 +16,8 @@ from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.cli.copy import _Bar
 from byssus.maintenance.copy import Progress
-from tests.cli.commands import Command, command, slow_command
-from tests.cli.test_cli import Terminal
+from tests.support.commands import Command, command, slow_command
+from tests.support.terminal import Terminal
 
 SLOWLY = slow_command("copying.PAGE_ROWS = 5")
 

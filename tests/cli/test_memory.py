@@ -10,8 +10,8 @@ import pytest
 
 from byssus import UserMessage
 from byssus.memory import Msg, PostgresMemory, SQLiteMemory
-from tests.cli.commands import Command, command
-from tests.conftest import Database
+from tests.support.commands import Command, command
+from tests.support.databases import Database
 
 
 @pytest.fixture

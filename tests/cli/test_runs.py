@@ -14,8 +14,8 @@ from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim, Lease
 from byssus.store.database import Store
 from byssus.values.thread_key import ThreadKey
-from tests.cli.commands import Command, command
-from tests.conftest import Database
+from tests.support.commands import Command, command
+from tests.support.databases import Database
 
 
 @tool(approval=True)

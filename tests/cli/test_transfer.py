@@ -16,8 +16,8 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
-from tests.cli.commands import Command, command, slow_command
-from tests.cli.test_cli import Terminal
+from tests.support.commands import Command, command, slow_command
+from tests.support.terminal import Terminal
 
 SLOWLY = slow_command("transfer.PAGE_ROWS = 2")
 

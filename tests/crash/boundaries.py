@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from tests.crash import databases
 from tests.crash.boundary_scene import Scene, Variation, Voice, look
-from tests.crash.place import Agreement
+from tests.crash.place import Place
 
 STORY = "story.json"
 _SILENCE = 60  # seconds after which a process that says nothing is taken for stuck; one by one: machines freeze, too
@@ -94,7 +94,7 @@ def tell(plan: Plan, directory: Path) -> Story:
     return story
 
 
-def _live_all(story: Story, place: Agreement) -> None:
+def _live_all(story: Story, place: Place) -> None:
     plan = story.plan
     zombies: list[Life] = []
     for kill in itertools.chain(plan.kills, itertools.repeat(None)):
@@ -193,7 +193,7 @@ def _become(act: Callable[[Voice, int], None], speaks: int, listens: int) -> Non
 class _Family:
     """The process that plays, and the neighbours that it calls for."""
 
-    def __init__(self, plan: Plan, place: Agreement, kill: Kill | None) -> None:
+    def __init__(self, plan: Plan, place: Place, kill: Kill | None) -> None:
         self._plan = plan
         self._place = place
         self._kill = kill

@@ -18,8 +18,8 @@ from byssus.messages import AssistantMessage, decode
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from tests.crash.boundaries import Life, Story, read
 from tests.crash.boundary_scene import BY_HAND, NEVER_AGAIN, STAGES, THREAD, effect, entries
-from tests.crash.place import Agreement
-from tests.test_recovery import flaws
+from tests.crash.place import Place
+from tests.support.histories import flaws
 
 Row: TypeAlias = dict[str, Any]
 _OPEN = ("waiting", "answered", "started")
@@ -46,7 +46,7 @@ class Evidence:
         self.story: Story = read(directory)
         self.variation = self.story.plan.variation
         self.lives = self.story.lives
-        self.diary = entries(Agreement(str(directory)).diary)
+        self.diary = entries(Place(str(directory)).diary)
         self.said = sorted(
             (
                 line | {"pid": life.pid}

@@ -59,8 +59,8 @@ from byssus.values import clock
 from byssus.values.decisions import Ask, Pending
 from byssus.values.results import RunResult, ToolResult
 from byssus.values.thread_key import ThreadKey
-from tests.crash.place import Agreement
-from tests.test_recovery import flaws
+from tests.crash.place import Place
+from tests.support.histories import flaws
 
 THREAD, NOISE = "t", "noise"
 BY_HAND = "a person has done it"
@@ -257,7 +257,7 @@ class Censor:
 class Scene:
     """One process. `ears` is where the parent tells `ring` that the neighbour is done."""
 
-    def __init__(self, place: Agreement, variation: Variation, voice: Voice, ears: int, dies_at: int | None) -> None:
+    def __init__(self, place: Place, variation: Variation, voice: Voice, ears: int, dies_at: int | None) -> None:
         self.variation = variation
         self.voice = voice
         self._ears = ears

@@ -23,9 +23,9 @@ from byssus.messages import encode
 from byssus.providers.base import Provider, Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
-from tests.crash.place import Agreement
+from tests.crash.place import Place
 
-PLACE = Agreement.told(sys.argv[2])
+PLACE = Place.told(sys.argv[2])
 
 
 def say(what: str, **more: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import databases
-from tests.crash.place import Agreement
+from tests.crash.place import Place
 
 _SHM = "/dev/shm"  # a few megabytes are enough
 
@@ -30,6 +30,6 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(params=databases.KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agreement]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with databases.made(request.param, tmp_path) as there:
         yield there

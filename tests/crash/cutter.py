@@ -9,7 +9,7 @@ import uuid
 
 import psycopg
 
-from tests import postgres
+from tests.support import postgres
 
 
 class Cutter:

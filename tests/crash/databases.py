@@ -17,8 +17,8 @@ import psycopg
 from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
 from byssus.store.sqlite.store import SQLiteTx
-from tests import postgres
-from tests.crash.place import Agreement
+from tests.crash.place import Place
+from tests.support import postgres
 
 T = TypeVar("T")
 
@@ -26,19 +26,19 @@ KINDS = ("sqlite", "postgres")
 
 
 @contextlib.contextmanager
-def made(kind: str, directory: Path) -> Iterator[Agreement]:
+def made(kind: str, directory: Path) -> Iterator[Place]:
     """An empty database of this kind. What is left of it in the end is its directory."""
     if kind == "sqlite":
-        yield Agreement(str(directory))
+        yield Place(str(directory))
         return
     schema = postgres.server_for_tests().fresh_schema()
     try:  # its sessions are known by their name: see `settled`
-        yield Agreement(str(directory), f"{schema.dsn}&application_name={schema.name}", schema.name)
+        yield Place(str(directory), f"{schema.dsn}&application_name={schema.name}", schema.name)
     finally:
         postgres.server_for_tests().drop(schema)
 
 
-def settled(place: Agreement) -> None:
+def settled(place: Place) -> None:
     """Wait until nobody is connected: the server may still be busy with what a dead process had sent."""
     if place.dsn is None:
         return
@@ -50,7 +50,7 @@ def settled(place: Agreement) -> None:
         )
 
 
-def asked(place: Agreement, query: Callable[[Tx], T]) -> T:
+def asked(place: Place, query: Callable[[Tx], T]) -> T:
     """Run a query, on a database that nobody else writes."""
     if place.dsn is not None:
         with psycopg.connect(_as_stranger(place.dsn), autocommit=True) as connection:
@@ -59,7 +59,7 @@ def asked(place: Agreement, query: Callable[[Tx], T]) -> T:
         return query(SQLiteTx(file))
 
 
-def damage(place: Agreement) -> list[str]:
+def damage(place: Place) -> list[str]:
     """What is wrong with the database itself. Postgres checks its keys by itself, and nobody kills its processes."""
     if place.dsn is not None:
         return []

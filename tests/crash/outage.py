@@ -23,7 +23,7 @@ from byssus.providers.history import valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash.power import Disk, Log, Synced, SyncFailed, Told, write_image
 from tests.crash.power_scenes import DATABASE, SHARED, is_whole
-from tests.test_recovery import flaws
+from tests.support.histories import flaws
 
 _ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from byssus.checkpointer import Checkpointer, checkpointer_for
 
 
-class Agreement(Struct, frozen=True):
+class Place(Struct, frozen=True):
     """A directory for files, with the database in it; or beside it, if there is a DSN."""
 
     directory: str
@@ -19,9 +19,9 @@ class Agreement(Struct, frozen=True):
     schema: str = ""
 
     @staticmethod
-    def told(text: str) -> Agreement:
+    def told(text: str) -> Place:
         """What was `str(place)` elsewhere."""
-        return msgspec.json.decode(text, type=Agreement)
+        return msgspec.json.decode(text, type=Place)
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -42,9 +42,9 @@ from byssus.providers.history import valid_history
 from byssus.providers.scripted import Reply, ScriptedProvider
 from byssus.store.database import Row, Tx
 from byssus.tools import Tool
-from tests import postgres
 from tests.crash.cutter import Cutter, schema_on
-from tests.test_recovery import flaws
+from tests.support import postgres
+from tests.support.histories import flaws
 
 ROUNDS = 2  # of tool calls for each thing that is said
 _MANY = 10_000  # steps of a script: each looks at the history, so it does not matter how many there are

@@ -33,7 +33,7 @@ from byssus.events import (
 from byssus.messages import ToolResultMessage
 from byssus.providers.base import Provider, Request
 from byssus.signals import Signal
-from tests.crash.place import Agreement
+from tests.crash.place import Place
 
 NAME = sys.argv[2]
 
@@ -170,7 +170,7 @@ async def committing(cp: Checkpointer) -> None:
 
 
 async def main(scene: str) -> None:
-    async with Agreement.told(sys.argv[3]).checkpointer(lease_seconds=float(sys.argv[4])) as cp:
+    async with Place.told(sys.argv[3]).checkpointer(lease_seconds=float(sys.argv[4])) as cp:
         await cp.threads()
         say("open")
         await told()

@@ -25,7 +25,7 @@ from tests.crash import databases
 from tests.crash.boundaries import STORY, Kill, Plan
 from tests.crash.boundary_judge import CHECKS, violations
 from tests.crash.boundary_scene import Variation
-from tests.crash.place import Agreement
+from tests.crash.place import Place
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell that another process is gone"),
@@ -103,7 +103,7 @@ class Files:
         self.end("messages", lambda rows: [row.update(body=row["body"].replace(old, new)) for row in rows])
 
     def diary(self, change: Callable[[list[dict[str, Any]]], object]) -> None:
-        path = Agreement(str(self.directory)).diary
+        path = Place(str(self.directory)).diary
         entries = [json.loads(line) for line in path.read_text().splitlines()]
         change(entries)
         path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))

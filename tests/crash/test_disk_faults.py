@@ -40,8 +40,8 @@ from tests.crash.faults import (
     failing_syncs,
     failing_writes,
 )
-from tests.test_agent_events import Heard, check_whole, make, within
-from tests.test_recovery import flaws
+from tests.support.agents import Heard, check_whole, make, within
+from tests.support.histories import flaws
 
 CALLS = [ToolCall("c1", "small"), ToolCall("c2", "big"), ToolCall("c3", "noting")]
 BIG = "b" * 9_000

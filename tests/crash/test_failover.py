@@ -11,11 +11,11 @@ import pytest
 from byssus import UserMessage
 from byssus.checkpointer import PostgresCheckpointer
 from byssus.errors import LeaseLost, ThreadBusy
-from tests import postgres
-from tests.contract.driving import CALL_SLOW, Slow, agent_on, brief, claim, dead_owner, take_over, unfinished
-from tests.contract.opened import loaded, texts
 from tests.crash.cutter import name_standby, schema_on, waiting
 from tests.crash.postgres_chaos import Plan, failover
+from tests.support import postgres
+from tests.support.checkpointers import loaded, texts
+from tests.support.leases import CALL_SLOW, Slow, agent_on, brief, claim, dead_owner, take_over, unfinished
 
 SEED = 11
 SAFE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}

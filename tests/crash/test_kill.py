@@ -23,8 +23,8 @@ from byssus.messages import Message, ToolResultMessage, decode
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash import databases
-from tests.crash.place import Agreement
-from tests.test_recovery import flaws
+from tests.crash.place import Place
+from tests.support.histories import flaws
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 class Child:
     """A child process and what it has said so far."""
 
-    def __init__(self, scene: str, place: Agreement) -> None:
+    def __init__(self, scene: str, place: Place) -> None:
         self.said: list[dict[str, Any]] = []
         self._place = place
         command = [sys.executable, "-W", "error", "-m", "tests.crash.child", scene, str(place)]
@@ -71,7 +71,7 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(scene: str, place: Agreement) -> Iterator[Child]:
+def child(scene: str, place: Place) -> Iterator[Child]:
     started = Child(scene, place)
     try:
         yield started
@@ -79,7 +79,7 @@ def child(scene: str, place: Agreement) -> Iterator[Child]:
         started.kill()
 
 
-def look(place: Agreement, ask: Callable[[Checkpointer], Awaitable[T]]) -> T:
+def look(place: Place, ask: Callable[[Checkpointer], Awaitable[T]]) -> T:
     async def main() -> T:
         async with place.checkpointer() as cp:
             return await ask(cp)
@@ -87,25 +87,25 @@ def look(place: Agreement, ask: Callable[[Checkpointer], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def load(place: Agreement) -> Thread:
+def load(place: Place) -> Thread:
     thread = look(place, lambda cp: cp.load("t"))
     assert thread is not None
     return thread
 
 
-def unfinished(place: Agreement) -> list[str]:
+def unfinished(place: Place) -> list[str]:
     return [info.id for info in look(place, lambda cp: cp.unfinished())]
 
 
-def waiting(place: Agreement) -> list[str]:
+def waiting(place: Place) -> list[str]:
     return [item.message.text for item in look(place, lambda cp: cp.inbox("t"))]
 
 
-def ledger(place: Agreement) -> list[ToolCallRecord]:
+def ledger(place: Place) -> list[ToolCallRecord]:
     return look(place, lambda cp: cp.tool_calls("t"))
 
 
-def statuses(place: Agreement) -> dict[str, str]:
+def statuses(place: Place) -> dict[str, str]:
     return {record.call_id: record.status for record in ledger(place)}
 
 
@@ -117,11 +117,11 @@ def brief(messages: list[Message]) -> list[str]:
     return [f"{message.role}: {'unknown' if message.text == UNKNOWN_OUTCOME else message.text}" for message in messages]
 
 
-def diary(place: Agreement) -> list[str]:
+def diary(place: Place) -> list[str]:
     return place.diary.read_text().split() if place.diary.exists() else []
 
 
-def resume(place: Agreement, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[str, Any]:
+def resume(place: Place, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[str, Any]:
     """A new process resumes the thread and prompts once more; what it has to say about it.
 
     It asks the model so many times before it prompts, and runs these tools and no others.
@@ -148,7 +148,7 @@ def sent(told: dict[str, Any], call: int = 0) -> list[str]:
 # --- in mid-stream ----------------------------------------------------------------------------------------------------
 
 
-def test_killed_in_mid_stream_the_next_process_asks_again(place: Agreement) -> None:
+def test_killed_in_mid_stream_the_next_process_asks_again(place: Place) -> None:
     with child("streaming,0", place) as first:
         first.read("streaming")
         assert unfinished(place) == []  # it lives
@@ -165,7 +165,7 @@ def test_killed_in_mid_stream_the_next_process_asks_again(place: Agreement) -> N
     assert told["extra"] == {"kept": 1}
 
 
-def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(place: Agreement) -> None:
+def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(place: Place) -> None:
     with child("streaming,0.001", place) as first:
         first.read("saved")
         first.kill()
@@ -198,7 +198,7 @@ def test_killed_in_mid_stream_what_had_arrived_and_was_saved_is_kept(place: Agre
 @pytest.mark.parametrize("slow", ["slow", "slow_async"])
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_killed_under_parallel_tools_the_finished_one_is_kept_and_none_runs_again(
-    place: Agreement, slow: str, order: str
+    place: Place, slow: str, order: str
 ) -> None:
     names = [slow, "fast"] if order == "first" else ["fast", slow]
     with child(f"tools,parallel,{','.join(names)}", place) as first:
@@ -223,7 +223,7 @@ def test_killed_under_parallel_tools_the_finished_one_is_kept_and_none_runs_agai
     assert sorted(statuses(place).values()) == ["done", "unknown"]
 
 
-def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_run(place: Agreement) -> None:
+def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_run(place: Place) -> None:
     with child("tools,sequential,fast,slow,fast", place) as first:
         first.read("slow began")
         first.kill()
@@ -243,7 +243,7 @@ def test_killed_under_sequential_tools_only_the_one_that_was_never_started_is_ru
     assert [record.attempts for record in ledger(place)] == [1, 1, 1]
 
 
-def test_killed_under_many_tools_every_result_that_was_told_is_kept(place: Agreement) -> None:
+def test_killed_under_many_tools_every_result_that_was_told_is_kept(place: Place) -> None:
     names = ["fast", "slow"] * 8
     with child(f"tools,parallel,{','.join(names)}", place) as first:
         ended = began = 0
@@ -292,7 +292,7 @@ REST = {
 
 @pytest.mark.parametrize("number", REST)
 def test_killed_right_behind_a_message_end_the_message_is_there_and_the_follow_up_is_heard_once(
-    place: Agreement, number: int
+    place: Place, number: int
 ) -> None:
     story, runs = REST[number]
     with child(f"stopping,{number}", place) as first:
@@ -329,7 +329,7 @@ def idle_agent(cp: Checkpointer) -> Agent:
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 5, 8, 13, 34, 89, 233])
-def test_killed_in_full_run_nothing_that_was_told_is_lost(place: Agreement, lines: int) -> None:
+def test_killed_in_full_run_nothing_that_was_told_is_lost(place: Place, lines: int) -> None:
     with child("talking", place) as first:
         for _ in range(lines):
             first.read_one()

@@ -16,11 +16,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from byssus import UserMessage
 from byssus.checkpointer import PostgresCheckpointer
-from tests import postgres
-from tests.contract.opened import texts
 from tests.crash.cutter import Cutter, connections, name_standby, schema_on, waiting
 from tests.crash.postgres_chaos import Plan, Restarts, cutting, judge, play
-from tests.pooler import pooling
+from tests.support import postgres
+from tests.support.checkpointers import texts
+from tests.support.pooler import pooling
 
 SEED = 7
 

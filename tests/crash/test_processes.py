@@ -24,8 +24,8 @@ from byssus.messages import Message
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash import databases
-from tests.crash.place import Agreement
-from tests.test_recovery import flaws
+from tests.crash.place import Place
+from tests.support.histories import flaws
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """A child that is open and waits for its first line; what it has said so far; and what it has complained of."""
 
-    def __init__(self, scene: str, name: str, place: Agreement, lease_seconds: float) -> None:
+    def __init__(self, scene: str, name: str, place: Place, lease_seconds: float) -> None:
         self.said: list[dict[str, Any]] = []
         self.stopped = False
         told = [scene, name, str(place), str(lease_seconds)]
@@ -84,7 +84,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(place: Agreement, *scenes: str, lease_seconds: float = 30.0) -> Iterator[list[Process]]:
+def processes(place: Place, *scenes: str, lease_seconds: float = 30.0) -> Iterator[list[Process]]:
     """Children with these scenes, all of them open."""
     children = [Process(scene, f"p{number}", place, lease_seconds) for number, scene in enumerate(scenes)]
     try:
@@ -100,7 +100,7 @@ def processes(place: Agreement, *scenes: str, lease_seconds: float = 30.0) -> It
                     pipe.close()  # type: ignore[union-attr]
 
 
-def load(place: Agreement, thread_id: str) -> Thread:
+def load(place: Place, thread_id: str) -> Thread:
     async def main() -> Thread:
         async with place.checkpointer() as cp:
             thread = await cp.load(thread_id)
@@ -110,7 +110,7 @@ def load(place: Agreement, thread_id: str) -> Thread:
     return asyncio.run(main())
 
 
-def take_up(place: Agreement) -> list[str]:
+def take_up(place: Place) -> list[str]:
     """Resume what nobody has taken up; returns which threads that were."""
 
     async def main() -> list[str]:
@@ -143,7 +143,7 @@ def run_of(prompt: str) -> list[str]:
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_between(place: Agreement) -> None:
+def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_between(place: Place) -> None:
     with processes(place, *["prompting,8,t"] * 8) as children:
         for child in children:
             child.tell()
@@ -165,7 +165,7 @@ def test_eight_processes_that_prompt_one_thread_lose_nothing_and_do_not_get_in_b
     assert databases.damage(place) == []
 
 
-def test_eight_processes_on_many_threads_do_not_disturb_each_other(place: Agreement) -> None:
+def test_eight_processes_on_many_threads_do_not_disturb_each_other(place: Place) -> None:
     scenes = [
         f"prompting,2,shared-a,shared-b,{','.join(f'own{child}-{number}' for number in range(5))}" for child in range(8)
     ]
@@ -190,7 +190,7 @@ def test_eight_processes_on_many_threads_do_not_disturb_each_other(place: Agreem
 # --- zombies ----------------------------------------------------------------------------------------------------------
 
 
-def take_over(place: Agreement, *, lease_seconds: float) -> list[str]:
+def take_over(place: Place, *, lease_seconds: float) -> list[str]:
     """Prompt the thread as soon as nobody drives it any more; what it holds then."""
 
     async def main() -> list[str]:
@@ -205,7 +205,7 @@ def take_over(place: Agreement, *, lease_seconds: float) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["tool", "stream"])
-def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(place: Agreement, where: str) -> None:
+def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(place: Place, where: str) -> None:
     with processes(place, where, lease_seconds=1.0) as (child,):
         child.tell()
         child.read("standing")
@@ -228,7 +228,7 @@ def test_a_process_that_slept_through_its_lease_cannot_write_and_says_so(place: 
     assert databases.damage(place) == []
 
 
-def _wait_for_partial(place: Agreement) -> None:
+def _wait_for_partial(place: Place) -> None:
     async def main() -> None:
         async with asyncio.timeout(20), place.checkpointer() as cp:
             while (thread := await cp.load("t")) is None or thread.partial is None:
@@ -253,7 +253,7 @@ def test_on_postgres_a_process_that_fell_asleep_in_a_transaction_does_not_hold_t
         assert lines(load(place, "t").messages) == ["user: mine", "user: now me", "assistant: theirs"]
 
 
-def test_a_process_that_slept_for_less_than_its_lease_goes_on(place: Agreement) -> None:
+def test_a_process_that_slept_for_less_than_its_lease_goes_on(place: Place) -> None:
     with processes(place, "tool", lease_seconds=30.0) as (child,):
         child.tell()
         child.read("standing")
@@ -266,7 +266,7 @@ def test_a_process_that_slept_for_less_than_its_lease_goes_on(place: Agreement) 
     assert child.all("lost") == []
 
 
-def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(place: Agreement) -> None:
+def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(place: Place) -> None:
     chance = random.Random(5)
     with processes(place, *["prompting,40,t"] * 3, lease_seconds=0.5) as children:
         readers = [threading.Thread(target=child.finish) for child in children]

@@ -30,9 +30,9 @@ from byssus.queries.accounts import quotas
 from byssus.queries.log import threads
 from byssus.signals import Signal
 from byssus.store.database import Row, Tx
-from tests.contract.driving import expire
 from tests.crash import databases
-from tests.crash.place import Agreement
+from tests.crash.place import Place
+from tests.support.leases import expire
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 10_000_000
@@ -135,7 +135,7 @@ async def play(scene: str, cp: Checkpointer) -> None:
                 await made.prompt(f"prompt {number}")
 
 
-async def main(scene: str, place: Agreement) -> None:
+async def main(scene: str, place: Place) -> None:
     async with place.checkpointer(lease_seconds=HOUR) as cp:
         await cp.create_user("ann", quota_total=TOTAL, user_id="ann")
         await play(scene, cp)
@@ -145,7 +145,7 @@ async def main(scene: str, place: Agreement) -> None:
 
 
 @contextlib.contextmanager
-def killed(scene: str, place: Agreement, *, after: str, times: int = 1) -> Iterator[None]:
+def killed(scene: str, place: Place, *, after: str, times: int = 1) -> Iterator[None]:
     """A process that has said something so many times, and then was killed."""
     command = [sys.executable, "-W", "error", "-m", "tests.crash.test_quota_crash", scene, str(place)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -162,7 +162,7 @@ def killed(scene: str, place: Agreement, *, after: str, times: int = 1) -> Itera
     yield
 
 
-def ask(place: Agreement, use: Any) -> None:
+def ask(place: Place, use: Any) -> None:
     async def go() -> None:
         async with place.checkpointer() as cp:
             await use(cp)
@@ -187,7 +187,7 @@ def reservations(tx: Tx) -> list[Row]:
     return tx.all("SELECT owner, tokens FROM reservations")
 
 
-def test_what_a_dead_process_had_set_aside_counts_until_its_lease_is_dead_and_no_longer(place: Agreement) -> None:
+def test_what_a_dead_process_had_set_aside_counts_until_its_lease_is_dead_and_no_longer(place: Place) -> None:
     async def look_at(cp: Checkpointer) -> None:
         assert await used(cp) == 0
         ((owner, tokens),) = await cp.store.read(reservations)
@@ -202,7 +202,7 @@ def test_what_a_dead_process_had_set_aside_counts_until_its_lease_is_dead_and_no
         ask(place, look_at)
 
 
-def test_who_takes_a_dead_process_thread_over_pays_for_one_reply_and_nothing_stays_set_aside(place: Agreement) -> None:
+def test_who_takes_a_dead_process_thread_over_pays_for_one_reply_and_nothing_stays_set_aside(place: Place) -> None:
     async def go_on(cp: Checkpointer) -> None:
         result = await agent(cp, ScriptedProvider([reply("hello", 30)])).resume()
         assert (result.text, await used(cp)) == ("hello", 30)
@@ -215,7 +215,7 @@ def test_who_takes_a_dead_process_thread_over_pays_for_one_reply_and_nothing_sta
 
 @pytest.mark.parametrize("scene", ["settling", "adding"])
 def test_a_process_that_dies_inside_the_commit_of_a_reply_leaves_neither_the_reply_nor_its_price(
-    place: Agreement, scene: str
+    place: Place, scene: str
 ) -> None:
     async def look_at(cp: Checkpointer) -> None:
         assert (await used(cp), await replies(cp)) == (0, [])
@@ -230,7 +230,7 @@ def test_a_process_that_dies_inside_the_commit_of_a_reply_leaves_neither_the_rep
         ask(place, look_at)
 
 
-def test_a_process_that_dies_behind_the_commit_of_a_reply_leaves_both(place: Agreement) -> None:
+def test_a_process_that_dies_behind_the_commit_of_a_reply_leaves_both(place: Place) -> None:
     async def look_at(cp: Checkpointer) -> None:
         assert (await used(cp), [message.text for message in await replies(cp)]) == (30, ["hello"])
         assert await cp.store.read(reservations) == []
@@ -241,7 +241,7 @@ def test_a_process_that_dies_behind_the_commit_of_a_reply_leaves_both(place: Agr
 
 
 @pytest.mark.parametrize("times", [1, 4, 9, 22])
-def test_whenever_a_process_dies_its_user_has_paid_for_what_is_stored(place: Agreement, times: int) -> None:
+def test_whenever_a_process_dies_its_user_has_paid_for_what_is_stored(place: Place, times: int) -> None:
     async def look_at(cp: Checkpointer) -> None:
         stored = await replies(cp)
         paid = sum(message.usage.total for message in stored)
@@ -258,4 +258,4 @@ def test_whenever_a_process_dies_its_user_has_paid_for_what_is_stored(place: Agr
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Agreement.told(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], Place.told(sys.argv[2])))

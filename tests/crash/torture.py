@@ -33,11 +33,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from tests import postgres
 from tests.crash import databases
 from tests.crash.boundaries import Kill, Plan, Story, tell, warm
 from tests.crash.boundary_judge import violations
 from tests.crash.boundary_scene import Variation
+from tests.support import postgres
 
 _PROGRESS = 15.0  # seconds between two lines
 

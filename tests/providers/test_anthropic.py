@@ -59,8 +59,8 @@ from byssus.providers.anthropic import AnthropicProvider, _call_id, _clean
 from byssus.providers.base import Model, Prices, Request, ToolSpec
 from byssus.providers.reply import Reply
 from byssus.signals import Signal
-from tests.wire import Anthropic, Server
-from tests.wire import Reply as WireReply
+from tests.support.wire import Anthropic, Server
+from tests.support.wire import Reply as WireReply
 
 OLD = Model("claude-haiku-4-5")  # thinks by budgets, takes a temperature
 NEW = Model("claude-opus-5")  # thinks by effort, takes no temperature

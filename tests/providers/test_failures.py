@@ -21,7 +21,7 @@ from byssus.errors import (
 from byssus.providers.anthropic import AnthropicProvider
 from byssus.providers.base import Provider
 from byssus.providers.openai import OpenAIProvider
-from tests.wire import Anthropic, OpenAI, Reply, Server
+from tests.support.wire import Anthropic, OpenAI, Reply, Server
 
 
 class Dialect(NamedTuple):

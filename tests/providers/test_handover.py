@@ -34,8 +34,8 @@ from byssus.providers.base import Provider, Request
 from byssus.providers.history import valid_history
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.openai_models import Service
-from tests.conftest import Database
-from tests.wire import Anthropic, OpenAI, Reply, Server
+from tests.support.databases import Database
+from tests.support.wire import Anthropic, OpenAI, Reply, Server
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 IMAGE_TYPES = {"image/png", "image/jpeg", "image/gif", "image/webp"}

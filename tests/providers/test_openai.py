@@ -60,8 +60,8 @@ from byssus.providers.base import Model, Prices, Request, ToolSpec
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.reply import Reply
 from byssus.signals import Signal
-from tests.wire import Anthropic, OpenAI, Server
-from tests.wire import Reply as WireReply
+from tests.support.wire import Anthropic, OpenAI, Server
+from tests.support.wire import Reply as WireReply
 
 LLAMA = Model("llama3.3")
 OFFICIAL = "https://api.openai.com/v1"

@@ -11,8 +11,8 @@ from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer
 from byssus.store import schema
 from byssus.store.database import Tx
-from tests.conftest import Database
-from tests.contract.opened import texts, with_cp
+from tests.support.checkpointers import texts, with_cp
+from tests.support.databases import Database
 
 OLD = "2026-01-01T00:00:00.000000Z"
 

@@ -1,0 +1,103 @@
+"""`byssus search` and `byssus usage`: what is told to people, and what to programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from byssus.storage import AgentStorage
+from tests.support.commands import Command, command
+from tests.support.databases import Database
+
+
+@pytest.fixture
+def byssus(tmp_path: Path, database: Database) -> Command:
+    return command(tmp_path, database.place)
+
+
+@pytest.fixture
+def told(database: Database) -> Database:
+    """Ann asks about Beijing twice, and Bob about Oslo; a tool was called, and failed once."""
+    with AgentStorage(database.place) as storage:
+        for name, texts in (
+            ("ann", ["北京的天气怎么样?", "the weather in 北京, again"]),
+            ("bob", ["Is it raining in Oslo?"]),
+        ):
+            storage.create_user(name, user_id=name)
+            storage.create_session(name, session_id=f"{name}'s", model="m")
+            for text in texts:
+                storage.save_message(f"{name}'s", "user", text, token_count=10)
+        storage.save_message("bob's", "assistant", "It rains.", token_count=5)
+        storage.log_tool_call("bob's", "look", {"where": "Oslo"}, {"sky": "grey"}, 12.5)
+        storage.log_tool_call("bob's", "look", {"where": "Bergen"}, None, 30.0, success=False, error_message="no sky")
+    return database
+
+
+def test_a_search_shows_where_it_was_said_the_newest_first(told: Database, byssus: Command) -> None:
+    lines = byssus("search", "北京").stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["ann's", "ann's"]
+    assert lines[0].endswith("user: the weather in **北京**, again")
+    assert lines[1].endswith("user: **北京**的天气怎么样?")
+
+
+def test_filters_and_limits_of_a_search(told: Database, byssus: Command) -> None:
+    assert byssus("search", "weather", "--user", "bob").stdout == ""
+    assert len(byssus("search", "北京", "--limit", 1).stdout.splitlines()) == 1
+    assert "--limit N shows more" in byssus("search", "北京", "--limit", 1).stderr
+    assert "assistant: It **rains**." in byssus("search", "raining", "--role", "assistant").stdout
+    assert len(byssus("search", "oslo", "--thread", "bob's").stdout.splitlines()) == 2
+    assert byssus("search", "oslo", "--since", "2100-01-01").stderr == "Nothing was found.\n"
+
+
+def test_phrases_and_excluded_words_are_typed_as_they_are(told: Database, byssus: Command) -> None:
+    assert len(byssus("search", "in weather").stdout.splitlines()) == 1
+    assert byssus("search", '"in weather"').stdout == ""
+    assert len(byssus("search", '"weather in"').stdout.splitlines()) == 1
+    assert len(byssus("search", "北京", "-again").stdout.splitlines()) == 1
+    assert len(byssus("search", "北京 -again").stdout.splitlines()) == 1
+    assert len(byssus("search", "-again", "--limit", 5, "北京").stdout.splitlines()) == 1
+    assert "unrecognized arguments: --again" in byssus("search", "北京", "--again", code=2).stderr
+
+
+def test_a_search_as_json_has_all_that_a_hit_has(told: Database, byssus: Command) -> None:
+    (tool, message) = json.loads(byssus("search", "oslo", "--json").stdout)
+    assert (tool["kind"], tool["role"], tool["tool_name"]) == ("tool_call", "tool", "look")
+    assert (message["kind"], message["session_id"], message["content"]) == (
+        "message",
+        "bob's",
+        "Is it raining in Oslo?",
+    )
+    assert message["snippet"] == "Is it raining in **Oslo**?"
+
+
+def test_a_search_for_nothing_is_refused(told: Database, byssus: Command) -> None:
+    for words in ("", "%", "-weather"):
+        assert byssus("search", "--", words, code=1).stderr.startswith("byssus: ")
+
+
+def test_usage_is_told_by_day_model_and_tool(told: Database, byssus: Command) -> None:
+    head, _, *tables = byssus("usage", "bob").stdout.splitlines()
+    assert head.startswith("2 messages and 15 tokens in 1 session since ")
+    assert any(line.split()[:5] == ["m", "2", "15", "10", "5"] for line in tables)
+    assert any(line.split()[:4] == ["look", "2", "1", "21.25"] for line in tables)
+    assert byssus("usage").stdout.startswith("4 messages and 35 tokens in 2 sessions")
+
+
+def test_usage_as_json_is_what_the_storage_answers(told: Database, byssus: Command) -> None:
+    with AgentStorage(told.place) as storage:
+        assert json.loads(byssus("usage", "ann", "--days", 30, "--json").stdout) == storage.get_usage_stats("ann", 30)
+
+
+def test_a_recount_says_what_differs(told: Database, byssus: Command) -> None:
+    assert byssus("usage", "--recount").stdout == "Everything was counted right.\n"
+    with told.store() as store:
+        store.write_now(lambda tx: tx.run("UPDATE usage SET tokens = tokens + 7 WHERE tokens = 15"))
+    assert "bob's" in byssus("usage", "--recount", code=1).stdout
+    (problem,) = json.loads(byssus("usage", "--recount", "--json", code=1).stdout)["problems"]
+    assert problem["what"] == "usage"
+
+
+def test_usage_of_nobody_is_an_error(told: Database, byssus: Command) -> None:
+    assert "no user 'eve'; list_users() of the storage lists" in byssus("usage", "eve", code=1).stderr

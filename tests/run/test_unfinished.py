@@ -1,0 +1,153 @@
+"""Runs that were interrupted: they are found, taken up and ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from byssus import (
+    AssistantMessage,
+    ToolCall,
+    UserMessage,
+)
+from byssus.checkpointer import Checkpointer
+from byssus.errors import (
+    NothingToContinue,
+    ProviderError,
+)
+from byssus.events import MessageEnd
+from byssus.messages import stamped
+from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.log import threads
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
+from tests.support.agents import Heard, check_whole, history
+from tests.support.databases import Database
+from tests.support.leases import (
+    CALL_SLOW,
+    FAR_AWAY,
+    Slow,
+    agent_on,
+    brief,
+    claim,
+    dead_owner,
+    die,
+    expire,
+    is_free,
+    look,
+    unfinished,
+    until,
+    with_two,
+)
+
+# --- runs that were interrupted ---------------------------------------------------------------------------------------
+
+
+def test_a_run_is_unfinished_from_its_crash_to_its_end(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        assert await unfinished(other) == []
+        slow = Slow()
+        agent = agent_on(cp, [CALL_SLOW], tools=[slow.tool])
+        run = asyncio.create_task(agent.prompt("go"))
+        await slow.begun.wait()
+        assert await unfinished(other) == []  # it is running
+        await die(cp, agent, run)
+        assert await unfinished(other) == ["t"]
+        again = Slow()
+        agent = agent_on(other, [CALL_SLOW], tools=[again.tool])
+        run = asyncio.create_task(agent.resume())
+        await until(lambda: again.begun.is_set() or run.done())
+        assert await unfinished(cp) == []  # it is running again
+        await die(other, agent, run)
+        assert await unfinished(cp) == ["t"]
+        await agent_on(cp, ["ok"], tools=[slow.tool]).resume()
+        assert await unfinished(other) == []
+
+    with_two(database, use)
+
+
+def test_a_run_that_waits_for_a_person_is_unfinished_when_it_was_answered(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        ask = Slow(approval=True)
+        ask.let_go.set()
+        calls = [ToolCall("c1", "slow"), ToolCall("c2", "slow")]
+        assert (await agent_on(cp, [calls], tools=[ask.tool]).prompt("go")).stop_reason == "waiting"
+        assert await unfinished(other) == []
+        await other.answer("t", "c1", "approve")
+        assert await unfinished(other) == []  # there is another question
+        await other.answer("t", "c2", "approve")
+        assert await unfinished(other) == ["t"]
+        assert (await agent_on(cp, ["ok"], tools=[ask.tool]).resume()).text == "ok"
+        assert await unfinished(other) == []
+
+    with_two(database, use)
+
+
+def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await cp.append("written", UserMessage("x"))
+        await agent_on(cp, ["ok"], "finished").prompt("go")
+        await agent_on(cp, [ProviderError("no")], "failed", max_retries=0).prompt("go")
+        await cp.steer("steered", "hello")
+        for name in ("c", "a", "b"):
+            await claim(cp, dead_owner(), "go", thread_id=name)
+        await claim(cp, FAR_AWAY, "go", thread_id="far away")
+        assert await unfinished(other) == ["c", "a", "b"]
+        await expire(cp)
+        assert await unfinished(other) == ["c", "a", "b", "far away"]
+        infos = await other.unfinished()
+        assert (infos[0].id, infos[0].message_count) == ("c", 1)
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("way", ["resume", "prompt"])
+def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database: Database, way: str) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        lease = await claim(cp, dead_owner(), "go")
+        await cp.store.write(
+            threads.append, ThreadKey("", "t"), [message_row(stamped(AssistantMessage("ok")))], by=lease
+        )
+        assert await unfinished(other) == ["t"]
+        provider = ScriptedProvider([] if way == "resume" else ["more"])
+        agent = agent_on(other, provider)
+        heard = Heard(agent)
+        result = await (agent.resume() if way == "resume" else agent.prompt("and?"))
+        assert result.stop_reason == "stop"
+        check_whole(heard)
+        provider.assert_done()
+        assert await unfinished(other) == []
+        assert await is_free(cp)
+        if way == "resume":
+            assert (result.text, result.messages) == ("", [])
+            with pytest.raises(NothingToContinue):
+                await agent.resume()
+
+    with_two(database, use)
+
+
+def test_what_a_crashed_run_left_behind_is_told_as_it_is_mended(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        agent = agent_on(cp, [[ToolCall("c1", "look"), *CALL_SLOW]], tools=[slow.tool, look])
+        run = asyncio.create_task(agent.prompt("go"))
+        await slow.begun.wait()
+        await until(lambda: _has(other, 3))
+        await die(cp, agent, run)
+        again = agent_on(other, ["ok"], tools=[slow.tool, look])
+        heard = Heard(again)
+        result = await again.prompt("still there?")
+        check_whole(heard)
+        lines = brief(result.messages)
+        assert "unknown" in lines[0]
+        assert lines[1:] == ["user: still there?", "assistant: ok"]
+        assert [event.message for event in heard.of(MessageEnd)] == result.messages
+        assert brief(again.state.messages) == await history(cp, "t")
+
+    with_two(database, use)
+
+
+async def _has(cp: Checkpointer, messages: int) -> bool:
+    thread = await cp.load("t")
+    return thread is not None and len(thread.messages) == messages

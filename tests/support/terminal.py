@@ -1,0 +1,60 @@
+"""A real terminal with a program on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+from contextlib import suppress
+
+
+class Terminal:
+    """A pseudo-terminal with a program on it, driven by what appears there."""
+
+    def __init__(self, *command: str, env: dict[str, str]) -> None:
+        self._master, slave = os.openpty()
+        code = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "dumb", **env},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.screen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, pattern: str) -> None:
+        """Read until the pattern appears; what is behind it stays for the next time."""
+        while not (found := re.search(pattern, self.screen)):
+            ready, _, _ = select.select([self._master], [], [], 60)
+            assert ready, f"{pattern!r} did not appear: {self.screen!r}"
+            self.screen += os.read(self._master, 65536).decode(errors="replace")
+        self.screen = self.screen[found.end() :]
+
+    def press_until_it_ends(self, key: str) -> None:
+        """Press the key, and again where it falls between Python's prompt and its wait for input, and is not seen."""
+        for _ in range(60):
+            with suppress(OSError):  # it has ended, and its terminal with it
+                self.type(key)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+                break
+        else:
+            raise AssertionError(f"{key!r} does not end it: {self.screen!r}")
+        with suppress(OSError):  # Linux says so when there is nothing left, others return nothing
+            while last := os.read(self._master, 65536):
+                self.screen += last.decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
