@@ -20,7 +20,7 @@ from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
 from byssus.values.thread_key import ThreadKey
 from tests.support import processes
-from tests.support.stores import PATIENCE, Gate, Query, appending, place, rows, stored, together
+from tests.support.stores import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 
 
 @pytest.fixture
