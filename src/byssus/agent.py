@@ -33,13 +33,13 @@ from byssus.run.thread_journal import ThreadJournal
 from byssus.store.operations import lazy_modules, preload
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
-from byssus.threads.encoding import checked_id, encode_extra
+from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
-from byssus.threads.waiting import checked_wait
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.inputs import checked_id, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult

@@ -29,20 +29,9 @@ from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, lazy_modules
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
-from byssus.threads.encoding import (
-    PAGE,
-    Appendable,
-    Thread,
-    as_list,
-    checked_count,
-    checked_id,
-    column_text,
-    encode_extra,
-    load,
-    message_row,
-)
+from byssus.threads.encoding import PAGE, Appendable, Thread, as_list, encode_extra, load, message_row
 from byssus.threads.inbox import Receipt, Waiting, id_of
-from byssus.threads.waiting import checked_wait, owner_is_gone, retry_while_driven
+from byssus.threads.waiting import owner_is_gone, retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -58,6 +47,7 @@ from byssus.values.checkpoints import (
     keep_tagged,
 )
 from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.inputs import checked_count, checked_id, checked_wait, column_text
 from byssus.values.prompts import single
 from byssus.values.thread_key import ThreadKey
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
@@ -23,20 +22,10 @@ from byssus.queries.log.threads import MessageRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads import retention
-from byssus.threads.encoding import (
-    checked_choice,
-    checked_count,
-    checked_id,
-    checked_text,
-    encode_strictly,
-    json_row,
-    message_row,
-    readable_id,
-    readable_json,
-    spent_by,
-)
+from byssus.threads.encoding import encode_strictly, json_row, message_row, readable_json, spent_by
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_choice, checked_count, checked_id, checked_text, readable_id
 from byssus.values.thread_key import ThreadKey
 
 STATUSES = ("active", "paused", "completed", "cancelled")

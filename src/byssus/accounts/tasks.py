@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.queries.accounts import tasks
 from byssus.queries.accounts.tasks import STATUSES, Task
 from byssus.store.operations import Runner
-from byssus.threads.encoding import (
-    checked_choice,
-    checked_count,
-    checked_id,
-    checked_text,
-    encode_strictly,
-    readable_id,
-)
+from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_choice, checked_count, checked_id, checked_text, readable_id
 from byssus.values.thread_key import ThreadKey
 
 _HIGHEST_PRIORITY = 2**31

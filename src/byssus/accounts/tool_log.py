@@ -9,7 +9,6 @@ import json
 import math
 from typing import Any
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.messages import decode, to_value
 from byssus.queries.accounts import sessions
@@ -17,8 +16,9 @@ from byssus.queries.accounts import tool_log as log
 from byssus.queries.accounts.tool_log import Logged, LogRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_count, checked_id, checked_text, column_text, encode_strictly, readable_id
+from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_text, column_text, readable_id
 from byssus.values.thread_key import ThreadKey
 
 _FAILURES = ("failed", "aborted", "unknown", "denied")

@@ -15,7 +15,7 @@ from byssus.queries.accounts.usage import Scope
 from byssus.queries.log import threads
 from byssus.store.database import Row, Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_text, readable_id
+from byssus.values.inputs import checked_text, readable_id
 from byssus.values.thread_key import ThreadKey
 
 _LONGEST_PERIOD = 36_500  # days

@@ -20,8 +20,8 @@ from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
 from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
 from byssus.queries.moving.exporting import NO_SUMMARY
-from byssus.threads.encoding import column_text
 from byssus.values.decisions import decode_answer
+from byssus.values.inputs import column_text
 
 FORMAT = 3
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from byssus.errors import InputError, NoMessage, WrongType
 from byssus.memory.msg import ROLES, Msg, values_of
 from byssus.queries.log.marks import MAX_MARK
-from byssus.threads.encoding import checked_text, fits_column
+from byssus.values.inputs import checked_text, fits_column
 
 MAX_MARKS = 1_000  # in one call
 

@@ -36,8 +36,9 @@ from byssus.store.database import Store, Tx
 from byssus.store.handle import Handle
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability
-from byssus.threads.encoding import checked_id, encode_json
-from byssus.threads.waiting import checked_wait, retry_while_driven
+from byssus.threads.encoding import encode_json
+from byssus.threads.waiting import retry_while_driven
+from byssus.values.inputs import checked_id, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:

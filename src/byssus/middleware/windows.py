@@ -36,7 +36,7 @@ from byssus.providers.base import Model, Provider, Request
 from byssus.providers.history import valid_history
 from byssus.providers.model_call import ModelCall, Patience, Route
 from byssus.signals import Signal
-from byssus.threads.encoding import fits_column
+from byssus.values.inputs import fits_column
 from byssus.values.marks import MarkedMessages
 
 _log = logging.getLogger("byssus.middleware")

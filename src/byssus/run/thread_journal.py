@@ -30,11 +30,12 @@ from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
 from byssus.store.operations import lazy_modules, preload
-from byssus.threads.encoding import Thread, checked_id, column_text, encode_extra, load, message_row
+from byssus.threads.encoding import Thread, encode_extra, load, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.inputs import checked_id, column_text
 from byssus.values.marks import MarkedMessages
 from byssus.values.thread_key import ThreadKey
 

@@ -24,7 +24,7 @@ from byssus.search import tokens
 from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_count, checked_id, column_text
+from byssus.values.inputs import checked_count, checked_id, column_text
 
 __all__ = ["find_messages", "index", "reindex", "search", "state"]
 

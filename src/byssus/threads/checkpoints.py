@@ -19,10 +19,11 @@ from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import checkpoints, forks, putting
 from byssus.queries.versions.checkpoints import HIGHEST_STEP, Agreement, CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Store, Tx
-from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, json_row, message_row
+from byssus.threads.encoding import PAGE, PLAIN, body_of, encode_json, json_row, message_row
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, NewCheckpoint, Tree
+from byssus.values.inputs import checked_id
 from byssus.values.thread_key import ThreadKey
 
 

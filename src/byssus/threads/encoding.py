@@ -24,6 +24,7 @@ from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow, Position, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values import clock
+from byssus.values.inputs import column_text
 from byssus.values.thread_key import ThreadKey
 
 Appendable: TypeAlias = Message | dict[str, Any]
@@ -162,54 +163,6 @@ def as_list(messages: object) -> list[Any]:
     return [messages]
 
 
-def column_text(text: str) -> str:
-    """Text that any database takes in a column; the body keeps the original."""
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-def fits_column(text: str) -> bool:
-    """Whether any database takes the text in a column as it is."""
-    return "\0" not in text and (text.isascii() or not _has_surrogates(text))
-
-
-def checked_id(name: str, what: str = "a thread id") -> str:
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
-    if not fits_column(name):
-        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
-    return name
-
-
-def readable_id(name: str, what: str) -> str | None:
-    """An id that is only looked up; None if it is text that no id can be."""
-    if not isinstance(name, str):
-        raise InputError(f"{what} must be a string, got {name!r:.80}")
-    return name if name and fits_column(name) else None
-
-
-def checked_text(what: str, value: object) -> str:
-    """Text that every database takes in a column."""
-    if not isinstance(value, str):
-        raise InputError(f"{what} must be a string, got {value!r:.80}")
-    if not fits_column(value):
-        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {value!r:.80}")
-    return value
-
-
-def checked_choice(name: str, value: object, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}")
-    return value
-
-
-def checked_count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise InputError(f"{name} must be a number from 0 up (and below 2**53), got {value!r:.80}")
-    return value
-
-
 def encode_extra(extra: dict[str, Any]) -> str:
     """The extra as JSON text; what JSON cannot hold is named by its key."""
     if extra == {}:  # most threads have none, and each run asks three times
@@ -257,11 +210,3 @@ def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Exception
         except (TypeError, ValueError, RecursionError) as why:
             return f"{name}[{key!r}]", why
     return name, error
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

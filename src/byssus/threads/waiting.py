@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from byssus.errors import InputError, ThreadBusy
+from byssus.errors import ThreadBusy
 from byssus.queries.log.leases import NOBODY
 from byssus.store import keeper, owners
 
@@ -41,9 +41,3 @@ def owner_is_gone(owner: str) -> bool:
     """Whether nobody uses this owner's lease any more: its process has ended, or its run in this process has."""
     token = owners.token_of(owner)
     return owners.process_has_ended(owner) if token is None else not keeper.is_alive(token)
-
-
-def checked_wait(seconds: object) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        raise InputError(f"wait must be a number of seconds from 0 up, got {seconds!r:.80}")
-    return seconds
