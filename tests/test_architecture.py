@@ -45,7 +45,6 @@ SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py", "va
 
 # Arrows that have to turn round.
 TO_TURN = {
-    ("run/thread_journal.py", "checkpointer.py"),
     ("store/handle.py", "threads/erasure.py"),
     ("store/keeper.py", "queries/log/leases.py"),
     ("store/sqlite/store.py", "queries/moving/copying.py"),

@@ -14,40 +14,37 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from byssus import telemetry
-from byssus.checkpointer import At, Checkpointer
+from byssus.checkpointer import Checkpointer
 from byssus.errors import AgentBusy, InputError
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import history
 from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
+from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import termination
 from byssus.run.journal import Journal, MemoryJournal, pending
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import ThreadJournal
-from byssus.store.operations import lazy_modules, preload
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.encoding import encode_extra
-from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
+from byssus.threads.forks import At, checked_at
+from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.inputs import checked_id, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-
-if TYPE_CHECKING:
-    from byssus.threads import checkpoints
-else:
-    (checkpoints,) = lazy_modules("threads.checkpoints")
+from byssus.values.thread_key import ThreadKey
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -114,7 +111,7 @@ class Agent:
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         checkpointer: Checkpointer | None = None,
-        thread_id: str | None = None,
+        thread_id: ThreadId | None = None,
         user_id: str | None = None,
         middleware: Sequence[object] = (),
         tool_mode: str = "parallel",
@@ -141,12 +138,10 @@ class Agent:
             Chain(middleware),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
-            thread_id if at is None else clock.new_id(),
+            _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             _checked_every(checkpoint_every, checkpointer),
         )
-        if self._setup.checkpoint_every or at is not None:
-            preload(checkpoints)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = history.ValidHistory(max_result_chars)
@@ -450,7 +445,7 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
 
 def _journal(
     checkpointer: Checkpointer | None,
-    thread_id: str | None,
+    thread_id: ThreadId | None,
     setup: Setup,
     modes: Modes,
     wait: float,
@@ -471,10 +466,22 @@ def _journal(
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
-    if at is None or setup.thread_id is None:
-        return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
-    origin = (checked_id(thread_id), checkpoints.checked_at(at, "at"))
-    return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
+    thread_key, origin = checked_thread(thread_id), None
+    if at is not None and setup.thread_id is not None:
+        origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
+    return ThreadJournal(
+        checkpointer,
+        thread_key,
+        checkpointer.lease_seconds,
+        modes,
+        wait,
+        user_id=setup.user_id,
+        origin=origin,
+    )
+
+
+def _id_of(thread: ThreadId | None) -> str | None:
+    return thread.id if isinstance(thread, ThreadKey) else thread
 
 
 def _checked_every(every: object, checkpointer: object) -> int:

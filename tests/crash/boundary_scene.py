@@ -50,10 +50,11 @@ from byssus.messages import AssistantMessage, Message, UserMessage, dumps
 from byssus.middleware import HookContext
 from byssus.providers.base import Request
 from byssus.queries.log import threads
+from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.signals import Signal
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import message_row
-from byssus.threads.inbox import FOLLOW_UP, STEER, Receipt
+from byssus.threads.inbox import Receipt
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from byssus.values import clock
 from byssus.values.decisions import Ask, Pending

@@ -25,7 +25,15 @@ from byssus.threads import retention
 from byssus.threads.encoding import encode_strictly, json_row, message_row, readable_json, spent_by
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-from byssus.values.inputs import UNCHANGED, checked_choice, checked_count, checked_id, checked_text, readable_id
+from byssus.values.inputs import (
+    UNCHANGED,
+    checked_choice,
+    checked_count,
+    checked_id,
+    checked_text,
+    checked_wait,
+    readable_id,
+)
 from byssus.values.thread_key import ThreadKey
 
 STATUSES = ("active", "paused", "completed", "cancelled")
@@ -108,11 +116,14 @@ async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
     return await update_session(store, session_id, status="cancelled")
 
 
-async def delete_session(store: Runner, session_id: str) -> None:
-    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics."""
+async def delete_session(store: Runner, session_id: str, *, wait: float = 0) -> None:
+    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics.
+
+    While a run drives the session, it raises `ThreadBusy`, or waits for so many seconds first.
+    """
     name = checked_id(session_id, "a session id")
     await store.read(sessions.require, ThreadKey("", name))
-    await retention.delete_thread(store, name, 0)
+    await retention.delete_thread(store, name, wait=wait)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -128,16 +139,20 @@ async def save_message(
     token_count: int = 0,
     *,
     usage: dict[str, Any] | None = None,
+    wait: float = 0,
 ) -> str:
     """Add a message to the session; returns its id.
 
     `usage` says more than `token_count` does: input, output, cache_read, cache_write and cost. The user's quota is not
-    touched: `consume_quota` does that.
+    touched: `consume_quota` does that. While a run drives the session, it raises `ThreadBusy`, or waits for so many
+    seconds first.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
     name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
     return await retry_while_driven(
-        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)), 0
+        store,
+        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)),
+        checked_wait(wait),
     )
 
 
@@ -160,7 +175,9 @@ async def get_message(store: Runner, session_id: str, message_id: str) -> dict[s
     return None if said is None else history_row(said)
 
 
-async def update_message(store: Runner, session_id: str, message_id: str, content: str | list[Any]) -> dict[str, Any]:
+async def update_message(
+    store: Runner, session_id: str, message_id: str, content: str | list[Any], *, wait: float = 0
+) -> dict[str, Any]:
     """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     said, text = await store.read(sessions.find, ThreadKey("", session), message), _checked_content(content)
@@ -168,18 +185,20 @@ async def update_message(store: Runner, session_id: str, message_id: str, conten
         raise editing.missing(session, message)
     new = _edited(said, text)
     await retry_while_driven(
+        store,
         lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, new, by=Unleased(dead_epoch)),
-        0,
+        checked_wait(wait),
     )
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
-async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
+async def delete_message(store: Runner, session_id: str, message_id: str, *, wait: float = 0) -> None:
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     await retry_while_driven(
+        store,
         lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, None, by=Unleased(dead_epoch)),
-        0,
+        checked_wait(wait),
     )
 
 

@@ -112,7 +112,7 @@ async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None 
                 "too, sessions='keep' leaves them to nobody"
             )
         for thread in left:
-            await retention.delete_thread(store, thread, 0)
+            await retention.delete_thread(store, thread)
     return had
 
 

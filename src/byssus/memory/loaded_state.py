@@ -57,7 +57,7 @@ class Loaded:
             return written
 
         try:
-            await retry_while_driven(attempt, wait)
+            await retry_while_driven(store, attempt, wait)
         finally:  # a cancelled call has written all the same
             self.is_stored = written is not None and written.done() and written.exception() is None
         if self._entries is not None:

@@ -300,7 +300,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         def attempt(dead_epoch: int) -> Awaitable[T]:
             return store.write(query, here.thread, *args, by=Unleased(dead_epoch), **kwargs)
 
-        return await retry_while_driven(attempt, self._wait)
+        return await retry_while_driven(store, attempt, self._wait)
 
 
 class SQLiteMemory(StoredMemory):

@@ -11,43 +11,38 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from byssus.providers import history
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import inbox, threads, tool_calls
+from byssus.queries.log import inbox, memories, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
+from byssus.queries.versions import forks, putting
 from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
+from byssus.store.database import Store
 from byssus.store.keeper import Keeper
-from byssus.store.operations import lazy_modules, preload
-from byssus.threads.encoding import Thread, encode_extra, load, message_row
+from byssus.store.operations import HasStore
+from byssus.threads import approvals, checkpoints, retention
+from byssus.threads import forks as fork_operations
+from byssus.threads import inbox as inbox_operations
+from byssus.threads.encoding import encode_extra, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.thread import Thread, load
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.inputs import checked_id, column_text
+from byssus.values.inputs import column_text
 from byssus.values.marks import MarkedMessages
 from byssus.values.thread_key import ThreadKey
-
-if TYPE_CHECKING:
-    from byssus.queries.log import memories
-    from byssus.queries.versions import forks, putting
-    from byssus.threads import checkpoints, retention
-else:
-    retention, checkpoints = lazy_modules("threads.retention", "threads.checkpoints")
-    forks, memories, putting = lazy_modules(
-        "queries.versions.forks", "queries.log.memories", "queries.versions.putting"
-    )
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -59,13 +54,14 @@ class ThreadJournal:
 
     def __init__(
         self,
-        checkpointer: Checkpointer,
-        thread_id: str,
+        database: HasStore,
+        thread_key: ThreadKey,
+        lease_seconds: float,
         modes: Modes,
         wait: float,
         *,
         user_id: str | None = None,
-        origin: tuple[str, str | int] | None = None,
+        origin: tuple[ThreadKey, str | int] | None = None,
     ) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
@@ -73,8 +69,9 @@ class ThreadJournal:
         self.entries: dict[int, LedgerEntry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
-        self._checkpointer = checkpointer
-        self._thread_id = checked_id(thread_id)
+        self._database = database
+        self._thread_key = thread_key
+        self._lease_seconds = lease_seconds
         self._modes = modes
         self._wait = wait
         self._user_id = self.payer = user_id
@@ -98,8 +95,14 @@ class ThreadJournal:
         self._is_refused = False  # whether what was saved of a reply must not be kept
 
     @property
+    def _store(self) -> Store:
+        return self._database.store
+
+    @property
     def reply_key(self) -> str:
-        return f"{self._thread_id}/{self._first_result_seq - 1}/{self._reply_id}"
+        namespace, thread_id = self._thread_key
+        where = f"{namespace}/{thread_id}" if namespace else thread_id
+        return f"{where}/{self._first_result_seq - 1}/{self._reply_id}"
 
     def open_calls(self) -> dict[int, ToolCall]:
         found = history.open_calls(self.messages)
@@ -121,16 +124,14 @@ class ThreadJournal:
             await self._fork(*self._origin)
             self._origin = None
         if self._user_id is not None and not self._is_owned:
-            await self._checkpointer.store.read(users.require, self._user_id)
-        thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
+            await self._store.read(users.require, self._user_id)
+        thread = await load(self._store, self._thread_key) or Thread([], {})
         if thread.owner is not None and self._user_id not in (None, thread.owner):
             raise InputError(
-                f"thread {self._thread_id!r} belongs to user {thread.owner!r}, and this agent works for "
-                f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
+                f"thread {self._thread_key.id!r} belongs to user {thread.owner!r}, and this agent works for "
+                f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_key.id!r}, user_id=...)"
             )
         self._has_ttl, self._is_owned = thread.has_ttl, thread.owner is not None
-        if thread.has_ttl:
-            preload(retention)
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
@@ -152,22 +153,22 @@ class ThreadJournal:
         self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_result_seq}
         await self.refresh()
 
-    async def _fork(self, thread_id: str, at: str | int) -> None:
+    async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is a journal of, unless an attempt of ours has done so and did not hear of it."""
         try:
-            await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
+            await fork_operations.fork(self._store, origin, at, new_id=self._thread_key.id, user_id=self._user_id)
         except NotFound:
             raise
         except InputError:
-            made = await self._checkpointer.store.read(forks.node, ThreadKey("", self._thread_id))
-            if made is None or made.origin != thread_id:
+            made = await self._store.read(forks.node, self._thread_key)
+            if made is None or made.origin != origin.id:
                 raise
 
     async def refresh(self) -> None:
         if self._position is None or not self.open_calls():
             self.entries = {}
             return
-        store, branch, reply = self._checkpointer.store, self._position.branch, self._first_result_seq - 1
+        store, branch, reply = self._store, self._position.branch, self._first_result_seq - 1
         rows = await store.read(tool_calls.of_reply, branch, reply)
         self.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
         if self._reply_id is None:
@@ -184,14 +185,14 @@ class ThreadJournal:
             await self._written(
                 lambda position: claimed.succeed(position, messages),
                 threads.append,
-                ThreadKey("", self._thread_id),
+                self._thread_key,
                 rows,
                 by=claim,
                 expect=expect,
                 owner=None if self._is_owned else self._user_id,
             )
 
-        waiting = retry_while_driven(attempt, self._wait)
+        waiting = retry_while_driven(self._store, attempt, self._wait)
         try:
             await (until_aborted(waiting, signal, _GRACE) if self._wait else waiting)
         except Aborted:
@@ -240,14 +241,12 @@ class ThreadJournal:
         more |= {"by": self._lease(), "release": release, "extra": extra, "clear_partial": self._saves_partial}
         if spent is not None and self.payer is not None:
             more["charge"] = Charge(self.payer, spent)
-        await self._written(note, query, self._thread_id, rows, **more)
+        await self._written(note, query, self._thread_key, rows, **more)
 
     async def set_aside(self, wanted: int, least: int) -> int | None:
         if self.payer is None:
             return None
-        granted = await self._checkpointer.store.write(
-            users.reserve, ThreadKey("", self._thread_id), self.payer, wanted, least, by=self._lease()
-        )
+        granted = await self._store.write(users.reserve, self._thread_key, self.payer, wanted, least, by=self._lease())
         return granted.tokens
 
     async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
@@ -264,9 +263,7 @@ class ThreadJournal:
             )
         new, extra = checkpoints.encoded_checkpoint(checkpoint), self._changed_extra()
         by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
-        write = self._checkpointer.store.write(
-            putting.put_here, ThreadKey("", self._thread_id), new, by=by, expect=expect, extra=extra
-        )
+        write = self._store.write(putting.put_here, self._thread_key, new, by=by, expect=expect, extra=extra)
         try:
             await _settled(write, note)
         except ThreadMoved:
@@ -281,14 +278,12 @@ class ThreadJournal:
         return True
 
     async def marked(self, marks: Sequence[str]) -> MarkedMessages:
-        summary, ids, count = await self._checkpointer.store.read(
-            memories.marked, ThreadKey("", self._thread_id), marks
-        )
+        summary, ids, count = await self._store.read(memories.marked, self._thread_key, marks)
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
         if self._has_ttl:
-            await self._checkpointer.tidy(self._thread_id)
+            await retention.tidy(self._store, self._thread_key)
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -298,18 +293,18 @@ class ThreadJournal:
 
     async def distrust(self, calls: int) -> None:
         upto = self._first_result_seq + calls - 1
-        await self._checkpointer.store.write(threads.distrust, ThreadKey("", self._thread_id), upto, by=self._lease())
+        await self._store.write(threads.distrust, self._thread_key, upto, by=self._lease())
         self._unledgered = max(self._unledgered, upto)
 
     async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         start = self._start(call_index, entry, run_id, policy)
-        await self._checkpointer.store.write(tool_calls.start, ThreadKey("", self._thread_id), start, by=self._lease())
+        await self._store.write(tool_calls.start, self._thread_key, start, by=self._lease())
         self.entries[call_index] = entry
 
     async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
-        await self._checkpointer.store.write(
+        await self._store.write(
             tool_calls.ask,
-            ThreadKey("", self._thread_id),
+            self._thread_key,
             self._start(call_index, entry, run_id, policy),
             reason=entry.reason or "",
             question=entry.question or "",
@@ -323,7 +318,7 @@ class ThreadJournal:
         return Start(reply, call_index, call_id, name, entry.arguments, policy, key, run_id)
 
     async def answer(self, call_id: str, answer: str) -> None:
-        await self._checkpointer.answer_encoded(self._thread_id, call_id, answer)
+        await approvals.record_answer(self._store, self._thread_key, call_id, answer)
         for call_index, entry in sorted(self.entries.items()):
             if entry.call_id == call_id and entry.status == WAITING:
                 self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
@@ -349,11 +344,11 @@ class ThreadJournal:
         except InputError:  # `finish` says it
             extra = None
         try:
-            row, store = message_row(result), self._checkpointer.store
+            row, store = message_row(result), self._store
             if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
                     tool_calls.finish_behind,
-                    ThreadKey("", self._thread_id),
+                    self._thread_key,
                     reply,
                     [(call_index, row, status, elapsed_ms)],
                     by=self._lease(),
@@ -362,7 +357,7 @@ class ThreadJournal:
             else:
                 write = store.write(
                     tool_calls.finish,
-                    ThreadKey("", self._thread_id),
+                    self._thread_key,
                     reply,
                     [(call_index, seq, row, status, elapsed_ms)],
                     by=self._lease(),
@@ -385,16 +380,16 @@ class ThreadJournal:
     # --- the inbox ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: str, message: UserMessage) -> Receipt:
-        receipt = self._checkpointer.send(self._thread_id, kind, message)
+        receipt = inbox_operations.send(self._store, self._thread_key, kind, message)
         self._sent.append(receipt)
         self._mail = max(self._mail, 2 if kind == inbox.STEER else 1)
         return receipt
 
     async def waiting(self) -> list[Waiting]:
-        return await self._checkpointer.inbox(self._thread_id)
+        return await inbox_operations.inbox(self._store, self._thread_key)
 
     async def withdraw(self, message_id: str) -> bool:
-        return await self._checkpointer.withdraw(self._thread_id, message_id)
+        return await inbox_operations.withdraw(self._store, self._thread_key, message_id)
 
     def has_mail(self, *, stopping: bool) -> bool:
         return self._mail > (0 if stopping else 1)
@@ -421,7 +416,7 @@ class ThreadJournal:
         expect = threads.ANY if claimed is None or self._position is None else self._position.version
         limits = self._modes.limits(stopping=stopping)
         try:
-            await self._written(note, inbox.take, ThreadKey("", self._thread_id), by=by, expect=expect, limits=limits)
+            await self._written(note, inbox.take, self._thread_key, by=by, expect=expect, limits=limits)
         except asyncio.CancelledError:
             if not taken:
                 raise
@@ -443,9 +438,7 @@ class ThreadJournal:
     def save_partial(self, reply: AssistantMessage) -> None:
         if self._held is not None:
             self._saves_partial = True
-            write = self._checkpointer.store.submit(
-                threads.save_partial, ThreadKey("", self._thread_id), encode(reply), by=self._lease()
-            )
+            write = self._store.submit(threads.save_partial, self._thread_key, encode(reply), by=self._lease())
             write.add_done_callback(_report_partial)
 
     async def finish(self, release: str, *, spent: int = 0) -> bool:
@@ -468,7 +461,7 @@ class ThreadJournal:
             await self._written(
                 note,
                 threads.append,
-                ThreadKey("", self._thread_id),
+                self._thread_key,
                 [],
                 by=by,
                 expect=expect,
@@ -489,9 +482,7 @@ class ThreadJournal:
             by = self._lease()
             self._drop()
             charge = self._charge(spent)
-            self._checkpointer.store.submit(
-                threads.append, ThreadKey("", self._thread_id), [], by=by, release=PAUSED, charge=charge
-            )
+            self._store.submit(threads.append, self._thread_key, [], by=by, release=PAUSED, charge=charge)
 
     def _charge(self, spent: int) -> Charge | None:
         return Charge(self.payer, spent) if spent and self.payer is not None else None
@@ -501,7 +492,7 @@ class ThreadJournal:
 
     def _lease(self) -> Lease:
         if self._held is None:
-            raise LeaseLost(self._thread_id)
+            raise LeaseLost(self._thread_key.id)
         return Lease(self._held.epoch, self._held.seconds)
 
     def _known_version(self) -> int:
@@ -525,7 +516,7 @@ class ThreadJournal:
 
     async def _written(self, note: Callable[[T], None], query: Callable[..., T], *args: Any, **kwargs: Any) -> None:
         """Write, and note the outcome; until it is known, the journal is stale."""
-        write = self._checkpointer.store.write(query, *args, **kwargs)
+        write = self._store.write(query, *args, **kwargs)
         before, self._position = self._position, None
         try:
             await _settled(write, note)
@@ -539,15 +530,17 @@ class _Claimed:
 
     def __init__(self, journal: ThreadJournal, run_id: str, signal: Signal) -> None:
         self._journal = journal
-        self._store = journal._checkpointer.store
+        self._store = journal._store
         self._signal = signal
         self._token = clock.new_id()
-        self.claim = Claim(owners.name(self._token), run_id, journal._checkpointer.lease_seconds)
+        self.claim = Claim(owners.name(self._token), run_id, journal._lease_seconds)
         keeper.expect(self._token)
 
     def succeed(self, position: Position, messages: Sequence[Message]) -> None:
         journal = self._journal
-        held = Held(journal._thread_id, "", position.epoch, self.claim.seconds, self._token)
+        held = Held(
+            journal._thread_key.id, journal._thread_key.namespace, position.epoch, self.claim.seconds, self._token
+        )
         journal._held, journal._keeper = held, keeper.of(self._store)
         journal._keeper.keep(held, self._signal.abort)
         journal._position = position

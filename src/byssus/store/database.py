@@ -225,6 +225,9 @@ class Store(abc.ABC):
         """Run something that blocks beside the event loop; it settles before a cancellation arrives."""
         return in_thread(call)
 
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `write`, from any thread, for whoever waits later; writes happen in the order of the calls."""
         return self._submitted(Job(query, args, kwargs, None), writes=True)

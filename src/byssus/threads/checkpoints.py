@@ -1,4 +1,4 @@
-"""Versions of a thread: checkpoints that point into its log, forks and rewinds.
+"""Checkpoints of a thread: points of its log, with a state.
 
 A put that passes the whole list of messages is compared with the thread, page by page and beside the writer. Then one
 transaction adds what is new and the checkpoint; if the thread has moved in between, it is compared again.
@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 
 from byssus.errors import InputError, ThreadMoved
 from byssus.messages import decode, dumps
-from byssus.queries.log import branches, threads
+from byssus.queries.log import threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import MessageRow
-from byssus.queries.versions import checkpoints, forks, putting
+from byssus.queries.versions import checkpoints, putting
 from byssus.queries.versions.checkpoints import HIGHEST_STEP, Agreement, CheckpointRow, NewCheckpointRow, ThreadState
-from byssus.store.database import Store, Tx
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads import retention
 from byssus.threads.encoding import PAGE, PLAIN, body_of, encode_json, json_row, message_row
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, NewCheckpoint, Tree
-from byssus.values.inputs import checked_id
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, NewCheckpoint
+from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 
@@ -38,18 +40,22 @@ class _Matched(NamedTuple):
 # --- put and get ------------------------------------------------------------------------------------------------------
 
 
-async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
-    """Store a checkpoint, and of its messages what the thread does not hold yet."""
-    new, given = encoded(checkpoint), list(_checked_messages(checkpoint.messages))
-    thread_id = checkpoint.metadata.thread_id
+async def put(store: Runner, checkpoint: Checkpoint, *, wait: float = 0) -> str:
+    """Store a checkpoint, and of its messages those that the thread does not hold yet; returns its id.
+
+    Messages that go on from the thread's are appended to it. Messages that differ become a branch, which the thread
+    goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
+    """
+    seconds, new, given = checked_wait(wait), encoded(checkpoint), list(_checked_messages(checkpoint.messages))
+    thread_key = checked_thread(checkpoint.metadata.thread_id)
 
     async def attempt(dead_epoch: int) -> ThreadState:
         while True:
-            matched = await _match(store, thread_id, given)
+            matched = await _match(store, thread_key, given)
             try:
                 return await store.write(
                     putting.put,
-                    ThreadKey("", thread_id),
+                    thread_key,
                     new,
                     matched.tail,
                     matched.agreement,
@@ -58,14 +64,17 @@ async def put(store: Store, checkpoint: Checkpoint, wait: float) -> ThreadState:
                     expect=matched.version,
                 )
             except ThreadMoved:
-                continue  # each time, somebody else has come forward
+                continue  # each time, another writer has made progress
 
-    return await retry_while_driven(attempt, wait)
+    thread = await retry_while_driven(store, attempt, seconds)
+    if thread.ttl is not None:
+        await retention.prune_by_ttl(store, thread_key, thread.ttl)
+    return new.id
 
 
-async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched:
-    """Compare messages with a thread's, on a reader's thread."""
-    thread = await store.read(checkpoints.thread_state, ThreadKey("", thread_id))
+async def _match(store: Runner, thread_key: ThreadKey, given: Sequence[Any]) -> _Matched:
+    """Compare messages with a thread's, on a reader: it may be long."""
+    thread = await store.read(checkpoints.thread_state, thread_key)
     if thread is None:
         return _Matched(Agreement(0, 0, True), await store.read(_stored_from, given, 0), 0)
     seq = count = 0
@@ -86,7 +95,7 @@ def _compare(tx: Tx, thread: ThreadState, given: Sequence[Any], start: int, afte
     same = 0
     for value, (_, body, plain) in zip(given[start : start + len(page)], page, strict=False):
         given_body, given_plain = _body_at(value, start + same)
-        if given_plain != plain or not _is_same(given_body, body):
+        if given_plain != plain or not is_same(given_body, body):
             break
         same += 1
     return same, [seq for seq, _, _ in page]
@@ -111,7 +120,7 @@ def _body_at(value: Any, position: int) -> tuple[str, int]:
         raise InputError(f"messages[{position}]: {error}") from error
 
 
-def _is_same(a: str, b: str) -> bool:
+def is_same(a: str, b: str) -> bool:
     """Whether two JSON texts are the same value. The order of keys does not matter; 1 and 1.0 and true differ."""
     return a == b or _sorted(a) == _sorted(b)
 
@@ -120,9 +129,37 @@ def _sorted(text: str) -> str:
     return json.dumps(json.loads(text), sort_keys=True)
 
 
-async def get(store: Store, thread_id: str, checkpoint_id: str | None) -> Checkpoint | None:
+async def get(store: Runner, checkpoint_id: str, thread_id: ThreadId | None = None) -> Checkpoint | None:
+    """A checkpoint with all its messages, or None. Without a thread id, it must be the only one of its name."""
+    name = checked_checkpoint_id(checkpoint_id)
+    if thread_id is not None:
+        return await _load(store, checked_thread(thread_id), name)
+    thread = await store.read(checkpoints.thread_with, name)
+    return None if thread is None else await _load(store, ThreadKey("", thread), name)
+
+
+async def get_latest(store: Runner, thread_id: ThreadId) -> Checkpoint | None:
+    """The thread's checkpoint with the highest step, or None."""
+    return await _load(store, checked_thread(thread_id), None)
+
+
+async def list_checkpoints(
+    store: Runner, thread_id: ThreadId, limit: int = 100, offset: int = 0
+) -> list[CheckpointMetadata]:
+    """The thread's checkpoints, the highest step first."""
+    limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+    return await store.read(_list_page, checked_thread(thread_id), limit=limit, offset=offset)
+
+
+async def list_threads(store: Runner, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+    """The latest checkpoint of each thread that has any, newest first."""
+    limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+    return await store.read(_recent, limit=limit, offset=offset)
+
+
+async def _load(store: Runner, thread_key: ThreadKey, checkpoint_id: str | None) -> Checkpoint | None:
     """A checkpoint of a thread, or its latest one, with all its messages."""
-    while (found := await store.read(checkpoints.get, ThreadKey("", thread_id), checkpoint_id)) is not None:
+    while (found := await store.read(checkpoints.get, thread_key, checkpoint_id)) is not None:
         row, body = found
         messages: list[Any] = []
         after, is_whole = 0, False
@@ -135,7 +172,7 @@ async def get(store: Store, thread_id: str, checkpoint_id: str | None) -> Checkp
         if await store.read(checkpoints.is_there, row):
             state = json.loads(body)
             return Checkpoint(
-                metadata_of(thread_id, row),
+                metadata_of(thread_key.id, row),
                 messages,
                 state.get("state", {}),
                 state.get("tools_result", {}),
@@ -157,7 +194,6 @@ def encoded(checkpoint: Checkpoint) -> NewCheckpointRow:
     if not isinstance(checkpoint, Checkpoint) or not isinstance(checkpoint.metadata, CheckpointMetadata):
         raise InputError(f"put takes a Checkpoint(metadata=CheckpointMetadata(...), ...), got {checkpoint!r:.80}")
     about = checkpoint.metadata
-    checked_id(about.thread_id)
     if about.parent_checkpoint_id is not None:
         checked_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
     if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step <= HIGHEST_STEP:
@@ -214,16 +250,15 @@ def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
 
 
-def list_page(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
-    """A list of a thread's checkpoints, made on a reader's thread: it may be long."""
+def _list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """A page of a thread's checkpoints, decoded on a reader: it may be long."""
     return [
-        metadata_of(thread_id, row)
-        for row in checkpoints.list_page(tx, ThreadKey("", thread_id), limit=limit, offset=offset)
+        metadata_of(thread_key.id, row) for row in checkpoints.list_page(tx, thread_key, limit=limit, offset=offset)
     ]
 
 
-def recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
-    """The same of the threads' latest ones."""
+def _recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """A page of the threads' latest checkpoints."""
     return [metadata_of(name, row) for name, row in checkpoints.recent(tx, limit=limit, offset=offset)]
 
 
@@ -235,77 +270,3 @@ def _checked_messages(messages: object) -> Sequence[Any]:
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages must be a list, got {type(messages).__name__}: {messages!r:.80}")
     return messages
-
-
-# --- forks, trees and differences -------------------------------------------------------------------------------------
-
-
-def checked_at(at: object, what: str) -> str | int:
-    """A point of a thread as callers name it: a checkpoint, its metadata or its id, or a seq."""
-    if isinstance(at, Checkpoint):
-        at = at.metadata
-    if isinstance(at, CheckpointMetadata):
-        at = at.checkpoint_id
-    if isinstance(at, str):
-        return checked_checkpoint_id(at)
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= HIGHEST_STEP:
-        raise InputError(f"{what} must be a checkpoint, its id, or a seq from 0 up, got {at!r:.80}")
-    return at
-
-
-async def tree(store: Store, thread_id: str) -> Tree | None:
-    """A thread and all that was forked from it. However deep, it is walked without recursion."""
-    bare: dict[str, tuple[Tree, list[str]]] = {}
-    waiting = [thread_id]
-    while waiting:
-        name = waiting.pop()
-        found = await store.read(_bare_tree, name)
-        if found is not None:
-            bare[name] = found
-            waiting += [fork for fork in found[1] if fork not in bare]
-    trees: dict[str, Tree] = {}
-    for name, (tree, names) in reversed(bare.items()):  # a fork is found after the thread that it was forked from
-        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees])
-    return trees.get(thread_id)
-
-
-def _bare_tree(tx: Tx, name: str) -> tuple[Tree, list[str]] | None:
-    """A thread as a tree shows it, without its forks; and their ids."""
-    node = forks.node(tx, ThreadKey("", name))
-    if node is None:
-        return None
-    shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))
-    return Tree(name, node.thread.message_count, node.origin, node.origin_seq, shown, left, []), node.forks
-
-
-async def diff(store: Store, a: str, b: str) -> Difference:
-    """Where two threads part. What they share is skipped; behind that, they may still say the same."""
-    one, other, seq = await store.read(forks.shared, a, b)
-    shared = await store.read(_count, one, seq)
-    after = [seq, seq]
-    while True:
-        pages = [
-            await store.read(_bodies, thread.branch, after=start, upto=thread.head)
-            for thread, start in zip((one, other), after, strict=True)
-        ]
-        same = _same_at_the_start(*pages)
-        if same:
-            seq, shared = pages[0][same - 1][0], shared + same
-            after = [page[same - 1][0] for page in pages]
-        if same < PAGE:
-            return Difference(seq, shared, one.message_count - shared, other.message_count - shared)
-
-
-def _same_at_the_start(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> int:
-    for position, ((_, one), (_, other)) in enumerate(zip(a, b, strict=False)):
-        if not _is_same(one, other):
-            return position
-    return min(len(a), len(b))
-
-
-def _bodies(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, str]]:
-    return threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
-
-
-def _count(tx: Tx, thread: ThreadState, seq: int) -> int:
-    return branches.count(tx, thread.branch, seq)

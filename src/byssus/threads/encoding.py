@@ -1,4 +1,4 @@
-"""Messages, extras and ids as a database takes them, and a thread as it comes back.
+"""Messages and extras as a database takes them.
 
 A value that cannot be stored is refused here, before anything is written, with an error that names it.
 """
@@ -6,8 +6,8 @@ A value that cannot be stored is refused here, before anything is written, with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterable
+from typing import Any, TypeAlias, get_args
 
 from byssus.errors import InputError
 from byssus.messages import (
@@ -15,17 +15,13 @@ from byssus.messages import (
     Message,
     Note,
     checked_dumps,
-    decode,
     encode,
     from_value,
 )
 from byssus.queries.accounts.usage import LONG_NAME, Spent
-from byssus.queries.log import threads
-from byssus.queries.log.threads import MessageRow, Position, ThreadRow
-from byssus.store.database import Store, Tx
+from byssus.queries.log.threads import MessageRow
 from byssus.values import clock
 from byssus.values.inputs import column_text
-from byssus.values.thread_key import ThreadKey
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -33,59 +29,6 @@ PAGE = 1_000  # messages a read: the event loop gets the interpreter between two
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
 _MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
-
-
-class Thread(NamedTuple):
-    """A thread as it was loaded.
-
-    `partial` is what has arrived of a reply that is not whole: its run goes on elsewhere, or was interrupted. The rest
-    is for the agent: the messages' places in the log, where the thread stands, and the run that has not ended.
-    """
-
-    messages: list[Message]
-    extra: dict[str, Any]
-    partial: AssistantMessage | None = None
-    seqs: Sequence[int] = ()
-    position: Position = Position(0, 0)
-    run_id: str | None = None
-    unledgered: int = 0
-    mail: int = 0
-    has_ttl: bool = False  # whether its checkpoints go by themselves when they are old
-    owner: str | None = None
-
-
-async def load(store: Store, thread_id: str) -> Thread | None:
-    """Read and decode a thread page by page on a reader's thread: a long one does not stall the event loop."""
-    while True:
-        row, page = await store.read(_first_page, thread_id)
-        if row is None:
-            return None
-        messages, seqs = [message for _, message in page], [seq for seq, _ in page]
-        is_long = len(page) == PAGE
-        while len(page) == PAGE:
-            page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
-            messages.extend(message for _, message in page)
-            seqs.extend(seq for seq, _ in page)
-        # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
-        if not is_long or await store.read(
-            threads.is_at, ThreadKey("", thread_id), row.key, row.branch, row.created_at
-        ):
-            break
-    position = Position(row.head, row.version, row.branch)
-    partial = None if row.partial is None else decode(row.partial)
-    assert isinstance(partial, AssistantMessage | None)
-    extra, has_ttl = json.loads(row.extra), row.ttl is not None
-    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, has_ttl, row.owner)
-
-
-def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, ThreadKey("", thread_id))
-    return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
-
-
-def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
-    rows = threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
-    return [(seq, decode(body)) for seq, body in rows]
 
 
 def message_row(message: Appendable) -> MessageRow:

@@ -1,8 +1,7 @@
-"""Writing to a thread that somebody else may drive: at once, over a lease whose owner is gone, or after a while."""
+"""Writing to a thread that a run may drive: at once, over the lease of a dead owner, or after a while."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -10,14 +9,15 @@ from typing import TypeVar
 from byssus.errors import ThreadBusy
 from byssus.queries.log.leases import NOBODY
 from byssus.store import keeper, owners
+from byssus.store.operations import Runner
 
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
 
 
-async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
-    """Make the attempt until nobody else drives the thread, for so many seconds at most.
+async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
+    """Make the attempt until no run drives the thread, for so many seconds at most.
 
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
@@ -33,11 +33,11 @@ async def retry_while_driven(attempt: Callable[[int], Awaitable[T]], seconds: fl
                 continue
             if left <= 0:
                 raise
-        await asyncio.sleep(min(pause, left))
+        await store.sleep(min(pause, left))
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 def owner_is_gone(owner: str) -> bool:
-    """Whether nobody uses this owner's lease any more: its process has ended, or its run in this process has."""
+    """Whether this owner's lease is of no use any more: its process has ended, or its run in this process has."""
     token = owners.token_of(owner)
     return owners.process_has_ended(owner) if token is None else not keeper.is_alive(token)
