@@ -18,6 +18,9 @@ READY := $(VENV)/.ready
 OVERLAY := $(VENV)/agentscope
 OVERLAID := $(VENV)/.overlaid
 
+# Where the environment forbids byte code, each of the thousand processes that the tests start would compile everything.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: help setup chat test torture lint types check bench requirements clean
 
@@ -31,7 +34,7 @@ chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a 
 	@$(BIN)/byssus chat $(ARGS)
 
 test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 torture: $(READY) ## kill processes, pull plugs, restart Postgres; KILLS=1000 MINUTES=1 for less, ARGS="--seed 7"
 	@$(BIN)/python -m tests.crash.torture --kills $(KILLS) $(ARGS)

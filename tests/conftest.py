@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from byssus.store.database import Store
 from tests.support import postgres
 from tests.support.databases import DATABASES, Database
 from tests.support.postgres import Schema
+from tests.support.ramdisk import ramdisk
 from tests.support.stores import Admin
+
+if (memory := ramdisk()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))  # where pytest makes `tmp_path`
 
 # AgentScope needs another mcp than we do: tests/adapters/test_agentscope.py runs these in processes that have it.
 collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/agentscope"]
@@ -21,6 +26,14 @@ collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/ag
 @pytest.fixture(params=DATABASES)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     made = DATABASES[request.param](tmp_path)
+    yield made
+    made.drop()
+
+
+@pytest.fixture(params=DATABASES)
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """One that nobody has opened yet: there is no file, and no table."""
+    made = DATABASES[request.param](tmp_path, is_made=False)
     yield made
     made.drop()
 

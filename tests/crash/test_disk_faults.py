@@ -222,35 +222,35 @@ def at_every_number(directory: Path, failing: Failing, times: float) -> Counter[
 
 
 @pytest.mark.parametrize("failing", FAILING_WRITES)
-def test_writes_that_fail_until_they_are_mended_end_the_run_and_nothing_more(memory: Path, failing: str) -> None:
-    outcomes = at_every_number(memory, FAILING_WRITES[failing], LASTING)
+def test_writes_that_fail_until_they_are_mended_end_the_run_and_nothing_more(tmp_path: Path, failing: str) -> None:
+    outcomes = at_every_number(tmp_path, FAILING_WRITES[failing], LASTING)
     assert outcomes["noticed"] > 30
     assert outcomes["unnoticed"] == 0
 
 
 @pytest.mark.parametrize("failing", FAILING_WRITES)
-def test_a_single_write_that_fails_costs_nothing_that_was_told(memory: Path, failing: str) -> None:
-    outcomes = at_every_number(memory, FAILING_WRITES[failing], 1)
+def test_a_single_write_that_fails_costs_nothing_that_was_told(tmp_path: Path, failing: str) -> None:
+    outcomes = at_every_number(tmp_path, FAILING_WRITES[failing], 1)
     assert outcomes.total() > 30
 
 
-def test_syncs_that_fail_until_they_are_mended_end_the_run_and_nothing_more(memory: Path) -> None:
-    outcomes = at_every_number(memory, SYNCS, LASTING)
+def test_syncs_that_fail_until_they_are_mended_end_the_run_and_nothing_more(tmp_path: Path) -> None:
+    outcomes = at_every_number(tmp_path, SYNCS, LASTING)
     assert outcomes["noticed"] >= 4
     assert outcomes["unnoticed"] == 0
 
 
-def test_a_single_sync_that_fails_is_made_good_without_a_word(memory: Path) -> None:
+def test_a_single_sync_that_fails_is_made_good_without_a_word(tmp_path: Path) -> None:
     """The writes run once more: SQLite writes all of the frames again, so the second sync can be believed."""
-    outcomes = at_every_number(memory, SYNCS, 1)
+    outcomes = at_every_number(tmp_path, SYNCS, 1)
     assert outcomes["unnoticed"] >= 4
     assert outcomes["noticed"] == 0
 
 
 @pytest.mark.parametrize("failing", ["full", "syncs"])
-def test_a_failure_that_passes_while_the_run_goes_on_costs_nothing_that_was_told(memory: Path, failing: str) -> None:
+def test_a_failure_that_passes_while_the_run_goes_on_costs_nothing_that_was_told(tmp_path: Path, failing: str) -> None:
     """It outlasts the second try of one write, and the next write is fine."""
-    outcomes = at_every_number(memory, SYNCS if failing == "syncs" else FAILING_WRITES[failing], 2)
+    outcomes = at_every_number(tmp_path, SYNCS if failing == "syncs" else FAILING_WRITES[failing], 2)
     assert outcomes["noticed"] >= 4
 
 
@@ -267,7 +267,7 @@ async def append_at_once(cp: SQLiteCheckpointer, number: int) -> tuple[list[str]
 
 @pytest.mark.parametrize("times", [1, 2, LASTING], ids=["once", "twice", "lasting"])
 @pytest.mark.parametrize("failing", ["full", "syncs"])
-def test_of_many_writes_exactly_those_that_were_confirmed_are_there(memory: Path, failing: str, times: float) -> None:
+def test_of_many_writes_exactly_those_that_were_confirmed_are_there(tmp_path: Path, failing: str, times: float) -> None:
     way = SYNCS if failing == "syncs" else FAILING_WRITES[failing]
 
     async def main(fault: Fault, path: Path, at: int) -> bool:
@@ -286,7 +286,7 @@ def test_of_many_writes_exactly_those_that_were_confirmed_are_there(memory: Path
 
     with way.context() as fault:
         at = 1
-        while within(main(fault, memory / f"{at}.db", at)):
+        while within(main(fault, tmp_path / f"{at}.db", at)):
             at += 1
     assert at > (1 if failing == "syncs" else 10)
 
@@ -295,7 +295,7 @@ def test_of_many_writes_exactly_those_that_were_confirmed_are_there(memory: Path
 
 
 @pytest.mark.parametrize("failing", [*FAILING_WRITES, "syncs"])
-def test_a_file_that_could_not_be_made_says_so_and_can_be_made_later(memory: Path, failing: str) -> None:
+def test_a_file_that_could_not_be_made_says_so_and_can_be_made_later(tmp_path: Path, failing: str) -> None:
     way = SYNCS if failing == "syncs" else FAILING_WRITES[failing]
 
     async def main(fault: Fault, path: Path, at: int) -> bool:
@@ -318,14 +318,14 @@ def test_a_file_that_could_not_be_made_says_so_and_can_be_made_later(memory: Pat
 
     with way.context() as fault:
         at = 1
-        while within(main(fault, memory / f"{at}.db", at)):
+        while within(main(fault, tmp_path / f"{at}.db", at)):
             at += 1
     assert at > 3
 
 
 @pytest.mark.parametrize("failing", FAILING_WRITES)
-def test_closing_on_a_disk_that_fails_is_quiet_and_loses_nothing(memory: Path, failing: str) -> None:
-    path = memory / "x.db"
+def test_closing_on_a_disk_that_fails_is_quiet_and_loses_nothing(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "x.db"
 
     async def main(fault: Fault) -> None:
         async with SQLiteCheckpointer(path) as cp:
@@ -351,9 +351,9 @@ def test_closing_on_a_disk_that_fails_is_quiet_and_loses_nothing(memory: Path, f
     ],
 )
 def test_a_file_on_a_disk_that_cannot_be_written_says_so_by_name(
-    memory: Path, failing: str, kinds: type[StoreError], text: str, left: str
+    tmp_path: Path, failing: str, kinds: type[StoreError], text: str, left: str
 ) -> None:
-    path, copy = memory / "x.db", memory / "copy.db"
+    path, copy = tmp_path / "x.db", tmp_path / "copy.db"
 
     async def main(fault: Fault) -> None:
         async with SQLiteCheckpointer(path) as cp:
@@ -387,8 +387,8 @@ def crash(path: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [BROKEN, STALE], ids=["broken", "stale"])
-def test_reads_that_fail_are_told_by_name_and_the_next_ones_are_fine(memory: Path, code: int) -> None:
-    path = memory / "x.db"
+def test_reads_that_fail_are_told_by_name_and_the_next_ones_are_fine(tmp_path: Path, code: int) -> None:
+    path = tmp_path / "x.db"
 
     async def main(fault: Fault) -> None:
         async with SQLiteCheckpointer(path) as cp:
@@ -409,8 +409,8 @@ def test_reads_that_fail_are_told_by_name_and_the_next_ones_are_fine(memory: Pat
         within(main(fault))
 
 
-def test_a_text_that_the_disk_has_damaged_is_told_as_damaged(memory: Path) -> None:
-    path = memory / "x.db"
+def test_a_text_that_the_disk_has_damaged_is_told_as_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
 
     async def main() -> None:
         async with SQLiteCheckpointer(path) as cp:
@@ -428,10 +428,10 @@ def test_a_text_that_the_disk_has_damaged_is_told_as_damaged(memory: Path) -> No
 # --- what a failed sync leaves behind ---------------------------------------------------------------------------------
 
 
-def test_sqlite_undoes_a_commit_whose_sync_failed_and_goes_on(memory: Path) -> None:
+def test_sqlite_undoes_a_commit_whose_sync_failed_and_goes_on(tmp_path: Path) -> None:
     """A fact about SQLite that the retry of a group stands on."""
     with failing_syncs() as fault:
-        connection = apsw.Connection(str(memory / "x.db"))
+        connection = apsw.Connection(str(tmp_path / "x.db"))
         connection.pragma("journal_mode", "wal")
         connection.execute("CREATE TABLE t (a)")
         connection.execute("BEGIN IMMEDIATE; INSERT INTO t VALUES (1)")
@@ -446,14 +446,14 @@ def test_sqlite_undoes_a_commit_whose_sync_failed_and_goes_on(memory: Path) -> N
         connection.close()
 
 
-def test_what_a_failed_sync_left_behind_can_come_back_in_a_crash_until_the_next_commit(memory: Path) -> None:
+def test_what_a_failed_sync_left_behind_can_come_back_in_a_crash_until_the_next_commit(tmp_path: Path) -> None:
     """Nobody sees it, but its frames are in the WAL, and whoever recovers that takes them for a commit. So after a
     crash an error may turn out to have been a success; a confirmation never turns out to have been none."""
-    path = memory / "x.db"
+    path = tmp_path / "x.db"
 
     async def found(name: str) -> list[str]:
-        crash(path, memory / name)
-        async with SQLiteCheckpointer(memory / name) as cp:
+        crash(path, tmp_path / name)
+        async with SQLiteCheckpointer(tmp_path / name) as cp:
             return ids((await load(cp)).messages)
 
     async def main(fault: Fault) -> None:
@@ -473,7 +473,7 @@ def test_what_a_failed_sync_left_behind_can_come_back_in_a_crash_until_the_next_
         within(main(fault))
 
 
-def test_a_crash_while_syncs_fail_loses_nothing_that_was_told_and_no_tool_runs_again(memory: Path) -> None:
+def test_a_crash_while_syncs_fail_loses_nothing_that_was_told_and_no_tool_runs_again(tmp_path: Path) -> None:
     async def main(fault: Fault, path: Path, copy: Path, at: int) -> bool:
         async with SQLiteCheckpointer(path) as cp:
             story = Story(cp, path)
@@ -492,13 +492,13 @@ def test_a_crash_while_syncs_fail_loses_nothing_that_was_told_and_no_tool_runs_a
 
     with failing_syncs() as fault:
         at = 1
-        while within(main(fault, memory / f"{at}.db", memory / f"{at}-copy.db", at)):
+        while within(main(fault, tmp_path / f"{at}.db", tmp_path / f"{at}-copy.db", at)):
             at += 1
     assert at > 4
 
 
-def test_a_checkpoint_of_another_program_that_fails_to_sync_is_not_ours_to_notice(memory: Path) -> None:
-    path = memory / "x.db"
+def test_a_checkpoint_of_another_program_that_fails_to_sync_is_not_ours_to_notice(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
 
     def fold() -> None:
         connection = apsw.Connection(str(path))
@@ -515,7 +515,7 @@ def test_a_checkpoint_of_another_program_that_fails_to_sync_is_not_ours_to_notic
             with pytest.raises(apsw.IOError):
                 fold()
             await cp.append("t", UserMessage("x" * 9_000, id=f"behind-{at}"))
-            copy = memory / f"copy-{at}.db"
+            copy = tmp_path / f"copy-{at}.db"
             crash(path, copy)
             async with SQLiteCheckpointer(copy) as other:
                 assert ids((await load(other)).messages) == ids((await load(cp)).messages)

@@ -34,9 +34,9 @@ def some_points(log: Log, number: int) -> list[int]:
 # --- byssus on an honest disk ---------------------------------------------------------------------------------------
 
 
-def test_nothing_that_was_told_is_lost_wherever_the_power_fails(crowd: Log, memory: Path) -> None:
+def test_nothing_that_was_told_is_lost_wherever_the_power_fails(crowd: Log, tmp_path: Path) -> None:
     points = points_of(crowd, random.Random(SEED), 60)
-    assert outages(crowd, points, memory, SEED) == []
+    assert outages(crowd, points, tmp_path, SEED) == []
 
 
 def test_the_crowd_does_all_that_endangers_a_database(crowd: Log) -> None:
@@ -62,15 +62,15 @@ def test_nothing_is_lost_when_the_power_fails_while_a_full_wal_is_folded_into_th
     assert outages(log, sorted(points), tmp_path, SEED) == []
 
 
-def test_nothing_told_after_a_failed_sync_depends_on_what_the_kernel_has_dropped(memory: Path) -> None:
-    log = record("failing", memory / "scene", SEED)
+def test_nothing_told_after_a_failed_sync_depends_on_what_the_kernel_has_dropped(tmp_path: Path) -> None:
+    log = record("failing", tmp_path / "scene", SEED)
     assert sum(isinstance(entry, SyncFailed) for entry in log) > 10
-    assert outages(log, some_points(log, 80), memory, SEED) == []
+    assert outages(log, some_points(log, 80), tmp_path, SEED) == []
 
 
-def test_normal_durability_may_lose_the_last_moments_but_never_damages(memory: Path) -> None:
-    log = record("crowd", memory / "scene", SEED, "normal")
-    found = outages(log, some_points(log, 50), memory, SEED)
+def test_normal_durability_may_lose_the_last_moments_but_never_damages(tmp_path: Path) -> None:
+    log = record("crowd", tmp_path / "scene", SEED, "normal")
+    found = outages(log, some_points(log, 50), tmp_path, SEED)
     assert set(by_kind(found)) == {"lost"}
 
 
@@ -82,12 +82,12 @@ def test_normal_durability_may_lose_the_last_moments_but_never_damages(memory: P
     [(("x.db", "-wal", "-journal", "/"), "lost"), (("-wal",), "lost"), (("x.db",), "damaged"), (("/",), "lost")],
     ids=["everything", "the WAL", "the file", "the directory"],
 )
-def test_a_disk_that_lies_is_noticed(crowd: Log, memory: Path, lies_about: tuple[str, ...], kind: str) -> None:
-    found = outages(crowd, some_points(crowd, 50), memory, SEED, lies_about=lies_about)
+def test_a_disk_that_lies_is_noticed(crowd: Log, tmp_path: Path, lies_about: tuple[str, ...], kind: str) -> None:
+    found = outages(crowd, some_points(crowd, 50), tmp_path, SEED, lies_about=lies_about)
     assert kind in by_kind(found)
 
 
-def test_a_message_that_is_told_too_early_is_noticed(crowd: Log, memory: Path) -> None:
+def test_a_message_that_is_told_too_early_is_noticed(crowd: Log, tmp_path: Path) -> None:
     """A store that answers before it has synced."""
     early: Log = []
     waiting: list[Entry] = []
@@ -101,7 +101,7 @@ def test_a_message_that_is_told_too_early_is_noticed(crowd: Log, memory: Path) -
             waiting = []
     early += waiting
     early.reverse()
-    found = outages(early, some_points(early, 50), memory, SEED)
+    found = outages(early, some_points(early, 50), tmp_path, SEED)
     assert by_kind(found).keys() == {"lost"}
 
 

@@ -6,19 +6,26 @@ To add a database: write a class with the same members and add it to `DATABASES`
 from __future__ import annotations
 
 import contextlib
+import functools
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+
+import apsw
 
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.sqlite import store as sqlite
-from tests.support import postgres
+from tests.support.postgres import server_for_tests
+from tests.support.ramdisk import ramdisk
+from tests.support.schemas import ready_schemas
 
 
 class Database(Protocol):
-    """One fresh, empty database."""
+    """One fresh, empty database: as it is when it has just been opened for the first time, or before that."""
 
     system: str  # its kind, as OpenTelemetry writes it
     commits_latecomers: bool  # whether a commit takes in what was submitted after the first of its writes had begun
@@ -47,8 +54,12 @@ class SQLiteFile:
     system = "sqlite"
     commits_latecomers = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_made: bool = True) -> None:
         self._path = directory / "contract.db"
+        if is_made:
+            self._path.write_bytes(_made_file())
+            with contextlib.closing(apsw.Connection(str(self._path))) as connection:  # no two databases have the same
+                connection.execute("UPDATE identity SET id = ?", [uuid.uuid4().hex])
 
     @property
     def place(self) -> str:
@@ -75,12 +86,22 @@ class SQLiteFile:
         """The directory goes away by itself."""
 
 
+@functools.cache
+def _made_file() -> bytes:
+    """A file in which the migrations have made the tables."""
+    with tempfile.TemporaryDirectory(dir=ramdisk()) as directory:
+        path = Path(directory) / "made.db"
+        sharing.release(sqlite.open_store(path))
+        return path.read_bytes()
+
+
 class PostgresSchema:
     system = "postgresql"
     commits_latecomers = False
 
-    def __init__(self, _: Path) -> None:
-        self._place = postgres.server_for_tests().fresh_schema()
+    def __init__(self, _: Path, *, is_made: bool = True) -> None:
+        self._is_made = is_made
+        self._place = ready_schemas().take() if is_made else server_for_tests().fresh_schema()
 
     @property
     def place(self) -> str:
@@ -129,7 +150,10 @@ class PostgresSchema:
         ]
 
     def drop(self) -> None:
-        postgres.server_for_tests().drop(self._place)
+        if self._is_made:
+            ready_schemas().give_back(self._place)
+        else:
+            server_for_tests().drop(self._place)
 
 
-DATABASES: dict[str, Callable[[Path], Database]] = {"sqlite": SQLiteFile, "postgres": PostgresSchema}
+DATABASES: dict[str, Callable[..., Database]] = {"sqlite": SQLiteFile, "postgres": PostgresSchema}

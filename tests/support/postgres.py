@@ -36,6 +36,8 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.support.ramdisk import ramdisk
+
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",  # the data survive the death of every process; only the machine's would need more
@@ -329,7 +331,7 @@ class SharedServer:
         """An empty database's DSN; if we may not make databases, one with a new schema as its search path."""
         name = _unused_name()
         try:
-            self._execute(_create_database(name, self._open().info.server_version // 10000).encode())
+            self._execute(_create_database(name, self.connection().info.server_version // 10000).encode())
         except psycopg.errors.InsufficientPrivilege:
             schema = self.fresh_schema()
             place = _with(self._dsn, options=f"-c search_path={schema.name}")
@@ -343,8 +345,16 @@ class SharedServer:
         """An empty schema in the one database that all of them share."""
         place = Schema(_with(self._dsn), _unused_name())
         self._execute(f'CREATE SCHEMA "{place.name}"'.encode())
-        self._made[place] = f'DROP SCHEMA "{place.name}" CASCADE'.encode()
+        self._made[place] = _drop_schema(place)
         return place
+
+    def rename(self, place: Schema) -> Schema:
+        """The same schema under a name that nobody knows yet."""
+        renamed = Schema(place.dsn, _unused_name())
+        self._execute(f'ALTER SCHEMA "{place.name}" RENAME TO "{renamed.name}"'.encode())
+        del self._made[place]
+        self._made[renamed] = _drop_schema(renamed)
+        return renamed
 
     def drop(self, place: str | Schema) -> None:
         """Remove what `fresh_database` or `fresh_schema` gave."""
@@ -360,9 +370,9 @@ class SharedServer:
                 self._connection.close()
 
     def _execute(self, statement: bytes) -> None:
-        self._open().execute(statement)
+        self.connection().execute(statement)
 
-    def _open(self) -> psycopg.Connection:
+    def connection(self) -> psycopg.Connection:
         """The connection for all this; a new one, if a test restarted the server or cut its connections."""
         if self._connection is not None:
             try:
@@ -436,7 +446,7 @@ def user_can(script: str, *arguments: str) -> bool:
 
 def _folder() -> Path:
     """A new directory that belongs to the server's user, where it can get at it and with room for a socket's name."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+    for parent in filter(None, (ramdisk(), tempfile.gettempdir(), "/tmp", "/var/tmp")):
         with contextlib.suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=parent))
             _give(folder)
@@ -545,6 +555,10 @@ def _create_database(name: str, release: int) -> str:
     """Copying files is faster than writing the copy to the log, which is what Postgres does by default since 15."""
     strategy = " STRATEGY file_copy" if release >= 15 else ""
     return f'CREATE DATABASE "{name}" TEMPLATE template0{strategy}'
+
+
+def _drop_schema(place: Schema) -> bytes:
+    return f'DROP SCHEMA "{place.name}" CASCADE'.encode()
 
 
 def _unused_name() -> str:
