@@ -21,12 +21,13 @@ from byssus import Agent, Model
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.scripted import ScriptedProvider
-from byssus.queries.log.threads import VISITOR, Stored
+from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.queries.versions import putting
-from byssus.queries.versions.checkpoints import New
+from byssus.queries.versions.checkpoints import NewCheckpointRow
 from byssus.store.database import Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 TURNS = 800
 EDGE = 50  # so many turns are the start, and the end
@@ -175,17 +176,17 @@ def _pointing(cp: Checkpointer, thread: str) -> Callable[[], Awaitable[object]]:
 
     async def one() -> None:
         await cp.append(thread, UserMessage(text(1000)))
-        await cp.store.write(_reply, thread, stored(AssistantMessage(text(1000))), _new(clock.new_id()))
+        await cp.store.write(_reply, thread, message_row(AssistantMessage(text(1000))), _new(clock.new_id()))
 
     return one
 
 
-def _reply(tx: Tx, thread: str, message: Stored, new: New) -> None:
-    putting.append(tx, thread, [message], new=new, by=VISITOR)
+def _reply(tx: Tx, thread: str, message: MessageRow, new: NewCheckpointRow) -> None:
+    putting.append(tx, ThreadKey("", thread), [message], new=new, by=UNLEASED)
 
 
-def _new(name: str) -> New:
-    return New(name, 0, None, '{"tags":[],"summary":"a turn"}', "{}")
+def _new(name: str) -> NewCheckpointRow:
+    return NewCheckpointRow(name, 0, None, '{"tags":[],"summary":"a turn"}', "{}")
 
 
 def _prompting(every: str | None) -> Turns:
@@ -262,7 +263,7 @@ async def _written(cp: Checkpointer, query: Callable[..., Any], *args: Any) -> N
 
 def _steps(tx: Tx, thread: str, count: int) -> None:
     for _ in range(count):
-        _reply(tx, thread, Stored("x", "user", '{"role":"user"}'), _new(clock.new_id()))
+        _reply(tx, thread, MessageRow("x", "user", '{"role":"user"}'), _new(clock.new_id()))
 
 
 def many_threads(bench: Bench) -> None:
@@ -360,7 +361,7 @@ async def _read(cp: Checkpointer, query: Callable[..., Any]) -> Any:
 
 
 def _point(tx: Tx, thread: str) -> None:
-    putting.append(tx, thread, [], new=_new(clock.new_id()), by=VISITOR)
+    putting.append(tx, ThreadKey("", thread), [], new=_new(clock.new_id()), by=UNLEASED)
 
 
 # --- an ephemeral last message ----------------------------------------------------------------------------------------

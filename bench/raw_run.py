@@ -112,7 +112,7 @@ class RawRun:
         return {"owner": self._owner, "until": self._until(), "run": clock.new_id()}
 
     def _until(self) -> str:
-        return clock.later(self._now, 30.0)
+        return clock.after(self._now, 30.0)
 
     def _place(self) -> dict[str, Any]:
         """The call of the last message."""

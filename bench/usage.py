@@ -20,8 +20,9 @@ from byssus.messages import AssistantMessage, Usage, UserMessage
 from byssus.queries.log import threads
 from byssus.storage import AgentStorage
 from byssus.store.database import Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 from tests.support import postgres
 
 TEXT = "x" * 330
@@ -66,9 +67,10 @@ def main() -> None:
 def fill(storage: AgentStorage, users: list[str], count: int) -> float:
     """Sessions of a hundred messages, each on another day of the last month."""
     started = time.perf_counter()
-    said = stored(UserMessage(TEXT))
+    said = message_row(UserMessage(TEXT))
     replies = [
-        stored(AssistantMessage(TEXT, usage=Usage(900, 80 + n, cache_read=400), model=f"model-{n}")) for n in range(3)
+        message_row(AssistantMessage(TEXT, usage=Usage(900, 80 + n, cache_read=400), model=f"model-{n}"))
+        for n in range(3)
     ]
     real = clock.now
     days = itertools.cycle(range(DAYS))
@@ -86,11 +88,11 @@ def fill(storage: AgentStorage, users: list[str], count: int) -> float:
 def _write(storage: AgentStorage, pending: list[Any], real: Callable[[], str]) -> None:
     def query(tx: Tx, rows: list[Any]) -> None:
         for session, user, messages, _ in rows:
-            threads.append(tx, session, messages, owner=user)
+            threads.append(tx, ThreadKey("", session), messages, owner=user)
 
     for _, same in itertools.groupby(sorted(pending, key=lambda each: each[3]), key=lambda each: each[3]):
         group = list(same)
-        moment = clock.later(real(), -86_400.0 * group[0][3])
+        moment = clock.after(real(), -86_400.0 * group[0][3])
         clock.now = lambda moment=moment: moment  # type: ignore[misc]
         try:
             storage.store.write_now(query, group)
@@ -105,7 +107,7 @@ def measure(storage: AgentStorage, user: str) -> None:
         p50, p95 = _times(lambda days=days: storage.get_usage_stats(user, days))  # type: ignore[misc]
         what = f"usage of a user, {days} days: {stats['total_messages']:,} messages"
         report(what, f"p50 {p50:.1f} ms, p95 {p95:.1f} ms", p95 / BAR_MS, 1.0, at_least=False)
-    since = clock.later(clock.now(), -86_400.0 * 29)[:10]
+    since = clock.after(clock.now(), -86_400.0 * 29)[:10]
 
     def scan(tx: Tx) -> Any:
         return tx.all(_SCAN[storage.store.system], user=user, since=since)

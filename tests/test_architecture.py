@@ -41,19 +41,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"values", "errors", "events", "messages", "signals", "stream", "telemetry"}, set()),
 }
 # What runs SQL knows no message: of the values it may use these alone.
-SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py"}
+SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py", "values/thread_key.py"}
 
 # Arrows that have to turn round.
 TO_TURN = {
-    ("middleware/__init__.py", "run/journal.py"),
-    ("middleware/windows.py", "run/journal.py"),
-    ("middleware/windows.py", "threads/encoding.py"),
-    ("run/thread_journal.py", "checkpointer.py"),
     ("store/handle.py", "threads/erasure.py"),
     ("store/keeper.py", "queries/log/leases.py"),
     ("store/sqlite/store.py", "queries/moving/copying.py"),
     ("store/sqlite/store.py", "queries/search/search.py"),
-    ("threads/checkpoints.py", "run/journal.py"),
 }
 
 # Packages that only these files may import, so that everything else works without them.

@@ -30,7 +30,8 @@ from byssus.messages import (
     to_value,
 )
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
 
@@ -394,12 +395,12 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
     ]
 
     async def use(cp: Checkpointer) -> None:
-        rows = [Stored("id", "some role", json.dumps(body)) for body in bodies]
-        await cp.store.write(threads.append, "newer", rows)
+        rows = [MessageRow("id", "some role", json.dumps(body)) for body in bodies]
+        await cp.store.write(threads.append, ThreadKey("", "newer"), rows)
         messages = (await loaded(cp, "newer")).messages
         assert [message.role for message in messages] == ["user", "assistant", "tool_result", "oracle", "user", "note"]
         await cp.append("copy", messages)
-        row = await cp.store.read(threads.find, "copy")
+        row = await cp.store.read(threads.find, ThreadKey("", "copy"))
         assert row is not None
         page = await cp.store.read(threads.page, row.branch, after=0, upto=row.head, limit=100)
         assert [json.loads(body) for _, body in page] == bodies
@@ -411,7 +412,7 @@ def test_a_message_of_a_newer_version_survives_loading_and_appending(database: D
 def test_a_stored_message_that_cannot_be_read_is_an_error_that_shows_it(database: Database, body: str) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("good", UserMessage("hi"))
-        await cp.store.write(threads.append, "bad", [Stored("id", "user", body)])
+        await cp.store.write(threads.append, ThreadKey("", "bad"), [MessageRow("id", "user", body)])
         with pytest.raises(StoreCorrupt, match="stored message") as caught:
             await cp.load("bad")
         assert repr(body) in str(caught.value)

@@ -14,39 +14,37 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from byssus import telemetry
-from byssus.checkpointer import At, Checkpointer
+from byssus.checkpointer import Checkpointer
 from byssus.errors import AgentBusy, InputError
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import history
 from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
+from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import termination
-from byssus.run.journal import Journal, Mark, MemoryJournal, pending
+from byssus.run.journal import Journal, MemoryJournal, pending
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import ThreadJournal
-from byssus.store.operations import at_hand, later
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
-from byssus.threads.encoding import checked_id, encode_extra
-from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
-from byssus.threads.waiting import checked_wait
+from byssus.threads.encoding import encode_extra
+from byssus.threads.forks import At, checked_at
+from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Tool
 from byssus.values import clock
+from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-
-if TYPE_CHECKING:
-    from byssus.threads import checkpoints
-else:
-    (checkpoints,) = later("threads.checkpoints")
+from byssus.values.thread_key import ThreadKey
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -113,7 +111,7 @@ class Agent:
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         checkpointer: Checkpointer | None = None,
-        thread_id: str | None = None,
+        thread_id: ThreadId | None = None,
         user_id: str | None = None,
         middleware: Sequence[object] = (),
         tool_mode: str = "parallel",
@@ -140,12 +138,10 @@ class Agent:
             Chain(middleware),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
-            thread_id if at is None else clock.new_id(),
+            _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             _checked_every(checkpoint_every, checkpointer),
         )
-        if self._setup.checkpoint_every or at is not None:
-            at_hand(checkpoints)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = history.ValidHistory(max_result_chars)
@@ -242,25 +238,25 @@ class Agent:
 
         Without a summary, it is the beginning of what was said last.
         """
-        mark = Mark(clock.new_id(), tags, summary, {} if state is None else state)
-        while not await self._marked(mark):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
+        checkpoint = NewCheckpoint(clock.new_id(), tags, summary, {} if state is None else state)
+        while not await self._checkpointed(checkpoint):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
             await asyncio.sleep(_A_MOMENT)
-        return mark.id
+        return checkpoint.id
 
-    async def _marked(self, mark: Mark) -> bool:
+    async def _checkpointed(self, checkpoint: NewCheckpoint) -> bool:
         """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
         if self._run is not None:
-            return await self._journal.mark(mark)
+            return await self._journal.checkpoint(checkpoint)
         await self._loaded()
         if self._run is not None or self._task is not None:
             return False
-        self._task = task = asyncio.create_task(self._load_and_mark(mark))
+        self._task = task = asyncio.create_task(self._load_and_checkpoint(checkpoint))
         task.add_done_callback(self._become_idle)
         return await asyncio.shield(task)
 
-    async def _load_and_mark(self, mark: Mark) -> bool:
+    async def _load_and_checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         await self._journal.load()
-        return await self._journal.mark(mark)
+        return await self._journal.checkpoint(checkpoint)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
@@ -449,7 +445,7 @@ def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, 
 
 def _journal(
     checkpointer: Checkpointer | None,
-    thread_id: str | None,
+    thread_id: ThreadId | None,
     setup: Setup,
     modes: Modes,
     wait: float,
@@ -470,10 +466,22 @@ def _journal(
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
-    if at is None or setup.thread_id is None:
-        return ThreadJournal(checkpointer, thread_id, modes, wait, user_id=setup.user_id)
-    origin = (checked_id(thread_id), checkpoints.checked_at(at, "at"))
-    return ThreadJournal(checkpointer, setup.thread_id, modes, wait, user_id=setup.user_id, origin=origin)
+    thread_key, origin = checked_thread(thread_id), None
+    if at is not None and setup.thread_id is not None:
+        origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
+    return ThreadJournal(
+        checkpointer,
+        thread_key,
+        checkpointer.lease_seconds,
+        modes,
+        wait,
+        user_id=setup.user_id,
+        origin=origin,
+    )
+
+
+def _id_of(thread: ThreadId | None) -> str | None:
+    return thread.id if isinstance(thread, ThreadKey) else thread
 
 
 def _checked_every(every: object, checkpointer: object) -> int:

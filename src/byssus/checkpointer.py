@@ -4,47 +4,32 @@
         await cp.append("trip", [UserMessage("hello")])
         thread = await cp.load("trip")
 
-One checkpointer serves any number of threads and agents. Several on one database share what is below them.
+One checkpointer serves any number of threads and agents. Several on one database share what is below them. What a
+checkpointer can do is a table of operations, which `AgentStorage` offers without an event loop.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
-import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
-from byssus.errors import InputError, StoreNotOpen, ThreadBusy
-from byssus.messages import Message, UserMessage, decode, stamped
-from byssus.queries.log import inbox, leases, threads, tool_calls
-from byssus.queries.log.leases import Visit
+from byssus.accounts import sessions, tasks, tool_log, usage, users
+from byssus.errors import InputError, StoreNotOpen
 from byssus.queries.log.threads import ThreadInfo
 from byssus.queries.versions import erasure_notes
-from byssus.store import opening as places
-from byssus.store import sharing
+from byssus.store import opening, sharing
 from byssus.store.database import Store, in_thread
 from byssus.store.opening import exists, is_dsn
-from byssus.store.operations import awaited, later
+from byssus.store.operations import awaited, direct, lazy_modules
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
-from byssus.threads.encoding import (
-    PAGE,
-    Appendable,
-    Thread,
-    checked_count,
-    checked_id,
-    encode_extra,
-    listed,
-    load,
-    storable,
-    stored,
-)
-from byssus.threads.inbox import Receipt, Waiting, id_of
-from byssus.threads.waiting import checked_wait, is_gone, patiently
-from byssus.values import clock
+from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
+from byssus.threads import inbox as inbox_operations
+from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
     CheckpointBackend,
@@ -58,30 +43,17 @@ from byssus.values.checkpoints import (
     keep_last,
     keep_tagged,
 )
-from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.prompts import single
+from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
-    from byssus.accounts import sessions, tasks, tool_log, usage, users
-    from byssus.maintenance import backup as backups
-    from byssus.maintenance import check as checking
+    from byssus.maintenance import backup as backup_operations
+    from byssus.maintenance import check as check_operations
     from byssus.maintenance import export
-    from byssus.queries.versions import checkpoints, deleting, forks
-    from byssus.search import search as searching
-    from byssus.threads import checkpoints as versions
-    from byssus.threads import erasure, retention, watching
-else:  # an agent that starts needs none of them
-    users, sessions, tasks, tool_log, usage = later(
-        "accounts.users", "accounts.sessions", "accounts.tasks", "accounts.tool_log", "accounts.usage"
+    from byssus.search import search as search_operations
+else:  # large, and of no use to an agent that starts
+    backup_operations, check_operations, export, search_operations = lazy_modules(
+        "maintenance.backup", "maintenance.check", "maintenance.export", "search.search"
     )
-    backups, checking, erasure, retention, searching = later(
-        "maintenance.backup", "maintenance.check", "threads.erasure", "threads.retention", "search.search"
-    )
-    export, versions, watching = later("maintenance.export", "threads.checkpoints", "threads.watching")
-    checkpoints, deleting, forks = later(
-        "queries.versions.checkpoints", "queries.versions.deleting", "queries.versions.forks"
-    )
-
 
 __all__ = [
     "Checkpoint",
@@ -96,6 +68,7 @@ __all__ = [
     "SQLiteCheckpointer",
     "Thread",
     "ThreadInfo",
+    "ThreadKey",
     "ToolCallRecord",
     "Tree",
     "checkpointer_for",
@@ -104,30 +77,6 @@ __all__ = [
     "keep_last",
     "keep_tagged",
 ]
-
-
-At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
-Forks: TypeAlias = Literal["keep", "erase"]
-
-
-class ToolCallRecord(NamedTuple):
-    """What the ledger says about a tool call.
-
-    `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown,
-    left (by a rewind, unanswered).
-    """
-
-    call_id: str
-    tool_name: str
-    arguments: dict[str, Any]
-    recovery: str
-    idempotency_key: str
-    run_id: str
-    status: str
-    attempts: int
-    asked_at: str | None
-    started_at: str | None
-    ended_at: str | None
 
 
 class Checkpointer(abc.ABC):
@@ -208,206 +157,49 @@ class Checkpointer(abc.ABC):
             )
         return self._store
 
-    async def load(self, thread_id: str) -> Thread | None:
-        """The whole thread, or None when nothing was ever stored under this id."""
-        return await load(self.store, checked_id(thread_id))
+    # --- threads ------------------------------------------------------------------------------------------------------
 
-    async def append(self, thread_id: str, messages: Appendable | Iterable[Appendable], *, wait: float = 0) -> None:
-        """Add messages at the end, all or none; they are on disk when this returns.
+    load = awaited(thread.load)
+    append = awaited(thread.append)
+    save_extra = awaited(thread.save_extra)
+    set_user = awaited(thread.set_user)
+    info = awaited(thread.info)
+    threads = awaited(thread.list_threads)
+    unfinished = awaited(thread.unfinished)
+    abort = awaited(thread.abort)
+    watch = direct(watching.watch)
 
-        While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
-        """
-        rows = [*map(stored, listed(messages))]
-        thread, store, seconds = checked_id(thread_id), self.store, checked_wait(wait)
-        if not rows:
-            return
-        try:
-            await store.write(threads.append, thread, rows)
-        except ThreadBusy:
-            await patiently(lambda over: store.write(threads.append, thread, rows, by=Visit(over)), seconds)
+    steer = direct(inbox_operations.steer)
+    follow_up = direct(inbox_operations.follow_up)
+    inbox = awaited(inbox_operations.inbox)
+    withdraw = awaited(inbox_operations.withdraw)
 
-    async def save_extra(self, thread_id: str, extra: dict[str, Any], *, wait: float = 0) -> None:
-        """Replace the thread's extra: a key that is not there any more is gone. As `append` while a run is going on."""
-        thread, text, store = checked_id(thread_id), encode_extra(extra), self.store
-        await patiently(lambda over: store.write(threads.save_extra, thread, text, by=Visit(over)), checked_wait(wait))
+    pending = awaited(approvals.pending)
+    answer = awaited(approvals.answer)
+    tool_calls = awaited(approvals.tool_calls)
 
-    def watch(self, thread_id: str) -> AsyncGenerator[Message, None]:
-        """What the thread holds, and then each message a moment after it was committed, by whichever process.
+    put = awaited(checkpoints.put)
+    get = awaited(checkpoints.get)
+    get_latest = awaited(checkpoints.get_latest)
+    list_threads = awaited(checkpoints.list_threads)
+    list_checkpoints = awaited(checkpoints.list_checkpoints)
+    fork = awaited(forks.fork)
+    rewind = awaited(forks.rewind)
+    tree = awaited(forks.tree)
+    diff = awaited(forks.diff)
 
-        It goes on until you break out of the loop. A thread that does not exist yet is waited for.
-        """
-        return watching.watch(self.store, checked_id(thread_id))
+    prune = awaited(retention.prune)
+    set_ttl = awaited(retention.set_ttl)
+    delete_before = awaited(retention.delete_before)
+    delete_thread = awaited(retention.delete_thread)
+    erase_thread = awaited(erasure.erase_thread)
+    erase_user = awaited(erasure.erase_user)
 
-    # --- runs, seen from outside --------------------------------------------------------------------------------------
+    export_thread = direct(export.export_thread)
+    export_user = direct(export.export_user)
+    import_from = direct(export.import_lines)
 
-    async def unfinished(self) -> list[ThreadInfo]:
-        """Threads whose run was interrupted: a service resumes them when it starts.
-
-        A run that goes on somewhere is not listed, nor one that waits for a person's answer.
-        """
-        found = await self.store.read(threads.unfinished)
-        return [info for info, owner, _ in found if owner is None or is_gone(owner)]
-
-    def steer(self, thread_id: str, message: str | UserMessage) -> Receipt:
-        """Say something into the run that drives the thread, in whatever process: it hears it before its next turn.
-
-        Without a run, it waits for the next one. Await what this returns to know that it is on disk.
-        """
-        return self.send(thread_id, inbox.STEER, single(message, "steer"))
-
-    def follow_up(self, thread_id: str, message: str | UserMessage) -> Receipt:
-        """As `steer`, for the moment when the run would stop."""
-        return self.send(thread_id, inbox.FOLLOW_UP, single(message, "follow_up"))
-
-    def send(self, thread_id: str, kind: str, message: UserMessage) -> Receipt:
-        """Submit the message at once, behind all that was sent before."""
-        message = stamped(message)
-        return Receipt(message, self.store.submit(inbox.send, checked_id(thread_id), kind, stored(message)))
-
-    async def inbox(self, thread_id: str) -> list[Waiting]:
-        """What was said and not heard yet, in order."""
-        rows = await self.store.read(inbox.waiting, checked_id(thread_id))
-        return [Waiting(row.id, row.kind, decode(row.body), row.created_at) for row in rows]  # type: ignore[arg-type]
-
-    async def withdraw(self, thread_id: str, message: str | Receipt | Waiting) -> bool:
-        """Take back what was not heard yet; False if it is too late."""
-        return await self.store.write(inbox.withdraw, checked_id(thread_id), storable(id_of(message)))
-
-    async def abort(self, thread_id: str) -> bool:
-        """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
-        owner = await self.store.write(leases.abort, checked_id(thread_id))
-        return owner is not None and not is_gone(owner)
-
-    async def pending(self, thread_id: str | None = None) -> list[Pending]:
-        """The tool calls that wait for a person, of one thread or of all."""
-        rows = await self.store.read(tool_calls.pending, None if thread_id is None else checked_id(thread_id))
-        return [Pending(*row[:3], json.loads(row.arguments) or {}, *row[4:]) for row in rows]
-
-    async def answer(self, thread_id: str, call_id: str, answer: Answer) -> None:
-        """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
-
-        It is recorded; the thread's next run (`resume()`, `prompt()`) acts upon it, or the one that is going on.
-        """
-        await self.answer_encoded(thread_id, call_id, encode_answer(answer))
-
-    async def answer_encoded(self, thread_id: str, call_id: str, answer: str) -> None:
-        if not isinstance(call_id, str):
-            raise InputError(f"a call is named by its id, got {call_id!r:.80}; pending() lists what waits")
-        await self.store.write(tool_calls.answer, checked_id(thread_id), storable(call_id), answer)
-
-    async def tool_calls(self, thread_id: str) -> list[ToolCallRecord]:
-        """The ledger of the thread: every tool call that was begun or put before a person, oldest first."""
-        found: list[ToolCallRecord] = []
-        after = 0
-        while True:
-            rows = await self.store.read(tool_calls.records, checked_id(thread_id), after=after, limit=PAGE)
-            found += [ToolCallRecord(row[1], row[2], json.loads(row[3]) or {}, *row[4:]) for row in rows]
-            if len(rows) < PAGE:
-                return found
-            after = rows[-1][0]
-
-    # --- lists --------------------------------------------------------------------------------------------------------
-
-    async def info(self, thread_id: str) -> ThreadInfo | None:
-        """A thread as a list shows it, or None when nothing was ever stored under this id."""
-        return await self.store.read(threads.info, checked_id(thread_id))
-
-    async def threads(self, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
-        """All threads, the one that was written last first. To go on, pass the last of the list as `before`."""
-        checked_count("limit", limit)
-        if isinstance(before, str):
-            known = await self.store.read(threads.info, checked_id(before))
-            if known is None:
-                raise InputError(f"there is no thread {before!r} to list the ones before")
-            before = known
-        elif not isinstance(before, ThreadInfo | None):
-            raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
-        return await self.store.read(threads.recent, limit=limit, before=before)
-
-    # --- versions -----------------------------------------------------------------------------------------------------
-
-    async def put(self, checkpoint: Checkpoint, *, wait: float = 0) -> str:
-        """Store a checkpoint, and of its messages those that the thread does not hold yet; returns its id.
-
-        Messages that go on from the thread's are appended to it. Messages that differ become a branch, which the thread
-        goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
-        """
-        seconds, store = checked_wait(wait), self.store
-        thread = await versions.put(store, checkpoint, seconds)
-        if thread.ttl is not None:
-            await retention.tidy(store, thread.id, thread.ttl)
-        return checkpoint.metadata.checkpoint_id
-
-    async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None:
-        """A checkpoint with all its messages, or None. Without a thread id, it must be the only one of its name."""
-        name, store = versions.checked_checkpoint_id(checkpoint_id), self.store
-        thread = await store.read(checkpoints.thread_with, name) if thread_id is None else checked_id(thread_id)
-        return None if thread is None else await versions.get(store, thread, name)
-
-    async def get_latest(self, thread_id: str) -> Checkpoint | None:
-        """The thread's checkpoint with the highest step, or None."""
-        return await versions.get(self.store, checked_id(thread_id), None)
-
-    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
-        """The latest checkpoint of each thread that has any, the newest first."""
-        limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-        return await self.store.read(versions.recent, limit=limit, offset=offset)
-
-    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
-        """The thread's checkpoints, the highest step first."""
-        limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-        return await self.store.read(versions.listed, checked_id(thread_id), limit=limit, offset=offset)
-
-    async def fork(
-        self, thread_id: str, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None
-    ) -> str:
-        """A new thread that shares the past of this one: up to a checkpoint, a seq, or its head. Returns its id.
-
-        Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
-        same user, unless `user_id` says otherwise.
-        """
-        new = clock.new_id() if new_id is None else checked_id(new_id)
-        point = None if at is None else versions.checked_at(at, "at")
-        owner = None if user_id is None else checked_id(user_id, "a user id")
-        await self.store.write(forks.fork, checked_id(thread_id), new, point, owner=owner)
-        return new
-
-    async def rewind(self, thread_id: str, to: At, *, wait: float = 0) -> str:
-        """Let the thread go on from an earlier checkpoint or seq.
-
-        Nothing is removed: what came after stays in the tree. Returns the id of the checkpoint that holds where the
-        thread stood (made if there was none), so that rewinding to that one undoes this.
-        """
-        point, thread, store = versions.checked_at(to, "to"), checked_id(thread_id), self.store
-        left = versions.left_behind(f"where the thread stood before it was rewound to {to!r}")
-        return await patiently(
-            lambda over: store.write(forks.rewind, thread, point, left=left, by=Visit(over)), checked_wait(wait)
-        )
-
-    async def tree(self, thread_id: str) -> Tree | None:
-        """The thread with its checkpoints, what rewinds have left, and its forks with theirs; None if it is unknown."""
-        return await versions.tree(self.store, checked_id(thread_id))
-
-    async def diff(self, a: str, b: str) -> Difference:
-        """Where two threads part."""
-        return await versions.diff(self.store, checked_id(a), checked_id(b))
-
-    def export_thread(self, thread_id: str) -> AsyncIterator[str]:
-        """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
-        return export.export_thread(self.store, checked_id(thread_id))
-
-    def export_user(self, user_id: str) -> AsyncIterator[str]:
-        """The same for all threads of a user."""
-        return export.export_user(self.store, checked_id(user_id, "a user id"))
-
-    async def import_from(self, lines: export.Lines, as_id: str | None = None) -> list[str]:
-        """Bring back what was exported, all of it or nothing; returns the threads' ids.
-
-        `lines` is the path of a file, or whatever gives lines. `as_id` is another id for it, where it is one thread.
-        """
-        return await export.import_lines(self.store, lines, as_id)
-
-    # --- users, sessions, tools and usage: as AgentStorage has them ---------------------------------------------------
+    # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
 
     create_user = awaited(users.create_user)
     get_user = awaited(users.get_user)
@@ -453,77 +245,15 @@ class Checkpointer(abc.ABC):
     get_prices = awaited(usage.get_prices)
     delete_price = awaited(usage.delete_price)
 
-    search = awaited(searching.search)
-    find_messages = awaited(searching.find_messages)
-    index = awaited(searching.index)
-    reindex = awaited(searching.reindex)
-    backup = awaited(backups.backup)
-    restore = awaited(backups.restore)
-    check = awaited(checking.check)
-    repair = awaited(checking.repair)
-    recount = awaited(checking.recount)
-
-    # --- removing -----------------------------------------------------------------------------------------------------
-
-    async def delete_before(self, thread_id: str, before_step: int) -> int:
-        """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
-        step = checked_count("before_step", before_step)
-        doomed = await self.store.read(deleting.below, checked_id(thread_id), step)
-        taken, _ = await retention.drop(self.store, thread_id, doomed)
-        return len(taken)
-
-    async def delete_thread(self, thread_id: str, *, wait: float = 0) -> int:
-        """Delete the thread with all that belongs to it; returns how many checkpoints it had.
-
-        Forks keep the past that they share. As `append` while a run is going on.
-        """
-        return await retention.delete_thread(self.store, checked_id(thread_id), checked_wait(wait))
-
-    async def set_user(self, thread_id: str, user_id: str | None) -> None:
-        """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
-        user = None if user_id is None else checked_id(user_id, "a user id")
-        await self.store.write(threads.set_owner, checked_id(thread_id), user)
-
-    async def erase_thread(self, thread_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
-        """Remove every byte of the thread, from the files of the database too; the answer says what that was.
-
-        If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
-        too. Take an `export_thread` first if it may be wanted again. As `append` while a run is going on.
-        """
-        decided = erasure.checked_forks(forks)
-        return await erasure.erase_thread(self.store, checked_id(thread_id), decided, checked_wait(wait))
-
-    async def erase_user(self, user_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
-        """The same for all threads of a user. Forks of theirs that belong to others are what `forks` is about."""
-        decided, user = erasure.checked_forks(forks), checked_id(user_id, "a user id")
-        return await erasure.erase_user(self.store, user, decided, checked_wait(wait))
-
-    async def prune(self, thread_id: str | None = None, keep: Retention | None = None) -> Pruned:
-        """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
-
-        `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
-        keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
-        """
-        if thread_id is None and keep is None:
-            return await retention.prune_mortals(self.store)
-        if thread_id is None:
-            raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
-        return await retention.prune(self.store, checked_id(thread_id), retention.checked(keep))
-
-    async def tidy(self, thread_id: str) -> None:
-        """Prune one thread by its time to live, if it has one."""
-        thread = await self.store.read(checkpoints.anchor, checked_id(thread_id))
-        if thread is not None and thread.ttl is not None:
-            await retention.tidy(self.store, thread_id, thread.ttl)
-
-    async def set_ttl(self, thread_id: str, days: float | None, keep: Retention | None = None) -> None:
-        """Let the thread's checkpoints go by themselves when they are so many days old; None ends that.
-
-        The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
-        and when `prune()` is called.
-        """
-        text = None if days is None else retention.time_to_live(days, keep)
-        await self.store.write(deleting.set_ttl, checked_id(thread_id), text)
+    search = awaited(search_operations.search)
+    find_messages = awaited(search_operations.find_messages)
+    index = awaited(search_operations.index)
+    reindex = awaited(search_operations.reindex)
+    backup = awaited(backup_operations.backup)
+    restore = awaited(backup_operations.restore)
+    check = awaited(check_operations.check)
+    repair = awaited(check_operations.repair)
+    recount = awaited(check_operations.recount)
 
 
 class SQLiteCheckpointer(Checkpointer):
@@ -577,7 +307,7 @@ class PostgresCheckpointer(Checkpointer):
         listen_dsn: str | None = None,
     ) -> None:
         super().__init__(durability=durability, lease_seconds=lease_seconds)
-        self._server = places.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
+        self._server = opening.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or not 2 <= pool_size <= 1_000:
             raise InputError(f"pool_size must be a number of connections from 2 to 1000, got {pool_size!r}")
         self._pool_size = pool_size
@@ -587,7 +317,7 @@ class PostgresCheckpointer(Checkpointer):
         return self._server.name
 
     def _open_store(self) -> Store:
-        return places.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+        return opening.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
 
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:

@@ -1,12 +1,13 @@
-"""AgentStorage: users, sessions, messages, tasks, tools and usage, for applications that do not use asyncio.
+"""AgentStorage: all operations of a database, for applications that do not use asyncio.
 
     with AgentStorage("agent_store.db") as storage:
         user = storage.create_user("ann", quota_total=100_000)
         session = storage.create_session(user["id"], "a trip")
         storage.save_message(session["id"], "user", "北京的天气怎么样?")
 
-Plain dicts and lists in and out. Each call is on disk when it returns. One object may be used from several threads, and
-inside a running event loop too, which then waits for it: there, the same methods can be awaited on a checkpointer.
+Users, sessions, messages, tasks, tools and usage are plain dicts and lists. Each call is on disk when it returns. One
+object may be used from several OS threads, and inside a running event loop too, which then waits for it: there, the
+same methods can be awaited on a checkpointer.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from typing import Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
-from byssus.maintenance import backup as backups
-from byssus.maintenance import check as checking
-from byssus.search import search as searching
+from byssus.maintenance import backup as backup_operations
+from byssus.maintenance import check as check_operations
+from byssus.messages import UserMessage
+from byssus.search import search as search_operations
 from byssus.store import opening, sharing
 from byssus.store.database import Store
 from byssus.store.opening import open_at
-from byssus.store.operations import blocking
-from byssus.threads import erasure
+from byssus.store.operations import blocking, iterated
+from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
+from byssus.threads import inbox as inbox_operations
+from byssus.threads.inbox import Receipt
+from byssus.values.inputs import ThreadId
 
 __all__ = ["AgentStorage"]
 
@@ -81,6 +86,52 @@ class AgentStorage:
             raise StoreNotOpen(f"this AgentStorage on {self._name!r} was closed; make a new one to go on")
         return self._store
 
+    # --- threads, which are sessions here -----------------------------------------------------------------------------
+
+    load = blocking(thread.load)
+    append = blocking(thread.append)
+    save_extra = blocking(thread.save_extra)
+    set_user = blocking(thread.set_user)
+    info = blocking(thread.info)
+    threads = blocking(thread.list_threads)
+    unfinished = blocking(thread.unfinished)
+    abort = blocking(thread.abort)
+    watch = iterated(watching.watch)
+
+    def steer(self, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+        """Queue a message for the run that drives the thread, in whatever process; it is on disk when this returns."""
+        return inbox_operations.steer(self.store, thread_id, message).wait()
+
+    def follow_up(self, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+        """Queue a message for the moment when the run would stop; it is on disk when this returns."""
+        return inbox_operations.follow_up(self.store, thread_id, message).wait()
+
+    inbox = blocking(inbox_operations.inbox)
+    withdraw = blocking(inbox_operations.withdraw)
+
+    pending = blocking(approvals.pending)
+    answer = blocking(approvals.answer)
+    tool_calls = blocking(approvals.tool_calls)
+
+    put = blocking(checkpoints.put)
+    get = blocking(checkpoints.get)
+    get_latest = blocking(checkpoints.get_latest)
+    list_threads = blocking(checkpoints.list_threads)
+    list_checkpoints = blocking(checkpoints.list_checkpoints)
+    fork = blocking(forks.fork)
+    rewind = blocking(forks.rewind)
+    tree = blocking(forks.tree)
+    diff = blocking(forks.diff)
+
+    prune = blocking(retention.prune)
+    set_ttl = blocking(retention.set_ttl)
+    delete_before = blocking(retention.delete_before)
+    delete_thread = blocking(retention.delete_thread)
+    erase_thread = blocking(erasure.erase_thread)
+    erase_user = blocking(erasure.erase_user)
+
+    # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
+
     create_user = blocking(users.create_user)
     get_user = blocking(users.get_user)
     list_users = blocking(users.list_users)
@@ -125,12 +176,12 @@ class AgentStorage:
     get_prices = blocking(usage.get_prices)
     delete_price = blocking(usage.delete_price)
 
-    search = blocking(searching.search)
-    find_messages = blocking(searching.find_messages)
-    index = blocking(searching.index)
-    reindex = blocking(searching.reindex)
-    backup = blocking(backups.backup)
-    restore = blocking(backups.restore)
-    check = blocking(checking.check)
-    repair = blocking(checking.repair)
-    recount = blocking(checking.recount)
+    search = blocking(search_operations.search)
+    find_messages = blocking(search_operations.find_messages)
+    index = blocking(search_operations.index)
+    reindex = blocking(search_operations.reindex)
+    backup = blocking(backup_operations.backup)
+    restore = blocking(backup_operations.restore)
+    check = blocking(check_operations.check)
+    repair = blocking(check_operations.repair)
+    recount = blocking(check_operations.recount)

@@ -31,12 +31,13 @@ from byssus.middleware.windows import Summarize
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.accounts import quotas, users
-from byssus.queries.accounts.quotas import Charge, Left
+from byssus.queries.accounts.quotas import Charge, QuotaLeft
 from byssus.queries.log import threads
 from byssus.queries.log.leases import RELEASE, Claim, Lease
 from byssus.signals import Signal
 from byssus.storage import AgentStorage
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, saying, text_events
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
@@ -186,12 +187,12 @@ class Quotas(RuleBasedStateMachine):
         session, least = self.sessions[place], min(wanted, least)
         if session not in self.leases:
             write, claim = self.storage.store.write_now, Claim(FAR_AWAY, "run", 600)
-            self.leases[session] = Lease(write(threads.append, session, [], by=claim).epoch, 600)
+            self.leases[session] = Lease(write(threads.append, ThreadKey("", session), [], by=claim).epoch, 600)
         known = self.reserved.pop(session, 0)  # a thread has one: the next call takes the place of the one before
         free = self.left
         try:
             granted = self.storage.store.write_now(
-                users.reserve, session, self.user, wanted, least, by=self.leases[session]
+                users.reserve, ThreadKey("", session), self.user, wanted, least, by=self.leases[session]
             )
         except QuotaExceeded as error:
             assert least > free
@@ -206,9 +207,11 @@ class Quotas(RuleBasedStateMachine):
     def settle(self, place: int, tokens: int) -> None:
         session = self.sessions[place]
         if session in self.leases:
-            reply = [stored(AssistantMessage("x", usage=Usage(tokens)))]
+            reply = [message_row(AssistantMessage("x", usage=Usage(tokens)))]
             charge = Charge(self.user, tokens)
-            self.storage.store.write_now(threads.append, session, reply, by=self.leases[session], charge=charge)
+            self.storage.store.write_now(
+                threads.append, ThreadKey("", session), reply, by=self.leases[session], charge=charge
+            )
             self.used += tokens
             self.reserved.pop(session, None)
 
@@ -216,7 +219,7 @@ class Quotas(RuleBasedStateMachine):
     def end(self, place: int) -> None:
         session = self.sessions[place]
         if (lease := self.leases.pop(session, None)) is not None:
-            self.storage.store.write_now(threads.append, session, [], by=lease, release=RELEASE)
+            self.storage.store.write_now(threads.append, ThreadKey("", session), [], by=lease, release=RELEASE)
             self.reserved.pop(session, None)
 
     @rule(place=st.integers(0, 2))
@@ -224,8 +227,8 @@ class Quotas(RuleBasedStateMachine):
         """The lease runs out, or somebody else takes the thread over."""
         session = self.sessions[place]
         if (lease := self.leases.pop(session, None)) is not None:
-            claim = Claim(FAR_AWAY, "another run", 600, over=lease.epoch)
-            taken = self.storage.store.write_now(threads.append, session, [], by=claim)
+            claim = Claim(FAR_AWAY, "another run", 600, dead_epoch=lease.epoch)
+            taken = self.storage.store.write_now(threads.append, ThreadKey("", session), [], by=claim)
             self.leases[session] = Lease(taken.epoch, 600)
             self.reserved.pop(session, None)
 
@@ -480,11 +483,13 @@ def test_two_agents_at_once_never_have_more_than_the_total(database: Database, s
 def test_runs_and_consumers_that_are_committed_together_never_have_more_than_the_total(storage: AgentStorage) -> None:
     storage.create_user("zoe", quota_total=1_000, user_id="zoe")
     store = storage.store
-    claims = [store.submit(threads.append, f"t{n}", [], by=Claim(FAR_AWAY, "run", 600)) for n in range(30)]
+    claims = [
+        store.submit(threads.append, ThreadKey("", f"t{n}"), [], by=Claim(FAR_AWAY, "run", 600)) for n in range(30)
+    ]
     leases = [Lease(claim.result().epoch, 600) for claim in claims]
     writes: list[Any] = []
     for n, by in enumerate(leases):  # all of them wait at once, so many of them share a transaction
-        writes.append(store.submit(users.reserve, f"t{n}", "zoe", 300, 100, by=by))
+        writes.append(store.submit(users.reserve, ThreadKey("", f"t{n}"), "zoe", 300, 100, by=by))
         writes.append(store.submit(quotas.consume, "zoe", 90))
     granted = consumed = 0
     for write in writes:
@@ -492,7 +497,7 @@ def test_runs_and_consumers_that_are_committed_together_never_have_more_than_the
             answer = write.result()
         except QuotaExceeded:
             continue
-        granted += (answer.tokens or 0) if isinstance(answer, Left) else 0
+        granted += (answer.tokens or 0) if isinstance(answer, QuotaLeft) else 0
         consumed += 90 if answer is True else 0
     assert granted + consumed <= 1_000
     assert granted > 0
@@ -501,9 +506,9 @@ def test_runs_and_consumers_that_are_committed_together_never_have_more_than_the
 
 def test_a_reservation_counts_no_more_when_its_lease_has_run_out(database: Database, storage: AgentStorage) -> None:
     async def use(cp: Checkpointer) -> None:
-        position = await cp.store.write(threads.append, "t", [], by=Claim(FAR_AWAY, "run", 600))
+        position = await cp.store.write(threads.append, ThreadKey("", "t"), [], by=Claim(FAR_AWAY, "run", 600))
         by = Lease(position.epoch, 600)
-        await cp.store.write(users.reserve, "t", "ann", 700, 1, by=by)
+        await cp.store.write(users.reserve, ThreadKey("", "t"), "ann", 700, 1, by=by)
         assert left(storage) == 300
         await expire(cp)
         assert left(storage) == 1_000

@@ -43,8 +43,8 @@ def age(storage: AgentStorage, days: int) -> None:
 
     def change(tx: Tx) -> None:
         for table in ("usage", "tool_usage"):
-            tx.run(f"UPDATE {table} SET day = substr(:then, 1, 10)", then=tx.later(seconds))
-        tx.run("UPDATE threads SET updated_at = :then", then=tx.later(seconds))
+            tx.run(f"UPDATE {table} SET day = substr(:then, 1, 10)", then=tx.after(seconds))
+        tx.run("UPDATE threads SET updated_at = :then", then=tx.after(seconds))
 
     storage.store.write_now(change)
 

@@ -15,6 +15,7 @@ from byssus.messages import MAX_DEPTH
 from byssus.queries.accounts import sessions, users
 from byssus.queries.log import threads
 from byssus.storage import AgentStorage
+from byssus.values.thread_key import ThreadKey
 from tests.support.accounts import drive, nested
 from tests.support.databases import Database
 
@@ -442,9 +443,9 @@ def test_a_thread_that_gets_an_owner_in_the_commit_that_removes_them_has_none(st
         storage.create_user("ann", user_id=user)
         for n in range(8):  # all of them wait at once, so many of them share a transaction, in the order of their names
             name = f"a {round_} {n}"
-            writes.append(store.submit(sessions.create, f"{name} made", user, "", None, "{}"))
-            writes.append(store.submit(threads.append, f"{name} begun", [], owner=user))
-            writes.append(store.submit(threads.set_owner, f"{name} given", user))
+            writes.append(store.submit(sessions.create, ThreadKey("", f"{name} made"), user, "", None, "{}"))
+            writes.append(store.submit(threads.append, ThreadKey("", f"{name} begun"), [], owner=user))
+            writes.append(store.submit(threads.set_owner, ThreadKey("", f"{name} given"), user))
             if n == 3:
                 writes.append(store.submit(users.disown_and_remove, user, disown=True))
         for write in writes:

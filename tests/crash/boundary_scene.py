@@ -50,14 +50,16 @@ from byssus.messages import AssistantMessage, Message, UserMessage, dumps
 from byssus.middleware import HookContext
 from byssus.providers.base import Request
 from byssus.queries.log import threads
+from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.signals import Signal
 from byssus.store.database import Store, Tx
-from byssus.threads.encoding import stored
-from byssus.threads.inbox import FOLLOW_UP, STEER, Receipt
+from byssus.threads.encoding import message_row
+from byssus.threads.inbox import Receipt
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from byssus.values import clock
 from byssus.values.decisions import Ask, Pending
 from byssus.values.results import RunResult, ToolResult
+from byssus.values.thread_key import ThreadKey
 from tests.crash.place import Place
 from tests.support.histories import flaws
 
@@ -341,17 +343,17 @@ class Scene:
             self._make_noise()
         if isinstance(event, MessageEnd):
             message = event.message
-            self.voice.say("message_end", id=_id(message), role=message.role, stored=event.stored)
+            self.voice.say("message_end", id=_id(message), role=message.role, message_row=event.stored)
             if isinstance(message, AssistantMessage) and any(call.name == "ring" for call in message.tool_calls):
                 said = self._sending(STEER)
                 self._listened.append((said, self.agent.steer(said)))
         elif isinstance(event, ToolExecutionEnd):
-            self.voice.say("tool_end", call=event.tool_call_id, id=event.result.id, stored=event.stored)
+            self.voice.say("tool_end", call=event.tool_call_id, id=event.result.id, message_row=event.stored)
 
     def _make_noise(self) -> None:
-        row = stored(UserMessage("psst", id=clock.new_id()))
+        row = message_row(UserMessage("psst", id=clock.new_id()))
         self._other.store.submit(_refuse)
-        write = self._other.store.submit(threads.append, NOISE, [row])
+        write = self._other.store.submit(threads.append, ThreadKey("", NOISE), [row])
         write.add_done_callback(lambda done: self.voice.say("noise", id=row.id, error=repr(done.exception())))
 
     # --- people -------------------------------------------------------------------------------------------------------
@@ -402,7 +404,7 @@ class Scene:
             return
         while True:
             commit = self._commits.next()
-            row = await self._other.store.read(threads.find, THREAD)
+            row = await self._other.store.read(threads.find, ThreadKey("", THREAD))
             if row is not None and words in (row.partial or ""):
                 break
             await commit.wait()

@@ -23,13 +23,14 @@ from byssus.maintenance import backup as backups
 from byssus.maintenance import copy as copying
 from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.storage import AgentStorage
 from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
+from byssus.values.thread_key import ThreadKey
 from tests.crash.faults import FULL, failing_writes
 from tests.support.backups import Writers, opened, rows_in, say
 from tests.support.databases import Database
@@ -47,9 +48,9 @@ def fill(store: Store) -> None:
     user = to_the_end(users.create_user(Blocking(store), "Ann", preferences={"ui": {"theme": "dark"}}))
     to_the_end(tool_log.log_tool_call(Blocking(store), "thread 1", "look", {"a": 1}, "there", 12.5))
     assert user["name"] == "Ann"
-    messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
-    store.write_now(memories.add, "main", messages, ["hint", "a"], namespace="ann")
-    store.write_now(memories.summarize, "main", '"a summary"', namespace="ann")
+    messages = [MessageRow(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(3)]
+    store.write_now(memories.add, ThreadKey("ann", "main"), messages, ["hint", "a"])
+    store.write_now(memories.summarize, ThreadKey("ann", "main"), '"a summary"')
 
 
 def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def test_a_database_in_memory_has_a_backup_too(tmp_path: Path) -> None:
 
 
 def test_nobody_drives_a_thread_in_a_backup(store: Store, tmp_path: Path) -> None:
-    store.write_now(threads.append, "t", [], by=Claim("host-a:1 boot", "run 1", 60.0))
+    store.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("host-a:1 boot", "run 1", 60.0))
     backup(store, tmp_path / "backup.db")
     with opened(tmp_path / "backup.db") as copy:
         assert copy.read_now(lambda tx: tx.one("SELECT lease_owner, lease_until FROM threads")) == (None, None)
@@ -633,7 +634,7 @@ def test_a_backup_of_an_older_byssus_comes_back(store: Store, tmp_path: Path) ->
 
 def test_an_interrupted_run_comes_back_and_its_lease_does_not(database: Database, tmp_path: Path) -> None:
     with opened(tmp_path / "live.db") as live:
-        live.write_now(threads.append, "t", [], by=Claim("host-a:1 boot", "run 1", 60.0))
+        live.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("host-a:1 boot", "run 1", 60.0))
         backup(live, tmp_path / "backup.db")
     with database.store() as store:
         restore(store, tmp_path / "backup.db")

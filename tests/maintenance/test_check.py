@@ -15,13 +15,14 @@ from byssus.accounts import tool_log, usage, users
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.maintenance import check as checking
 from byssus.queries.log import memories
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.versions import deleting
 from byssus.search import search
 from byssus.storage import AgentStorage
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
+from byssus.values.thread_key import ThreadKey
 from tests.support.backups import Writers, opened, rows_in, say
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
@@ -66,7 +67,7 @@ async def fill(cp: Checkpointer) -> None:
     await cp.append("c", [reply])
     await mark(cp, "d", [1, 2], "hint", "hint")
     await summarize(cp, "d", "in short")
-    await cp.store.write(memories.add, "e", [Stored("1", "user", '{"content":"hi"}', 1)], ["m"], namespace="ann")
+    await cp.store.write(memories.add, ThreadKey("ann", "e"), [MessageRow("1", "user", '{"content":"hi"}', 1)], ["m"])
 
 
 @pytest.fixture
@@ -461,7 +462,7 @@ def test_a_session_that_is_deleted_meanwhile_is_no_problem(database: Database) -
     class DeletedBetweenTwoReads(Blocking):
         async def read(self, query: Any, /, *args: Any, **kwargs: Any) -> Any:
             if query is checking._look_into:
-                self.base.write_now(deleting.discard, "s")
+                self.base.write_now(deleting.discard, ThreadKey("", "s"))
             return await super().read(query, *args, **kwargs)
 
     with AgentStorage(database.place) as storage:

@@ -24,11 +24,12 @@ from byssus.errors import InputError, StoreError, StoreUnusable
 from byssus.maintenance.copy import Copied, Progress, copy
 from byssus.messages import from_value
 from byssus.queries.log import memories, threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
+from byssus.values.thread_key import ThreadKey
 from tests.support import postgres
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import DATABASES
@@ -102,7 +103,7 @@ def say(place: str, thread_id: str, *texts: str, namespace: str = "") -> None:
     with opened(place) as store:
         for text in texts:
             body = f'{{"role":"user","content":[{{"type":"text","text":"{text}"}}]}}'
-            store.write_now(threads.append, thread_id, [Stored(text, "user", body)], namespace=namespace)
+            store.write_now(threads.append, ThreadKey(namespace, thread_id), [MessageRow(text, "user", body)])
 
 
 def everything(place: str) -> dict[str, list[Row]]:
@@ -155,9 +156,9 @@ async def fill(cp: Checkpointer) -> None:
     await cp.steer("plain", "nobody drives this one")
     lease = await claim(cp, thread_id="arriving")
     partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
-    await cp.store.write(threads.save_partial, "arriving", partial, by=lease)
+    await cp.store.write(threads.save_partial, ThreadKey("", "arriving"), partial, by=lease)
     for namespace in ("", "other", "x:y"):
-        await cp.store.write(threads.append, "plain", [Stored("m", "user", '"hi"')], namespace=namespace)
+        await cp.store.write(threads.append, ThreadKey(namespace, "plain"), [MessageRow("m", "user", '"hi"')])
     preferences = {"ui": {"theme": "dark"}, "\0": "\ud800"}
     await cp.create_user("Alice 北京", "a@b", 10**6, user_id="alice", preferences=preferences)
     await fill_versions(cp)
@@ -172,10 +173,10 @@ async def fill_memories(cp: Checkpointer) -> None:
     await mark(cp, "versions", [1, 5], "shared")
     await cp.fork("versions", "c3", new_id="marked fork")
     await mark(cp, "marked fork", [2], "own")
-    messages = [Stored(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(5)]
-    await cp.store.write(memories.add, "main", messages, ["hint", "hint"], namespace="alice")
-    await cp.store.write(memories.delete, "main", {"m2"}, namespace="alice")
-    await cp.store.write(memories.summarize, "main", '"what was left out"', namespace="alice")
+    messages = [MessageRow(f"m{n}", "user", f'{{"content":"{n}"}}', 1) for n in range(5)]
+    await cp.store.write(memories.add, ThreadKey("alice", "main"), messages, ["hint", "hint"])
+    await cp.store.write(memories.delete, ThreadKey("alice", "main"), {"m2"})
+    await cp.store.write(memories.summarize, ThreadKey("alice", "main"), '"what was left out"')
 
 
 async def fill_session(cp: Checkpointer) -> None:

@@ -25,12 +25,13 @@ from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps, from_value
 from byssus.queries.accounts import usage as counting
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import exporting as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
 from tests.support.databases import DATABASES, Database
@@ -98,7 +99,7 @@ async def view(cp: Checkpointer, thread_id: str) -> list[Any]:
     """All that a reader of a thread can see, what its rewinds have left included."""
 
     def names(tx: Tx) -> list[str]:
-        thread = checkpoints.anchor(tx, thread_id)
+        thread = checkpoints.thread_state(tx, ThreadKey("", thread_id))
         assert thread is not None
         lines = checkpoints.lines(tx, thread.key)
         return sorted({row.id for line in lines for row in checkpoints.shown(tx, line)})
@@ -320,7 +321,7 @@ def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: D
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         lease = await claim(cp, "far-away:17 boot=x", "hello")
         partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
-        await cp.store.write(threads.save_partial, "t", partial, by=lease)
+        await cp.store.write(threads.save_partial, ThreadKey("", "t"), partial, by=lease)
         lines = await exported(cp)
         assert not any("far-away" in line for line in lines)
         await bring(there, lines)
@@ -337,14 +338,14 @@ def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: D
 
 def test_five_thousand_messages_and_checkpoints(database: Database, other: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
-        rows = [Stored(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
-        await cp.store.write(threads.append, "t", rows)
+        rows = [MessageRow(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
+        await cp.store.write(threads.append, ThreadKey("", "t"), rows)
         for step in range(1_100):
             await cp.store.write(
                 putting.put_here,
-                "t",
-                checkpoints.New(f"c{step}", 0, None, '{"tags":[],"summary":null}', "{}"),
-                by=threads.VISITOR,
+                ThreadKey("", "t"),
+                checkpoints.NewCheckpointRow(f"c{step}", 0, None, '{"tags":[],"summary":null}', "{}"),
+                by=threads.UNLEASED,
             )
         lines = await exported(cp)
         assert len(lines) == 1 + 1 + 5_000 + 1_100 + 1 + 1
@@ -383,8 +384,8 @@ def test_json_is_kept_to_the_byte(database: Database, other: Database) -> None:
     ]
 
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
-        rows = [Stored(',"body":', f'"{n},"', body, n % 2) for n, body in enumerate(bodies)]
-        await cp.store.write(threads.append, "t", rows, extra='{ "extra":\n[] }')
+        rows = [MessageRow(',"body":', f'"{n},"', body, n % 2) for n, body in enumerate(bodies)]
+        await cp.store.write(threads.append, ThreadKey("", "t"), rows, extra='{ "extra":\n[] }')
         lines = await exported(cp)
         for line in lines:
             json.loads(line, parse_constant=pytest.fail)
@@ -419,7 +420,7 @@ async def do_something(cp: Checkpointer, chance: random.Random, names: list[str]
             await cp.delete_thread(name)
         case 8:
             calls = AssistantMessage([ToolCall("x", "act"), ToolCall("y", "act")], stop_reason="tool_use")
-            await cp.store.write(threads.append, name, [stored(calls)], reserve=2)
+            await cp.store.write(threads.append, ThreadKey("", name), [message_row(calls)], reserve=2)
         case 9:
             seqs = sorted((await marked(cp, name, all_of_them=True))[1])
             await mark(cp, name, seqs[:: chance.randrange(1, 4)], f"m{chance.randrange(3)}", f"{number}")
@@ -452,9 +453,11 @@ def test_a_fork_takes_nothing_along_that_it_does_not_read(database: Database) ->
         await cp.put(checkpoint("o", "shared", 1, said(1)))
         await cp.put(checkpoint("o", "replaced", 2, [*said(1), UserMessage("a branch that needle left")]))
         await cp.put(checkpoint("o", "replaced", 2, [*said(1), UserMessage("seen")]))
-        await cp.store.write(threads.append, "o", [stored(reply)], reserve=2)
+        await cp.store.write(threads.append, ThreadKey("", "o"), [message_row(reply)], reserve=2)
         await cp.fork("o", new_id="f")
-        await cp.store.write(threads.fill, "o", [(4, stored(ToolResultMessage("x", "act", "needle in the result")))])
+        await cp.store.write(
+            threads.fill, ThreadKey("", "o"), [(4, message_row(ToolResultMessage("x", "act", "needle in the result")))]
+        )
         await cp.append("o", UserMessage("needle behind the fork"))
         await cp.put(checkpoint("o", "needle", 5, said(1)))
         await cp.put(checkpoint("o", "shared", 6, [*said(1), UserMessage("needle in a checkpoint")]))
@@ -482,8 +485,8 @@ def test_an_export_is_a_snapshot_of_the_thread_whatever_is_written_meanwhile(
         real = queries._joined
 
         def write() -> None:
-            writer.store.write_now(threads.append, "t", [Stored("x", "user", '"meanwhile"')])
-            writer.store.write_now(deleting.discard, "t")
+            writer.store.write_now(threads.append, ThreadKey("", "t"), [MessageRow("x", "user", '"meanwhile"')])
+            writer.store.write_now(deleting.discard, ThreadKey("", "t"))
 
         def change_meanwhile(read: Any) -> Any:
             thread = threading.Thread(target=write)  # a query cannot reach the store itself
@@ -501,11 +504,11 @@ def test_an_export_is_a_snapshot_of_the_thread_whatever_is_written_meanwhile(
 
 def test_memory_does_not_grow_with_the_thread(database: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer) -> None:
-        rows = [Stored(f"m{n}", "user", dumps("x" * 10_000)) for n in range(100)]
+        rows = [MessageRow(f"m{n}", "user", dumps("x" * 10_000)) for n in range(100)]
         peaks = []
         for size in (8, 32):
             for _ in range(size):
-                await cp.store.write(threads.append, f"{size}", rows)
+                await cp.store.write(threads.append, ThreadKey("", f"{size}"), rows)
             file = tmp_path / f"{size}.jsonl"
             tracemalloc.start()
             with file.open("w") as output:
@@ -542,7 +545,7 @@ async def fill_user(cp: Checkpointer) -> None:
     await cp.fork("f", "c3", new_id="f2")
     await cp.fork("f2", new_id="f3")
     await cp.fork("f3", new_id="bob's", user_id="bob")
-    await cp.store.write(threads.append, "f", [Stored("m", "user", '"hi"')], namespace="alice")
+    await cp.store.write(threads.append, ThreadKey("alice", "f"), [MessageRow("m", "user", '"hi"')])
     await mark(cp, "f", [1], "of alice", "of alice", namespace="alice")
     await summarize(cp, "f", "alice's own", namespace="alice")
     await fill_session(cp, "deleted")

@@ -44,7 +44,7 @@ from byssus.errors import (
 from byssus.events import MessageEnd, StreamDone, StreamEvent, StreamStart, ToolCallEnd, ToolCallStart
 from byssus.providers.base import Request
 from byssus.signals import Signal
-from byssus.threads.waiting import is_gone
+from byssus.threads.waiting import owner_is_gone
 from byssus.tools import Tool
 from tests.support.agents import Heard, check_whole, text_events
 from tests.support.checkpointers import loaded
@@ -152,7 +152,7 @@ class World:
         if error is None and not run.cancelled():
             assert agent.state.messages == stored
             lease = await lease_of(opener)  # of a run that died before, if this one was aborted before it began
-            assert lease.owner is None or is_gone(lease.owner)
+            assert lease.owner is None or owner_is_gone(lease.owner)
 
     async def speak(self, *ways: Callable[[str], Awaitable[Any]]) -> None:
         text = f"said {next(self._numbers)}"

@@ -27,13 +27,14 @@ from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import inbox, leases, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.log.tool_calls import Start
 from byssus.store import owners
 from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
 from tests.support.databases import Database
@@ -59,33 +60,41 @@ from tests.support.leases import (
 # --- a lease that is lost ---------------------------------------------------------------------------------------------
 
 
-ROW = Stored("m-1", "user", encode(UserMessage("too late")))
+ROW = MessageRow("m-1", "user", encode(UserMessage("too late")))
 START = Start(2, 0, "c1", "look", "{}", "never", "key", "run")
 WRITES: dict[str, Callable[[Tx, Lease], object]] = {
-    "append": lambda tx, lease: threads.append(tx, "t", [ROW], by=lease),
-    "append and release": lambda tx, lease: threads.append(tx, "t", [ROW], by=lease, release=leases.RELEASE),
-    "append and pause": lambda tx, lease: threads.append(tx, "t", [], by=lease, release=leases.PAUSE),
-    "release if silent": lambda tx, lease: threads.append(tx, "t", [], by=lease, release=leases.RELEASE_IF_SILENT),
-    "append and reserve": lambda tx, lease: threads.append(tx, "t", [ROW], by=lease, reserve=3, extra='{"x":1}'),
-    "save_extra": lambda tx, lease: threads.save_extra(tx, "t", '{"x":1}', by=lease),
-    "fill": lambda tx, lease: threads.fill(tx, "t", [(3, ROW)], by=lease),
-    "save_partial": lambda tx, lease: threads.save_partial(tx, "t", "{}", by=lease),
-    "distrust": lambda tx, lease: threads.distrust(tx, "t", 99, by=lease),
-    "start": lambda tx, lease: tool_calls.start(tx, "t", START, by=lease),
-    "ask": lambda tx, lease: tool_calls.ask(tx, "t", START, reason="approval", question="?", by=lease),
-    "finish": lambda tx, lease: tool_calls.finish(tx, "t", 2, [(0, 3, ROW, "done", None)], by=lease),
-    "finish_behind": lambda tx, lease: tool_calls.finish_behind(tx, "t", 2, [(0, ROW, "done", None)], by=lease),
-    "take": lambda tx, lease: inbox.take(tx, "t", by=lease, expect=threads.ANY, limits={"steer": 9}),
+    "append": lambda tx, lease: threads.append(tx, ThreadKey("", "t"), [ROW], by=lease),
+    "append and release": lambda tx, lease: threads.append(
+        tx, ThreadKey("", "t"), [ROW], by=lease, release=leases.RELEASE
+    ),
+    "append and pause": lambda tx, lease: threads.append(tx, ThreadKey("", "t"), [], by=lease, release=leases.PAUSE),
+    "release if silent": lambda tx, lease: threads.append(
+        tx, ThreadKey("", "t"), [], by=lease, release=leases.RELEASE_IF_SILENT
+    ),
+    "append and reserve": lambda tx, lease: threads.append(
+        tx, ThreadKey("", "t"), [ROW], by=lease, reserve=3, extra='{"x":1}'
+    ),
+    "save_extra": lambda tx, lease: threads.save_extra(tx, ThreadKey("", "t"), '{"x":1}', by=lease),
+    "fill": lambda tx, lease: threads.fill(tx, ThreadKey("", "t"), [(3, ROW)], by=lease),
+    "save_partial": lambda tx, lease: threads.save_partial(tx, ThreadKey("", "t"), "{}", by=lease),
+    "distrust": lambda tx, lease: threads.distrust(tx, ThreadKey("", "t"), 99, by=lease),
+    "start": lambda tx, lease: tool_calls.start(tx, ThreadKey("", "t"), START, by=lease),
+    "ask": lambda tx, lease: tool_calls.ask(tx, ThreadKey("", "t"), START, reason="approval", question="?", by=lease),
+    "finish": lambda tx, lease: tool_calls.finish(tx, ThreadKey("", "t"), 2, [(0, 3, ROW, "done", None)], by=lease),
+    "finish_behind": lambda tx, lease: tool_calls.finish_behind(
+        tx, ThreadKey("", "t"), 2, [(0, ROW, "done", None)], by=lease
+    ),
+    "take": lambda tx, lease: inbox.take(tx, ThreadKey("", "t"), by=lease, expect=threads.ANY, limits={"steer": 9}),
 }
 
 
 async def a_lease(cp: Checkpointer) -> Lease:
     """A run that has a reply with a started call, a place for its result, a part of a reply, and mail."""
     lease = await claim(cp, FAR_AWAY, "go")
-    reply = stored(stamped(AssistantMessage([ToolCall("c1", "look")], "tool_use")))
-    await cp.store.write(threads.append, "t", [reply], by=lease, reserve=1)
-    await cp.store.write(tool_calls.start, "t", START, by=lease)
-    await cp.store.write(threads.save_partial, "t", encode(AssistantMessage("Hel")), by=lease)
+    reply = message_row(stamped(AssistantMessage([ToolCall("c1", "look")], "tool_use")))
+    await cp.store.write(threads.append, ThreadKey("", "t"), [reply], by=lease, reserve=1)
+    await cp.store.write(tool_calls.start, ThreadKey("", "t"), START, by=lease)
+    await cp.store.write(threads.save_partial, ThreadKey("", "t"), encode(AssistantMessage("Hel")), by=lease)
     await cp.steer("t", "left")
     return lease
 
@@ -97,7 +106,7 @@ async def lose(cp: Checkpointer, how: str) -> None:
         await take_over(cp)
     elif how == "taken over and given back":
         lease = await take_over(cp)
-        await cp.store.write(threads.append, "t", [], by=lease, release=leases.RELEASE)
+        await cp.store.write(threads.append, ThreadKey("", "t"), [], by=lease, release=leases.RELEASE)
     else:
         await cp.store.write(lambda tx: tx.run("DELETE FROM inbox"))
         await cp.store.write(lambda tx: tx.run("DELETE FROM tool_calls"))
@@ -394,7 +403,7 @@ def test_the_thread_of_an_owner_that_is_gone_is_taken_over_at_once(database: Dat
             assert await is_free(cp)
             assert after.epoch == lease.epoch + 1
             with pytest.raises(LeaseLost):
-                await cp.store.write(threads.append, "t", [ROW], by=lease)
+                await cp.store.write(threads.append, ThreadKey("", "t"), [ROW], by=lease)
         else:  # a visitor leaves the interrupted run to be taken up
             assert (thread.messages[-1].text, thread.extra) == (
                 ("visitor", {}) if way == "append" else ("theirs", {"x": 1})
@@ -454,20 +463,20 @@ def test_the_thread_of_an_owner_that_may_live_is_free_when_the_lease_has_run_out
     ids=ascii,
 )
 def test_of_an_owner_that_cannot_be_read_nobody_knows_that_it_is_gone(text: str) -> None:
-    assert owners.is_gone(text) is False
+    assert owners.process_has_ended(text) is False
     assert owners.token_of(text) is None
 
 
 def test_this_process_is_not_gone_and_knows_its_own_leases() -> None:
     name = owners.name("abc")
-    assert owners.is_gone(name) is False
+    assert owners.process_has_ended(name) is False
     assert owners.token_of(name) == "abc"
     assert owners.token_of(owner_here(start="1")) is None
 
 
 @pytest.mark.parametrize("pid", ["-1", "0", str(2**70), "1/../2"])
 def test_a_pid_that_is_none_harms_nothing(pid: str) -> None:
-    assert owners.is_gone(owner_here(pid=pid)) in (True, False)
+    assert owners.process_has_ended(owner_here(pid=pid)) in (True, False)
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
@@ -478,7 +487,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off = timedelta()
-        real, later = clock.now, PostgresTx.later
+        real, later = clock.now, PostgresTx.after
         monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
         monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
         monkeypatch.setattr(PostgresTx, "later", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
@@ -543,14 +552,14 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
         for step in range(80):
             writer = chance.randrange(4)
             opener = (cp, other)[writer % 2]
-            row = Stored(f"m{step}", "user", encode(UserMessage(str(held[writer].epoch if writer in held else 0))))
+            row = MessageRow(f"m{step}", "user", encode(UserMessage(str(held[writer].epoch if writer in held else 0))))
             action = chance.choice(["claim", "write", "write", "renew", "release", "jump"])
             try:
                 if action == "jump":
                     time_is.off += timedelta(seconds=chance.choice([-100, -31, -5, 5, 31, 100]))
                 elif action == "claim":
                     by = Claim(f"{FAR_AWAY}{writer}", "run", 30)
-                    position = await opener.store.write(threads.append, "t", [], by=by)
+                    position = await opener.store.write(threads.append, ThreadKey("", "t"), [], by=by)
                     assert position.epoch == newest + 1
                     newest = position.epoch
                     held[writer] = Lease(position.epoch, 30)
@@ -561,7 +570,7 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
                         assert lost or lease.epoch == newest
                         continue
                     release = leases.RELEASE if action == "release" else ""
-                    await opener.store.write(threads.append, "t", [row], by=lease, release=release)
+                    await opener.store.write(threads.append, ThreadKey("", "t"), [row], by=lease, release=release)
                     assert lease.epoch == newest
             except (ThreadBusy, LeaseLost):
                 pass

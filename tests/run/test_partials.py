@@ -29,6 +29,7 @@ from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
 from byssus.signals import Signal
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
 from tests.support.databases import Database
@@ -248,7 +249,9 @@ def test_an_agent_that_was_refused_while_the_reply_was_arriving_finds_its_part_l
         agent = agent_on(other, ["fine", "and on"])
         with pytest.raises(ThreadBusy):
             await agent.prompt("me too")
-        await cp.store.write(threads.save_partial, "t", encode(AssistantMessage("half", "aborted")), by=theirs)
+        await cp.store.write(
+            threads.save_partial, ThreadKey("", "t"), encode(AssistantMessage("half", "aborted")), by=theirs
+        )
         await expire(cp)
         await agent.prompt("now?")
         assert await texts(cp, "t") == ["go", "half", "now?", "fine"]

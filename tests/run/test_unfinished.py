@@ -20,7 +20,8 @@ from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Heard, check_whole, history
 from tests.support.databases import Database
 from tests.support.leases import (
@@ -105,7 +106,9 @@ def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database
 def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database: Database, way: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         lease = await claim(cp, dead_owner(), "go")
-        await cp.store.write(threads.append, "t", [stored(stamped(AssistantMessage("ok")))], by=lease)
+        await cp.store.write(
+            threads.append, ThreadKey("", "t"), [message_row(stamped(AssistantMessage("ok")))], by=lease
+        )
         assert await unfinished(other) == ["t"]
         provider = ScriptedProvider([] if way == "resume" else ["more"])
         agent = agent_on(other, provider)

@@ -15,7 +15,8 @@ from byssus.search import search as searching
 from byssus.search.index import Indexer
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.postgres.store import PostgresStore
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.postgres import Schema
 from tests.support.stores import opened
 
@@ -28,7 +29,7 @@ def store(where: Schema, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresSt
 
 
 def say(store: PostgresStore, thread_id: str, *texts: str) -> None:
-    store.write_now(threads.append, thread_id, [stored(UserMessage(text)) for text in texts])
+    store.write_now(threads.append, ThreadKey("", thread_id), [message_row(UserMessage(text)) for text in texts])
 
 
 def found(store: PostgresStore, query: str) -> list[str]:
@@ -41,14 +42,14 @@ def index(store: PostgresStore) -> int:
 
 def test_a_row_that_appears_below_others_is_found_and_indexed(store: PostgresStore, where: Schema) -> None:
     say(store, "slow", "word 0")
-    row = store.read_now(threads.find, "slow")
+    row = store.read_now(threads.find, ThreadKey("", "slow"))
     assert row is not None
     with psycopg.connect(where.dsn, options=f"-c search_path={where.name}") as slow:
         slow.execute("UPDATE threads SET head = head + 1 WHERE id = 'slow'")
         late = slow.execute(
             "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (%s, 2, 'x', 'user', %s, '')"
             " RETURNING key",
-            [row.branch, stored(UserMessage("word late")).body],
+            [row.branch, message_row(UserMessage("word late")).body],
         ).fetchall()[0][0]
         for number in range(1, 6):
             say(store, "fast", f"word {number}")

@@ -228,7 +228,7 @@ def test_filters_leave_what_they_say(database: Database, monkeypatch: pytest.Mon
                 assert await found(cp, "hello", **nobody) == []
 
         await in_each_state(cp, check)
-        monkeypatch.setattr(queries, "MAX_PLACES", 1)
+        monkeypatch.setattr(queries, "MAX_SCOPES", 1)
         await in_each_state(cp, check)
 
     with_cp(database, use)

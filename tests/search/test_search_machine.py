@@ -79,7 +79,7 @@ any_query = st.one_of(
 )
 
 
-class Said:
+class StoredMessage:
     """A message or a tool call of the model. All threads that show it share it."""
 
     def __init__(self, number: int, role: str, text: str, thread: str) -> None:
@@ -94,8 +94,8 @@ class Searching(RuleBasedStateMachine):
         super().__init__()
         self.cps, self.runner = cps, runner
         self.numbers = itertools.count(1)
-        self.threads: dict[str, list[Said]] = {}
-        self.calls: dict[str, list[Said]] = {}
+        self.threads: dict[str, list[StoredMessage]] = {}
+        self.calls: dict[str, list[StoredMessage]] = {}
         self.names: list[dict[str, int]] = [{}, {}]  # the ids of calls, by database
 
     def run(self, *doing: Coroutine[Any, Any, T]) -> list[T]:
@@ -119,7 +119,7 @@ class Searching(RuleBasedStateMachine):
         texts=st.lists(any_text, min_size=1, max_size=3),
     )
     def append(self, name: str, role: str, texts: list[str]) -> None:
-        said = [Said(next(self.numbers), role, text, name) for text in texts]
+        said = [StoredMessage(next(self.numbers), role, text, name) for text in texts]
         is_new = name not in self.threads
         self.run(*(cp.append(name, [_message(each) for each in said]) for cp in self.cps))
         self.threads.setdefault(name, []).extend(said)
@@ -130,7 +130,7 @@ class Searching(RuleBasedStateMachine):
     @rule(which=any_number, text=any_text)
     def log(self, which: int, text: str) -> None:
         name = self.some_thread(which)
-        said = Said(next(self.numbers), "tool", text, name)
+        said = StoredMessage(next(self.numbers), "tool", text, name)
         said.is_call = True
         ids = self.run(*(tool_log.log_tool_call(cp.store, name, "look", {"x": [text]}, None, 0) for cp in self.cps))
         for known, each in zip(self.names, ids, strict=True):
@@ -171,7 +171,7 @@ class Searching(RuleBasedStateMachine):
             return
         old = shown[at % len(shown)]
         self.run(*(sessions.update_message(cp.store, name, f"m{old.number}", text) for cp in self.cps))
-        new = Said(old.number, old.role, text, name)
+        new = StoredMessage(old.number, old.role, text, name)
         self.threads[name] = [new if each is old else each for each in shown]
 
     @precondition(lambda self: any(self.threads.values()))
@@ -264,7 +264,7 @@ class Searching(RuleBasedStateMachine):
             assert hit["session_id"] in shown
             assert "**" in hit["snippet"]
 
-    def _of(self, name: str) -> list[Said]:
+    def _of(self, name: str) -> list[StoredMessage]:
         return [*self.threads.get(name, ()), *self.calls.get(name, ())]
 
     def _number(self, database: int, hit: dict[str, Any]) -> int:
@@ -285,7 +285,7 @@ def _owner(name: str) -> str:
     return "bob" if name == "u" else "ann"
 
 
-def _message(said: Said) -> Message:
+def _message(said: StoredMessage) -> Message:
     name = f"m{said.number}"
     if said.role == "tool":
         return ToolResultMessage("c", "look", said.text, id=name)

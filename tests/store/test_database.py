@@ -8,6 +8,7 @@ import pytest
 
 from byssus.queries.log import threads
 from byssus.store.database import Store, Tx
+from byssus.values.thread_key import ThreadKey
 from tests.support.stores import PATIENCE, Gate, appending, half_done, stored, together
 
 
@@ -56,7 +57,7 @@ def test_an_event_loop_that_is_gone_does_not_kill_the_writer(store: Store) -> No
         store.write(gate.query)
         store.write(appending("from the closed loop"))
         store.write(half_done)
-        store.read(threads.find, "t")
+        store.read(threads.find, ThreadKey("", "t"))
 
     loop.run_until_complete(leave())
     assert gate.entered.wait(PATIENCE)

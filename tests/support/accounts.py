@@ -7,6 +7,7 @@ from typing import Any
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim
 from byssus.storage import AgentStorage
+from byssus.values.thread_key import ThreadKey
 from tests.support.leases import FAR_AWAY
 
 
@@ -19,4 +20,4 @@ def nested(depth: int) -> dict[str, Any]:
 
 def drive(storage: AgentStorage, session_id: str) -> None:
     """Somebody far away begins a run on the session."""
-    storage.store.write_now(threads.append, session_id, [], by=Claim(FAR_AWAY, "their-run", 30))
+    storage.store.write_now(threads.append, ThreadKey("", session_id), [], by=Claim(FAR_AWAY, "their-run", 30))

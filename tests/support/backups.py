@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.queries.moving.copying import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
+from byssus.values.thread_key import ThreadKey
 
 
 @contextlib.contextmanager
@@ -26,7 +27,9 @@ def opened(place: str | Path) -> Iterator[Store]:
 
 def say(store: Store, thread_id: str, *texts: str) -> None:
     body = '{{"role":"user","content":[{{"type":"text","text":"{}"}}]}}'
-    store.write_now(threads.append, thread_id, [Stored(text, "user", body.format(text)) for text in texts])
+    store.write_now(
+        threads.append, ThreadKey("", thread_id), [MessageRow(text, "user", body.format(text)) for text in texts]
+    )
 
 
 def rows_in(store: Store) -> dict[str, list[Row]]:
@@ -64,14 +67,16 @@ class Writers:
         def both(tx: Tx, count: int) -> None:
             text = str(count)
             for side in "ab":
-                threads.append(tx, f"{number}{side}", [Stored(text, "user", f'"{text}"', 1)])
+                threads.append(tx, ThreadKey("", f"{number}{side}"), [MessageRow(text, "user", f'"{text}"', 1)])
 
         while not self._over:
             count = self._counts[number] + 1
             if self._to_both:
                 self._store.write_now(both, count)
             else:
-                self._store.write_now(threads.append, f"{number}a", [Stored(str(count), "user", f'"{count}"', 1)])
+                self._store.write_now(
+                    threads.append, ThreadKey("", f"{number}a"), [MessageRow(str(count), "user", f'"{count}"', 1)]
+                )
             with self._changed:
                 self._counts[number] += 1
                 self._changed.notify_all()

@@ -26,8 +26,9 @@ from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
 from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.tools import Tool
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import make
 from tests.support.databases import Database
 
@@ -147,19 +148,22 @@ async def unfinished(cp: Checkpointer) -> list[str]:
 
 
 async def claim(
-    cp: Checkpointer, owner: str = FAR_AWAY, *said: Message | str, thread_id: str = "t", over: int = -1
+    cp: Checkpointer, owner: str = FAR_AWAY, *said: Message | str, thread_id: str = "t", dead_epoch: int = -1
 ) -> Lease:
     """Begin a run as another process would, with these messages."""
     messages = [stamped(UserMessage(item)) if isinstance(item, str) else item for item in said]
     position = await cp.store.write(
-        threads.append, thread_id, [stored(message) for message in messages], by=Claim(owner, "their-run", 30, over)
+        threads.append,
+        ThreadKey("", thread_id),
+        [message_row(message) for message in messages],
+        by=Claim(owner, "their-run", 30, dead_epoch),
     )
     return Lease(position.epoch, 30)
 
 
 async def take_over(cp: Checkpointer, *said: str) -> Lease:
     """Another process takes the thread, as if the lease had run out."""
-    return await claim(cp, FAR_AWAY, *said, over=(await lease_of(cp)).epoch)
+    return await claim(cp, FAR_AWAY, *said, dead_epoch=(await lease_of(cp)).epoch)
 
 
 async def expire(cp: Checkpointer) -> None:

@@ -13,6 +13,7 @@ from byssus.queries.log.threads import ALONG, END
 from byssus.queries.versions import checkpoints
 from byssus.store import opening
 from byssus.store.database import Row, Tx
+from byssus.values.thread_key import ThreadKey
 
 
 def memory_on(place: str, session_id: str, user_id: str | None = None) -> StoredMemory:
@@ -70,7 +71,7 @@ async def stray(cp: Checkpointer) -> list[Row]:
 
 
 def _read(tx: Tx, thread_id: str, namespace: str) -> tuple[int, list[Row]]:
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, ThreadKey(namespace, thread_id))
     assert thread is not None
     rows = tx.all(
         f"SELECT m.seq, m.key, m.id FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq",

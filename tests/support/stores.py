@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Store, Tx
 from byssus.store.postgres.server import Server
 from byssus.store.postgres.store import PostgresStore
+from byssus.values.thread_key import ThreadKey
 from tests.support.postgres import Schema
 
 PATIENCE = 30  # seconds until a test that hangs is a test that fails
@@ -70,15 +71,15 @@ def together(store: Store, *queries: Query) -> list[Any]:
 
 def appending(body: str, thread_id: str = "t") -> Query:
     def query(tx: Tx) -> Place:
-        return place(threads.append(tx, thread_id, rows(body)))
+        return place(threads.append(tx, ThreadKey("", thread_id), rows(body)))
 
     return query
 
 
 def half_done(tx: Tx) -> None:
     """A write that fails when it has written already."""
-    threads.append(tx, "t", rows("half"))
-    threads.append(tx, "other", rows("half"))
+    threads.append(tx, ThreadKey("", "t"), rows("half"))
+    threads.append(tx, ThreadKey("", "other"), rows("half"))
     raise ZeroDivisionError("mine alone")
 
 
@@ -87,12 +88,12 @@ def place(position: Position) -> Place:
     return position.head, position.version
 
 
-def rows(*bodies: str) -> list[Stored]:
-    return [Stored("id", "user", body) for body in bodies]
+def rows(*bodies: str) -> list[MessageRow]:
+    return [MessageRow("id", "user", body) for body in bodies]
 
 
 def stored(store: Store, thread_id: str = "t") -> list[str]:
-    row = store.read_now(threads.find, thread_id)
+    row = store.read_now(threads.find, ThreadKey("", thread_id))
     if row is None:
         return []
     page = store.read_now(threads.page, row.branch, after=0, upto=row.head, limit=10**6)

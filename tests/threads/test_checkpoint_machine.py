@@ -25,8 +25,9 @@ from byssus.errors import InputError
 from byssus.messages import UserMessage
 from byssus.queries.log import threads
 from byssus.store.database import Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Tree, keep_last, keep_tagged
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpoints import UNREACHABLE, Log, Model, Saved, Thread, Value, count, spoken, text_of, values
 from tests.support.databases import Database
 
@@ -136,7 +137,7 @@ class Versions(RuleBasedStateMachine):
     def reply(self, which: int, reserve: int, said: list[Value]) -> None:
         name = self.some_thread(which)
         asking = list(spoken("ask"))[2]
-        self.cp.store.write_now(threads.append, name, [stored(asking)], reserve=reserve)
+        self.cp.store.write_now(threads.append, ThreadKey("", name), [message_row(asking)], reserve=reserve)
         self.model.append(name, [asking], reserve)
 
     @precondition(lambda self: any(thread.open_places() for thread in self.model.threads.values()))
@@ -146,7 +147,7 @@ class Versions(RuleBasedStateMachine):
         name = waiting[which % len(waiting)]
         places = self.model.threads[name].open_places()
         seq, result = places[number % len(places)], UserMessage(f"result {next(self.numbers)}")
-        self.cp.store.write_now(threads.fill, name, [(seq, stored(result))])
+        self.cp.store.write_now(threads.fill, ThreadKey("", name), [(seq, message_row(result))])
         self.model.fill(name, seq, result)
 
     @precondition(lambda self: self.model.threads)

@@ -15,7 +15,8 @@ from byssus.checkpointer import Checkpoint, CheckpointBackend, Checkpointer, Che
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log import threads
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import all_rows, ids, put, said
 from tests.support.databases import Database
@@ -410,15 +411,15 @@ def test_a_put_into_a_thread_that_somebody_drives_is_thread_busy(database: Datab
 
 
 def test_a_checkpoint_of_open_calls_stays_as_it_was_when_results_arrive(database: Database) -> None:
-    ask, results = AssistantMessage("ask"), [stored(UserMessage(f"result {n}")) for n in range(3)]
+    ask, results = AssistantMessage("ask"), [message_row(UserMessage(f"result {n}")) for n in range(3)]
 
     async def check(cp: Checkpointer) -> None:
-        await cp.store.write(threads.append, "t", [stored(ask)], reserve=3)
-        await cp.store.write(threads.fill, "t", [(3, results[1])])
+        await cp.store.write(threads.append, ThreadKey("", "t"), [message_row(ask)], reserve=3)
+        await cp.store.write(threads.fill, ThreadKey("", "t"), [(3, results[1])])
         await put(cp, "t", "here", 1, [ask, UserMessage("result 1")])
         await put(cp, "t", "before", 2, [ask])
         await put(cp, "t", "behind", 3, [ask, UserMessage("result 1"), UserMessage("on")])
-        await cp.store.write(threads.fill, "t", [(2, results[0]), (4, results[2])])
+        await cp.store.write(threads.fill, ThreadKey("", "t"), [(2, results[0]), (4, results[2])])
         assert await texts(cp, "t") == ["ask", "result 0", "result 1", "result 2", "on"]
         assert await said(cp, "t", "here") == ["ask", "result 1"]
         assert await said(cp, "t", "before") == ["ask"]

@@ -27,10 +27,11 @@ from byssus.checkpointer import (
 from byssus.errors import InputError
 from byssus.messages import dumps
 from byssus.queries.log import memories
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving.copying import TABLES
 from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
+from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import texts, with_cp, with_users
 from tests.support.databases import Database
@@ -117,13 +118,13 @@ async def fill_user(cp: Checkpointer, word: str) -> str:
 
 async def fill_memory(cp: Checkpointer, word: str, user: str) -> None:
     """A memory of a user, all of it with the word, some of it deleted and marked anew."""
-    messages = [Stored(f"{n}-{word}", "user", dumps({"content": word}), 1) for n in range(9)]
-    await cp.store.write(memories.add, f"memory-{word}", messages, [word, f"mark {word}"], namespace=user)
-    await cp.store.write(memories.delete, f"memory-{word}", {f"3-{word}"}, namespace=user)
+    messages = [MessageRow(f"{n}-{word}", "user", dumps({"content": word}), 1) for n in range(9)]
+    await cp.store.write(memories.add, ThreadKey(user, f"memory-{word}"), messages, [word, f"mark {word}"])
+    await cp.store.write(memories.delete, ThreadKey(user, f"memory-{word}"), {f"3-{word}"})
     for old, new in ((word, f"new {word}"), (f"mark {word}", None)):
-        await cp.store.write(memories.update_marks, f"memory-{word}", new, old, None, namespace=user)
+        await cp.store.write(memories.update_marks, ThreadKey(user, f"memory-{word}"), new, old, None)
     for text in (f"old {word}", word):
-        await cp.store.write(memories.summarize, f"memory-{word}", dumps(text), namespace=user)
+        await cp.store.write(memories.summarize, ThreadKey(user, f"memory-{word}"), dumps(text))
 
 
 def set_aside(tx: Tx, user: str) -> None:

@@ -11,7 +11,8 @@ from byssus.checkpointer import Checkpointer, Difference
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.queries.log import threads
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import all_rows, count, ids, left, put, said
 from tests.support.databases import Database
@@ -195,18 +196,18 @@ def test_what_is_no_point_is_refused(database: Database, at: Any) -> None:
 
 def test_a_fork_while_calls_are_open_fills_them_for_itself(database: Database) -> None:
     def result(text: str) -> Any:
-        return stored(UserMessage(text))
+        return message_row(UserMessage(text))
 
     async def check(cp: Checkpointer) -> None:
         store = cp.store
-        await store.write(threads.append, "t", [stored(AssistantMessage("ask"))], reserve=2)
-        await store.write(threads.fill, "t", [(3, result("second"))])
+        await store.write(threads.append, ThreadKey("", "t"), [message_row(AssistantMessage("ask"))], reserve=2)
+        await store.write(threads.fill, ThreadKey("", "t"), [(3, result("second"))])
         await put(cp, "t", "c1", 1, [AssistantMessage("ask"), UserMessage("second")])
         for new, at in (("head", None), ("seq", 3), ("checkpoint", "c1")):
             await cp.fork("t", at, new_id=new)
-        await store.write(threads.fill, "t", [(2, result("of t"))])
-        await store.write(threads.fill, "seq", [(2, result("of seq"))])
-        await store.write(threads.fill, "checkpoint", [(2, result("of checkpoint"))])
+        await store.write(threads.fill, ThreadKey("", "t"), [(2, result("of t"))])
+        await store.write(threads.fill, ThreadKey("", "seq"), [(2, result("of seq"))])
+        await store.write(threads.fill, ThreadKey("", "checkpoint"), [(2, result("of checkpoint"))])
         assert await texts(cp, "t") == ["ask", "of t", "second"]
         assert await texts(cp, "head") == ["ask", "second"]
         assert await texts(cp, "seq") == ["ask", "of seq", "second"]

@@ -19,6 +19,7 @@ from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import inbox, threads
 from byssus.queries.log.leases import Lease
 from byssus.threads.inbox import Receipt
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, saying, sent
 from tests.support.checkpointers import loaded, texts
 from tests.support.databases import Database
@@ -468,7 +469,9 @@ def test_a_message_is_withdrawn_or_heard_and_never_both_or_neither(database: Dat
 def test_a_run_that_slept_does_not_make_a_deleted_thread_anew(database: Database) -> None:
     async def use(cp: Checkpointer, _: Checkpointer) -> None:
         limits = {"steer": 1}
-        taken = await cp.store.write(inbox.take, "gone", by=Lease(1, 30.0), expect=threads.ANY, limits=limits)
+        taken = await cp.store.write(
+            inbox.take, ThreadKey("", "gone"), by=Lease(1, 30.0), expect=threads.ANY, limits=limits
+        )
         assert taken == (None, [])
         assert await cp.threads() == []
 

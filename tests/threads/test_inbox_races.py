@@ -18,8 +18,9 @@ from byssus.providers.base import Request
 from byssus.queries.log import inbox, threads
 from byssus.queries.log.leases import Claim
 from byssus.store.database import Store, Tx
-from byssus.threads.encoding import stored
+from byssus.threads.encoding import message_row
 from byssus.threads.inbox import Receipt
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Heard, check_whole
 from tests.support.checkpointers import texts
 from tests.support.databases import Database
@@ -120,8 +121,8 @@ def test_when_somebody_else_drives_already_a_late_follow_up_is_theirs(database: 
 
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         def begin(tx: Tx) -> None:
-            theirs = [stored(stamped(UserMessage("theirs")))]
-            threads.append(tx, "t", theirs, by=Claim(FAR_AWAY, "their-run", 30))
+            theirs = [message_row(stamped(UserMessage("theirs")))]
+            threads.append(tx, ThreadKey("", "t"), theirs, by=Claim(FAR_AWAY, "their-run", 30))
 
         def listen(event: Event) -> None:
             if isinstance(event, TurnEnd):
@@ -270,7 +271,9 @@ def test_to_take_from_an_empty_inbox_writes_nothing(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         lease = await claim(cp)
         before = await cp.store.read(everything)
-        taken = await cp.store.write(inbox.take, "t", by=lease, expect=-1, limits={"steer": 1, "follow_up": 1})
+        taken = await cp.store.write(
+            inbox.take, ThreadKey("", "t"), by=lease, expect=-1, limits={"steer": 1, "follow_up": 1}
+        )
         assert taken == (None, [])
         assert await cp.store.read(everything) == before
 

@@ -20,6 +20,7 @@ from byssus.queries.log import threads
 from byssus.queries.log.threads import END
 from byssus.queries.versions import checkpoints
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts
 from tests.support.databases import Database
 from tests.support.marks import marked, memory_on, stray
@@ -74,7 +75,7 @@ async def bodies(cp: Checkpointer, thread_id: str = "t") -> list[object]:
     """The messages of a thread, just as they were given."""
 
     def query(tx: Tx) -> list[object]:
-        thread = checkpoints.anchor(tx, thread_id)
+        thread = checkpoints.thread_state(tx, ThreadKey("", thread_id))
         assert thread is not None
         return [
             json.loads(body) for _, body, _ in threads.page_as_given(tx, thread.branch, after=0, upto=END, limit=999)

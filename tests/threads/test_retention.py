@@ -21,6 +21,7 @@ from byssus.checkpointer import (
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import UserMessage
 from byssus.queries.versions import deleting
+from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import UNREACHABLE, all_rows, count, ids, left, put, said
 from tests.support.databases import Database
@@ -320,9 +321,9 @@ def test_a_checkpoint_that_was_put_again_after_a_prune_had_chosen_it_stays(datab
     async def check(cp: Checkpointer) -> None:
         await put(cp, "t", "latest", 2, WORDS[:1])
         await put(cp, "t", "old", 1, WORDS[:1])
-        chosen = await cp.store.read(deleting.doomed, "t", last=1, seconds=0.0, tags=())
+        chosen = await cp.store.read(deleting.doomed, ThreadKey("", "t"), last=1, seconds=0.0, tags=())
         await put(cp, "t", "old", 3, WORDS[:2], tags=["precious"])
-        await cp.store.write(deleting.drop, "t", [key for key, _ in chosen])
+        await cp.store.write(deleting.drop, ThreadKey("", "t"), [key for key, _ in chosen])
         assert await ids(cp, "t") == ["old", "latest"]
 
     with_cp(database, check)
@@ -363,9 +364,9 @@ def test_a_prune_that_was_interrupted_is_harmless_and_the_next_one_goes_on(datab
         await tell(cp)
         await aside(cp, "aside", length)
         await aside(cp, "other", 3)
-        chosen = await cp.store.read(deleting.doomed, "t", last=2, seconds=0.0, tags=())
+        chosen = await cp.store.read(deleting.doomed, ThreadKey("", "t"), last=2, seconds=0.0, tags=())
         keys = [key for key, name in chosen if name == "aside"]
-        step = await cp.store.write(deleting.drop, "t", keys)
+        step = await cp.store.write(deleting.drop, ThreadKey("", "t"), keys)
         assert (step.messages, bool(step.left)) == (deleting.CHUNK, True)  # and here the process dies
         assert await cp.get("aside", "t") is None
         assert (await texts(cp, "t"), await said(cp, "t", "c3")) == (list("abcdef"), list("abc"))
@@ -383,7 +384,7 @@ def test_a_deletion_that_was_interrupted_is_one_all_the_same(database: Database)
         await tell(cp)
         await aside(cp, "aside", deleting.CHUNK + 100)
         await cp.fork("t", "c2", new_id="f")
-        assert await cp.store.write(deleting.discard, "t") == 7  # and here the process dies
+        assert await cp.store.write(deleting.discard, ThreadKey("", "t")) == 7  # and here the process dies
         assert await cp.load("t") is None
         assert ([info.id for info in await cp.threads()], await cp.get("c6")) == (["f"], None)
         assert (await texts(cp, "f"), await ids(cp, "f")) == (["a", "b"], ["c2", "c1", "aside"])

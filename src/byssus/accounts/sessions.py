@@ -12,31 +12,29 @@ from typing import Any
 
 import msgspec
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
-from byssus.queries.accounts.sessions import Said, Session
+from byssus.queries.accounts.sessions import Session, StoredMessage
 from byssus.queries.log import editing
-from byssus.queries.log.leases import Visit
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.leases import Unleased
+from byssus.queries.log.threads import MessageRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads import retention
-from byssus.threads.encoding import (
+from byssus.threads.encoding import encode_strictly, json_row, message_row, readable_json, spent_by
+from byssus.threads.waiting import retry_while_driven
+from byssus.values import clock
+from byssus.values.inputs import (
+    UNCHANGED,
     checked_choice,
     checked_count,
     checked_id,
     checked_text,
-    encode_strictly,
+    checked_wait,
     readable_id,
-    readable_json,
-    spent_by,
-    stored,
-    stored_json,
 )
-from byssus.threads.waiting import patiently
-from byssus.values import clock
+from byssus.values.thread_key import ThreadKey
 
 STATUSES = ("active", "paused", "completed", "cancelled")
 ROLES = ("user", "assistant", "system", "tool")
@@ -56,14 +54,16 @@ async def create_session(
     owner = None if user_id is None else checked_id(user_id, "a user id")
     name = clock.new_id() if session_id is None else checked_id(session_id, "a session id")
     given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
-    made = await store.write(sessions.create, name, owner, given["title"], given["model"], given["metadata"])
+    made = await store.write(
+        sessions.create, ThreadKey("", name), owner, given["title"], given["model"], given["metadata"]
+    )
     return _as_dict(made)
 
 
 async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
     """The session, or None."""
     name = readable_id(session_id, "a session id")
-    session = None if name is None else await store.read(sessions.get, name)
+    session = None if name is None else await store.read(sessions.get, ThreadKey("", name))
     return None if session is None else _as_dict(session)
 
 
@@ -93,7 +93,7 @@ async def update_session(
     """Change what is passed. Metadata are replaced as a whole."""
     given = {"title": title, "model": model, "status": status, "metadata": metadata, "owner": user_id}
     changes = _checked(**{key: value for key, value in given.items() if value is not UNCHANGED})
-    return _as_dict(await store.write(sessions.update, checked_id(session_id, "a session id"), changes))
+    return _as_dict(await store.write(sessions.update, ThreadKey("", checked_id(session_id, "a session id")), changes))
 
 
 async def pause_session(store: Runner, session_id: str) -> dict[str, Any]:
@@ -116,11 +116,14 @@ async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
     return await update_session(store, session_id, status="cancelled")
 
 
-async def delete_session(store: Runner, session_id: str) -> None:
-    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics."""
+async def delete_session(store: Runner, session_id: str, *, wait: float = 0) -> None:
+    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics.
+
+    While a run drives the session, it raises `ThreadBusy`, or waits for so many seconds first.
+    """
     name = checked_id(session_id, "a session id")
-    await store.read(sessions.require, name)
-    await retention.delete_thread(store, name, 0)
+    await store.read(sessions.require, ThreadKey("", name))
+    await retention.delete_thread(store, name, wait=wait)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -136,15 +139,21 @@ async def save_message(
     token_count: int = 0,
     *,
     usage: dict[str, Any] | None = None,
+    wait: float = 0,
 ) -> str:
     """Add a message to the session; returns its id.
 
     `usage` says more than `token_count` does: input, output, cache_read, cache_write and cost. The user's quota is not
-    touched: `consume_quota` does that.
+    touched: `consume_quota` does that. While a run drives the session, it raises `ThreadBusy`, or waits for so many
+    seconds first.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
-    name, make = checked_id(session_id, "a session id"), functools.partial(_stored, value)
-    return await patiently(lambda over: store.write(sessions.save, name, make, by=Visit(over)), 0)
+    name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
+    return await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
 
 
 async def get_conversation_history(
@@ -160,30 +169,40 @@ async def get_conversation_history(
 async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
     """One message of the session, or None."""
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
-    if session is None or message is None or await store.read(sessions.get, session) is None:
+    if session is None or message is None or await store.read(sessions.get, ThreadKey("", session)) is None:
         return None
-    said = await store.read(sessions.find, session, message)
+    said = await store.read(sessions.find, ThreadKey("", session), message)
     return None if said is None else history_row(said)
 
 
-async def update_message(store: Runner, session_id: str, message_id: str, content: str | list[Any]) -> dict[str, Any]:
+async def update_message(
+    store: Runner, session_id: str, message_id: str, content: str | list[Any], *, wait: float = 0
+) -> dict[str, Any]:
     """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    said, text = await store.read(sessions.find, session, message), _checked_content(content)
+    said, text = await store.read(sessions.find, ThreadKey("", session), message), _checked_content(content)
     if said is None:
         raise editing.missing(session, message)
     new = _edited(said, text)
-    await patiently(lambda over: store.write(editing.replace, session, message, new, by=Visit(over)), 0)
+    await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, new, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
-async def delete_message(store: Runner, session_id: str, message_id: str) -> None:
+async def delete_message(store: Runner, session_id: str, message_id: str, *, wait: float = 0) -> None:
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    await patiently(lambda over: store.write(editing.replace, session, message, None, by=Visit(over)), 0)
+    await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, None, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
 
 
-def history_row(said: Said) -> dict[str, Any]:
+def history_row(said: StoredMessage) -> dict[str, Any]:
     """A message as applications read it, whoever wrote it."""
     message = decode(said.body)
     given = json.loads(said.body) if said.plain else None
@@ -208,7 +227,7 @@ def role_of(message: Message) -> str:
 
 def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
     """Read and decoded on the store's thread: a long history does not stall an event loop."""
-    found = sessions.history(tx, session_id, limit)
+    found = sessions.history(tx, ThreadKey("", session_id), limit)
     return None if found is None else [history_row(said) for said in found]
 
 
@@ -276,22 +295,22 @@ def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     return dict(usage)
 
 
-def _stored(value: dict[str, Any], model: str | None) -> Stored:
+def _row_of(value: dict[str, Any], model: str | None) -> MessageRow:
     """With the session's model, so that its tokens are counted as that model's."""
     is_counted = "token_count" in value or "usage" in value
-    return stored_json({**value, "model": model} if model and is_counted else value)
+    return json_row({**value, "model": model} if model and is_counted else value)
 
 
-def _edited(said: Said, content: Any) -> Stored:
+def _edited(said: StoredMessage, content: Any) -> MessageRow:
     if said.plain:
         value = json.loads(said.body)
-        row = stored_json({**value, "content": content} if isinstance(value, dict) else {"content": content})
+        row = json_row({**value, "content": content} if isinstance(value, dict) else {"content": content})
     else:
         message = decode(said.body)
         if isinstance(message, Note):
             raise InputError(f"message {said.id!r} is no message for a model, and cannot be edited; delete it instead")
         calls = [block for block in message.content if block.type == "tool_call"]
-        row = stored(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
+        row = message_row(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
     return row._replace(id=said.id, spent=None)
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.queries.accounts import tasks
 from byssus.queries.accounts.tasks import STATUSES, Task
 from byssus.store.operations import Runner
-from byssus.threads.encoding import (
-    checked_choice,
-    checked_count,
-    checked_id,
-    checked_text,
-    encode_strictly,
-    readable_id,
-)
+from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_choice, checked_count, checked_id, checked_text, readable_id
+from byssus.values.thread_key import ThreadKey
 
 _HIGHEST_PRIORITY = 2**31
 
@@ -31,7 +25,9 @@ async def create_task(
     retries = checked_count("max_retries", max_retries)
     urgency = _checked_priority(priority)
     session = checked_id(session_id, "a session id")
-    return _as_dict(await store.write(tasks.create, session, clock.new_id(), kind, text, urgency, retries))
+    return _as_dict(
+        await store.write(tasks.create, ThreadKey("", session), clock.new_id(), kind, text, urgency, retries)
+    )
 
 
 async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:

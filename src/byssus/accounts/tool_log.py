@@ -9,7 +9,6 @@ import json
 import math
 from typing import Any
 
-from byssus.accounts.users import UNCHANGED
 from byssus.errors import InputError
 from byssus.messages import decode, to_value
 from byssus.queries.accounts import sessions
@@ -17,8 +16,10 @@ from byssus.queries.accounts import tool_log as log
 from byssus.queries.accounts.tool_log import Logged, LogRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_count, checked_id, checked_text, encode_strictly, readable_id, storable
+from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_text, column_text, readable_id
+from byssus.values.thread_key import ThreadKey
 
 _FAILURES = ("failed", "aborted", "unknown", "denied")
 
@@ -42,7 +43,7 @@ async def log_tool_call(
         encode_strictly("output_data", output_data),
         _checked_elapsed(elapsed_ms),
         "done" if success else "failed",
-        None if error_message is None else storable(_text("error_message", error_message)),
+        None if error_message is None else column_text(_text("error_message", error_message)),
         None if message_id is None else checked_text("message_id", message_id),
     )
     await store.write(_log, checked_id(session_id, "a session id"), call)
@@ -68,9 +69,9 @@ async def list_tool_calls(
     """The calls of a session, or of all, the newest first. None if there is no such session."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
-    if session_id is not None and (name is None or await store.read(sessions.get, name) is None):
+    if session_id is not None and (name is None or await store.read(sessions.get, ThreadKey("", name)) is None):
         return None
-    tool = None if tool_name is None else storable(_checked_name(tool_name))
+    tool = None if tool_name is None else column_text(_checked_name(tool_name))
     wanted = None if success is None else ("done",) if success else _FAILURES
     rows = await store.read(log.log_of, name, name=tool, status=wanted, limit=limit, offset=offset)
     return [_as_dict(row) for row in rows]
@@ -91,7 +92,7 @@ async def update_tool_call(
     if output_data is not UNCHANGED:
         changes["output"] = encode_strictly("output_data", output_data)
     if error_message is not UNCHANGED:
-        changes["error"] = None if error_message is None else storable(_text("error_message", error_message))
+        changes["error"] = None if error_message is None else column_text(_text("error_message", error_message))
     name = checked_id(call_id, "a call's id")
     await store.write(log.amend, name, changes)
     changed = await get_tool_call(store, name)
@@ -105,7 +106,7 @@ async def delete_tool_call(store: Runner, call_id: str) -> None:
 
 
 def _log(tx: Tx, session_id: str, call: Logged) -> None:
-    log.log(tx, sessions.take(tx, session_id), call)
+    log.log(tx, sessions.take(tx, ThreadKey("", session_id)), call)
 
 
 def _as_dict(row: LogRow) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from byssus.queries.accounts.usage import Scope
 from byssus.queries.log import threads
 from byssus.store.database import Row, Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_text, readable_id
+from byssus.values.inputs import checked_text, readable_id
+from byssus.values.thread_key import ThreadKey
 
 _LONGEST_PERIOD = 36_500  # days
 _PARTS = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cost")
@@ -37,7 +38,7 @@ async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> 
 async def get_session_usage(store: Runner, session_id: str, days: int = _LONGEST_PERIOD) -> dict[str, Any] | None:
     """The same of one session, since it began. None if there is no such session."""
     name, period = readable_id(session_id, "a session id"), _checked_days(days)
-    thread = None if name is None else await store.read(threads.find, name)
+    thread = None if name is None else await store.read(threads.find, ThreadKey("", name))
     return None if thread is None else await store.read(_stats, None, thread.key, period)
 
 

@@ -16,21 +16,14 @@ from byssus.queries.accounts import quotas, users
 from byssus.queries.accounts.users import Leaf, User
 from byssus.store.operations import Runner
 from byssus.threads import retention
-from byssus.threads.encoding import checked_count, checked_id, checked_text, encode_strictly, readable_id, readable_json
+from byssus.threads.encoding import encode_strictly, readable_json
 from byssus.values import clock
+from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_text, readable_id
 
 Sessions: TypeAlias = Literal["keep", "delete"]
 
 _LONG_VALUE = 200  # characters of a value that are compared as they are; a longer one by its hash
 _MOST_ASKED = 1_000  # preferences that a search names: a database has its limits
-
-
-class _Unchanged:
-    def __repr__(self) -> str:
-        return "<as it is>"
-
-
-UNCHANGED: Any = _Unchanged()
 
 
 async def create_user(
@@ -119,7 +112,7 @@ async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None 
                 "too, sessions='keep' leaves them to nobody"
             )
         for thread in left:
-            await retention.delete_thread(store, thread, 0)
+            await retention.delete_thread(store, thread)
     return had
 
 

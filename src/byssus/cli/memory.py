@@ -10,7 +10,7 @@ from byssus.cli import terminal
 from byssus.cli.subcommand import add, count, number, work_on
 from byssus.errors import InputError
 from byssus.memory.msg import Msg
-from byssus.memory.stored import entries, listed
+from byssus.memory.stored import entries, list_memories
 
 
 def add_to(commands: Any) -> None:
@@ -26,7 +26,7 @@ def _memory(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = work_on(args, lambda cp: listed(cp.store, args.user, args.limit))
+    found = work_on(args, lambda cp: list_memories(cp.store, args.user, args.limit))
     if args.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0

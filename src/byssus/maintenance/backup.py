@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
-from byssus.maintenance.copy import PASSES, Ask, Comparison, Mirror, Progress, copy_into
+from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery, copy_into
 from byssus.queries.moving import checks, copying
 from byssus.queries.moving.copying import TABLES, Backup, Digest
 from byssus.store import opening, sharing
@@ -151,7 +151,7 @@ async def _stoppable(store: Runner, work: Callable[[_Meter], T], progress: Hear 
     return outcome.result()
 
 
-def _within(tx: Tx) -> Ask:
+def _within(tx: Tx) -> RunQuery:
     """Queries as parts of one transaction."""
 
     def ask(query: Callable[..., T], /, *args: object) -> T:
@@ -160,7 +160,7 @@ def _within(tx: Tx) -> Ask:
     return ask
 
 
-def _sha256(ask: Ask, hear: Hear) -> tuple[str, dict[str, int]]:
+def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
     """The hash over all rows of a database, and how many there are."""
     total = sum(ask(copying.counts).values())
     digests = [Digest(table) for table in TABLES]
@@ -395,7 +395,7 @@ def _apply(tx: Tx, store: Store, target: str, meter: _Meter) -> tuple[dict[str, 
     return mirror.written, found
 
 
-def _refuse_changed(ask: Ask, mark: Backup, name: str, hear: Hear) -> None:
+def _refuse_changed(ask: RunQuery, mark: Backup, name: str, hear: Hear) -> None:
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
     if mark.shape == copying.shape() and _sha256(ask, hear)[0] != mark.sha256:
         raise InputError(

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from byssus.errors import InputError, StoreError
 from byssus.queries.moving import copying
-from byssus.queries.moving.copying import TABLES, Digest, Key, Mark, Table
+from byssus.queries.moving.copying import TABLES, CopyRow, Digest, Key, Table
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store
 from byssus.store.sqlite.file import MEMORY
@@ -120,7 +120,7 @@ def _opened(place: str, *, create: bool) -> Iterator[Store]:
         sharing.release(store)
 
 
-class Ask(Protocol):
+class RunQuery(Protocol):
     """What runs a query: a method of a store, or a transaction that goes on."""
 
     def __call__(self, query: Callable[..., T], /, *args: object) -> T: ...
@@ -129,7 +129,7 @@ class Ask(Protocol):
 class Mirror:
     """Makes a target equal to a source, whatever way they are asked: each by itself, or in one transaction."""
 
-    def __init__(self, source: Ask, target: Ask, write: Ask, hear: Callable[[Progress], object]) -> None:
+    def __init__(self, source: RunQuery, target: RunQuery, write: RunQuery, hear: Callable[[Progress], object]) -> None:
         self._source = source
         self._target = target
         self._write = write
@@ -232,7 +232,7 @@ class _Copy:
             )
         return self._copied(found, was_finished=True)
 
-    def _begun(self) -> Mark:
+    def _begun(self) -> CopyRow:
         mark = self._target.write_now(copying.begin, self._source.name)
         if mark is None:
             raise InputError(

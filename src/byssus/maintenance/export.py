@@ -38,8 +38,8 @@ from byssus.queries.moving.importing import Account, Arriving
 from byssus.queries.versions import checkpoints
 from byssus.store.database import Store, Tx
 from byssus.threads import retention
-from byssus.threads.encoding import checked_id
 from byssus.values import clock
+from byssus.values.inputs import checked_id
 
 Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 

@@ -20,8 +20,8 @@ from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
 from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
 from byssus.queries.moving.exporting import NO_SUMMARY
-from byssus.threads.encoding import storable
 from byssus.values.decisions import decode_answer
+from byssus.values.inputs import column_text
 
 FORMAT = 3
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
@@ -61,7 +61,7 @@ Check = Callable[[Any], bool]
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and storable(value) == value
+    return isinstance(value, str) and column_text(value) == value
 
 
 def is_name(value: Any) -> bool:

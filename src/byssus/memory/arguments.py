@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from byssus.errors import InputError, NoMessage, WrongType
 from byssus.memory.msg import ROLES, Msg, values_of
 from byssus.queries.log.marks import MAX_MARK
-from byssus.threads.encoding import checked_text, is_storable
+from byssus.values.inputs import checked_text, fits_column
 
 MAX_MARKS = 1_000  # in one call
 
@@ -149,7 +149,7 @@ def ids(name: str, given: Any) -> set[str]:
         if not isinstance(each, str):
             hint = "; pass message.id" if _is_message(each) else ""
             raise WrongType(f"The {name!r} should be a list of strings, but there is {each!r:.80} among them{hint}.")
-    return {str.__str__(each) for each in found if is_storable(each)}
+    return {str.__str__(each) for each in found if fits_column(each)}
 
 
 def summary(given: Any) -> str:
@@ -191,7 +191,7 @@ def _possible(marks: list[str]) -> list[str]:
     """Those of the marks that a message can bear, each once."""
     _refuse_too_many(marks)
     given = (str.__str__(mark) for mark in marks)
-    return list(dict.fromkeys(mark for mark in given if len(mark) <= MAX_MARK and is_storable(mark)))
+    return list(dict.fromkeys(mark for mark in given if len(mark) <= MAX_MARK and fits_column(mark)))
 
 
 def _refuse_too_many(marks: list[str]) -> None:

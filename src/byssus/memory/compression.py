@@ -111,16 +111,16 @@ def _cut(messages: Sequence[Any], keep: int) -> int:
     """How many messages can go, so that no call of a tool is parted from its result, also if that is still to come."""
     asked: dict[str, int] = {}  # where each call was made
     reach = list(range(len(messages)))  # how far back a message must not be parted from
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         for block in message.content if isinstance(message.content, list) else ():
             kind = block.get("type") if isinstance(block, dict) else None
             if kind == "tool_use":
-                asked[str(block.get("id"))] = place
+                asked[str(block.get("id"))] = position
             elif kind == "tool_result":
-                reach[place] = min(reach[place], asked.pop(str(block.get("id")), place))
+                reach[position] = min(reach[position], asked.pop(str(block.get("id")), position))
     start = max(0, len(messages) - keep)
     last = max(asked.values(), default=-1)
-    if last >= 0 and all(reach[place] < place for place in range(last + 1, len(messages))):
+    if last >= 0 and all(reach[position] < position for position in range(last + 1, len(messages))):
         start = min(start, last)  # its results have not all come
     while (first := min(reach[start:], default=start)) < start:
         start = first

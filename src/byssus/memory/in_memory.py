@@ -34,12 +34,12 @@ class InMemoryMemory(MemoryBase):
     ) -> None:
         if memories is None:
             return
-        worn = arguments.marks_to_add(marks)
+        marks = arguments.marks_to_add(marks)
         given = [copy.deepcopy(message) for message in arguments.messages(memories)]
         for message in given:
             _check(message)
         known = set() if allow_duplicates else {item.message.id for item in self._items}
-        self._items += [Item(message, list(worn)) for message in given if message.id not in known]
+        self._items += [Item(message, list(marks)) for message in given if message.id not in known]
 
     async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
         ids = arguments.ids("msg_ids", msg_ids)
@@ -71,11 +71,11 @@ class InMemoryMemory(MemoryBase):
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
         told, ids = arguments.summary(summary), arguments.ids("msg_ids", msg_ids)
-        worn = arguments.mark_to_add(mark)
+        marks = arguments.mark_to_add(mark)
         if expected is not None and arguments.summary(expected) != self._summary:
             return None
         self._summary = told
-        return await self.update_messages_mark(worn, msg_ids=ids)
+        return await self.update_messages_mark(marks, msg_ids=ids)
 
     async def get_memory(
         self,

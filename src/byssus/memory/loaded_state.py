@@ -9,24 +9,25 @@ from concurrent.futures import Future
 from typing import Any
 
 from byssus.queries.log import memories
-from byssus.queries.log.leases import Visit
-from byssus.queries.log.memories import Entry
+from byssus.queries.log.leases import Unleased
+from byssus.queries.log.memories import MarkedMessage
 from byssus.queries.versions import deleting
 from byssus.store.database import Store
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
+from byssus.values.thread_key import ThreadKey
 
 
 class Loaded:
     """The summary of a state, as it is stored, and its messages, if it has any: they replace what is there."""
 
-    def __init__(self, summary: str, entries: Sequence[Entry] | None) -> None:
+    def __init__(self, summary: str, entries: Sequence[MarkedMessage] | None) -> None:
         self.summary = summary
         self.is_stored = False
         self._entries = entries
         self._claiming = threading.Lock()
         self._under_way: Future[None] | None = None
 
-    async def settle(self, store: Store, thread: str, *, namespace: str, wait: float) -> None:
+    async def settle(self, store: Store, thread: ThreadKey, *, wait: float) -> None:
         """Store it, or wait until somebody else has done so."""
         while not self.is_stored:
             with self._claiming:
@@ -38,33 +39,33 @@ class Loaded:
                 await asyncio.wrap_future(other)
                 continue
             try:
-                await self._write(store, thread, namespace, wait)
+                await self._write(store, thread, wait)
             finally:
                 self._under_way = None
                 mine.set_result(None)
 
-    async def _write(self, store: Store, thread: str, namespace: str, wait: float) -> None:
+    async def _write(self, store: Store, thread: ThreadKey, wait: float) -> None:
         written: asyncio.Future[Any] | None = None
 
-        def attempt(over: int) -> Awaitable[Any]:
+        def attempt(dead_epoch: int) -> Awaitable[Any]:
             nonlocal written
             if self._entries is None:
-                written = store.write(memories.summarize, thread, self.summary, namespace=namespace)
+                written = store.write(memories.summarize, thread, self.summary)
             else:
-                by = Visit(over)
-                written = store.write(memories.replace, thread, self._entries, self.summary, by=by, namespace=namespace)
+                by = Unleased(dead_epoch)
+                written = store.write(memories.replace, thread, self._entries, self.summary, by=by)
             return written
 
         try:
-            await patiently(attempt, wait)
+            await retry_while_driven(store, attempt, wait)
         finally:  # a cancelled call has written all the same
             self.is_stored = written is not None and written.done() and written.exception() is None
         if self._entries is not None:
-            await collect(store, thread, namespace)
+            await collect(store, thread)
 
 
-async def collect(store: Store, thread: str, namespace: str) -> None:
+async def collect(store: Store, thread: ThreadKey) -> None:
     """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
     left: list[int] | None = None
     while left is None or left:
-        left = (await store.write(deleting.collect, thread, left, namespace=namespace)).left
+        left = (await store.write(deleting.collect, thread, left)).left

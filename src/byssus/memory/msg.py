@@ -124,7 +124,7 @@ class _Fields(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Fields)
 
 
-class Told(NamedTuple):
+class MsgFields(NamedTuple):
     """A stored message, as `Msg` has its fields."""
 
     id: str
@@ -136,13 +136,13 @@ class Told(NamedTuple):
     invocation_id: str | None
 
 
-def told(name: str, body: str, plain: int, created_at: str) -> Told:
+def msg_fields(name: str, body: str, plain: int, created_at: str) -> MsgFields:
     """What a row of the log says, whichever surface has written it. Its id is the one that the row is found by."""
     if plain:
         try:
             own = _decoder.decode(body)
             if own.role in ROLES:
-                return Told(
+                return MsgFields(
                     name,
                     own.name,
                     own.role,
@@ -156,7 +156,7 @@ def told(name: str, body: str, plain: int, created_at: str) -> Told:
         if (given := _as_given(body)) is not None:
             at = _at(given.get("timestamp"), created_at)
             said = (given.get("name"), given["role"], given["content"], given.get("metadata"))
-            return Told(name, *said, at, given.get("invocation_id"))
+            return MsgFields(name, *said, at, given.get("invocation_id"))
     return _of_message(name, decode(body), created_at)
 
 
@@ -177,16 +177,16 @@ def _as_given(body: str) -> dict[str, Any] | None:
     return value if fits and isinstance(value.get("content"), str | list) else None
 
 
-def _of_message(name: str, message: Message, created_at: str) -> Told:
+def _of_message(name: str, message: Message, created_at: str) -> MsgFields:
     if isinstance(message, Note):
         role = message.role if message.role in ROLES else "system"
-        return Told(name, role, role, message.text or dumps(message.body), None, created_at, None)
+        return MsgFields(name, role, role, message.text or dumps(message.body), None, created_at, None)
     at = message.created_at or created_at
     if isinstance(message, ToolResultMessage):
         result = {"type": "tool_result", "id": message.tool_call_id, "name": message.tool_name}
-        return Told(name, "system", "system", [{**result, "output": _content(message.content)}], None, at, None)
+        return MsgFields(name, "system", "system", [{**result, "output": _content(message.content)}], None, at, None)
     role = "assistant" if isinstance(message, AssistantMessage) else "user"
-    return Told(name, role, role, _content(message.content), None, at, None)
+    return MsgFields(name, role, role, _content(message.content), None, at, None)
 
 
 def _content(blocks: Sequence[Block]) -> str | list[Any]:

@@ -24,20 +24,22 @@ from byssus.errors import InputError, NotFound
 from byssus.memory import arguments
 from byssus.memory.base import MemoryBase
 from byssus.memory.loaded_state import Loaded, collect
-from byssus.memory.msg import Msg, Told, told
+from byssus.memory.msg import Msg, MsgFields, msg_fields
 from byssus.messages import dumps
 from byssus.queries.log import memories as queries
-from byssus.queries.log.leases import Visit
-from byssus.queries.log.memories import Entry
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.leases import Unleased
+from byssus.queries.log.memories import MarkedMessage
+from byssus.queries.log.threads import MessageRow
 from byssus.search import search as searching
 from byssus.store import opening
 from byssus.store.database import Store, Tx
 from byssus.store.handle import Handle
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability
-from byssus.threads.encoding import checked_id, encode_json
-from byssus.threads.waiting import checked_wait, patiently
+from byssus.threads.encoding import encode_json
+from byssus.threads.waiting import retry_while_driven
+from byssus.values.inputs import checked_id, checked_wait
+from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
     from byssus.store.postgres.server import Server
@@ -54,8 +56,7 @@ class _Here(NamedTuple):
 
     user_id: str | None
     session_id: str | None
-    namespace: str
-    thread: str
+    thread: ThreadKey
     handle: Handle
 
 
@@ -114,10 +115,10 @@ class StoredMemory(MemoryBase, abc.ABC):
     ) -> None:
         if memories is None:
             return
-        worn = arguments.marks_to_add(marks)
-        rows = [_stored(message) for message in arguments.messages(memories)]
+        marks = arguments.marks_to_add(marks)
+        rows = [_row_of(message) for message in arguments.messages(memories)]
         if rows:
-            await self._write(queries.add, rows, worn, again=bool(allow_duplicates))
+            await self._write(queries.add, rows, marks, again=bool(allow_duplicates))
 
     async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:  # noqa: ARG002
         ids = arguments.ids("msg_ids", msg_ids)
@@ -137,24 +138,24 @@ class StoredMemory(MemoryBase, abc.ABC):
         wanted = arguments.wanted("mark", mark)
         unwanted = arguments.wanted("exclude_mark", exclude_mark) or []
         store, here = await self._ready()
-        summary, found = await store.read(
-            _read, here.thread, self._message, namespace=here.namespace, marked=wanted, unmarked=unwanted
-        )
+        summary, found = await store.read(_read, here.thread, self._message, marked=wanted, unmarked=unwanted)
         return [self._class("user", summary, "user"), *found] if prepend_summary and summary else found
 
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
         store, here = await self._ready()
-        keys = await searching.find_keys(store, query, namespace=here.namespace, session_id=here.thread, limit=limit)
+        keys = await searching.find_keys(
+            store, query, namespace=here.thread.namespace, session_id=here.thread.id, limit=limit
+        )
         return await store.read(_at, keys, self._message)
 
     async def size(self) -> int:
         store, here = await self._ready()
-        return await store.read(queries.size, here.thread, namespace=here.namespace)
+        return await store.read(queries.size, here.thread)
 
     async def clear(self) -> None:
         store, here = await self._ready()
         if await self._attempt(store, here, queries.clear):
-            await collect(store, here.thread, here.namespace)
+            await collect(store, here.thread)
 
     # --- marks and the summary ----------------------------------------------------------------------------------------
 
@@ -166,27 +167,25 @@ class StoredMemory(MemoryBase, abc.ABC):
             return 0
         new, old, ids = change
         store, here = await self._ready()
-        return await store.write(queries.update_marks, here.thread, new, old, ids, namespace=here.namespace)
+        return await store.write(queries.update_marks, here.thread, new, old, ids)
 
     async def update_compressed_summary(self, summary: str) -> None:
         text = _encoded(arguments.summary("" if summary is None else summary))
         store, here = await self._ready()
-        await store.write(queries.summarize, here.thread, text, namespace=here.namespace)
+        await store.write(queries.summarize, here.thread, text)
 
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
         text, ids = _encoded(arguments.summary(summary)), arguments.ids("msg_ids", msg_ids)
-        worn = arguments.mark_to_add(mark)
+        marks = arguments.mark_to_add(mark)
         before = None if expected is None else _encoded(arguments.summary(expected))
         store, here = await self._ready()
-        return await store.write(
-            queries.compress, here.thread, ids, worn, text, before=before, namespace=here.namespace
-        )
+        return await store.write(queries.compress, here.thread, ids, marks, text, before=before)
 
     async def compressed_summary(self) -> str:
         store, here = await self._ready()
-        return _decoded(await store.read(queries.summary, here.thread, namespace=here.namespace))
+        return _decoded(await store.read(queries.summary, here.thread))
 
     # --- states -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         here = self._here
         if here.handle.known() is None and not self._may_be_at(self.name):
             return ""
-        return here.handle.look(queries.summary, here.thread, namespace=here.namespace)
+        return here.handle.look(queries.summary, here.thread)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
@@ -260,7 +259,7 @@ class StoredMemory(MemoryBase, abc.ABC):
 
     # --- messages of one's own ----------------------------------------------------------------------------------------
 
-    def _message(self, fields: Told) -> Any:
+    def _message(self, fields: MsgFields) -> Any:
         """A message as callers get it: their own."""
         return _made(self._class, fields)
 
@@ -288,7 +287,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         if self._here is not here:
             raise InputError(f"{self!r} went over to this thread in the middle of a call; await each call first")
         if self._loaded is not None and not self._loaded.is_stored:
-            await self._loaded.settle(store, here.thread, namespace=here.namespace, wait=self._wait)
+            await self._loaded.settle(store, here.thread, wait=self._wait)
         return store, here
 
     async def _write(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -298,10 +297,10 @@ class StoredMemory(MemoryBase, abc.ABC):
     async def _attempt(self, store: Store, here: _Here, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Change the log of the thread, when nobody drives it."""
 
-        def attempt(over: int) -> Awaitable[T]:
-            return store.write(query, here.thread, *args, namespace=here.namespace, by=Visit(over), **kwargs)
+        def attempt(dead_epoch: int) -> Awaitable[T]:
+            return store.write(query, here.thread, *args, by=Unleased(dead_epoch), **kwargs)
 
-        return await patiently(attempt, self._wait)
+        return await retry_while_driven(store, attempt, self._wait)
 
 
 class SQLiteMemory(StoredMemory):
@@ -378,12 +377,12 @@ def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here
     if namespace.startswith("\x7f"):
         raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
     thread = SESSION if session_id is None else checked_id(session_id, "a session id")
-    return _Here(user_id, session_id, namespace, thread, handle)
+    return _Here(user_id, session_id, ThreadKey(namespace, thread), handle)
 
 
-async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
+async def list_memories(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
     """The memories of a database, or of one user, the one that was written last first: for people."""
-    rows = await store.read(queries.listed, namespace=user_id, limit=limit)
+    rows = await store.read(queries.list_page, namespace=user_id, limit=limit)
     return [
         {
             "user_id": row.namespace or None,
@@ -398,13 +397,13 @@ async def listed(store: Store, user_id: str | None, limit: int) -> list[dict[str
 
 async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[str, list[tuple[Msg, list[str]]]] | None:
     """A memory's summary, and its messages with their marks; None if there is no such memory."""
-    found = await store.read(queries.entries, session_id, namespace=user_id or "")
+    found = await store.read(queries.entries, ThreadKey(user_id or "", session_id))
     if found is None:
         return None
-    return _decoded(found[0]), [(_made(Msg, told(*kept)), marks) for kept, marks in found[1]]
+    return _decoded(found[0]), [(_made(Msg, msg_fields(*kept)), marks) for kept, marks in found[1]]
 
 
-def _made(kind: type[Any], said: Told) -> Any:
+def _made(kind: type[Any], said: MsgFields) -> Any:
     message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
     message.id, message.timestamp = said.id, said.timestamp
     return message
@@ -412,31 +411,32 @@ def _made(kind: type[Any], said: Told) -> Any:
 
 def _read(
     tx: Tx,
-    thread: str,
-    make: Callable[[Told], Any],
+    thread: ThreadKey,
+    make: Callable[[MsgFields], Any],
     *,
-    namespace: str,
     marked: list[str] | None,
     unmarked: list[str],
 ) -> tuple[str, list[Any]]:
     """Read and decoded on the store's thread: a long memory does not stall an event loop."""
-    summary, found = queries.read(tx, thread, namespace=namespace, marked=marked, unmarked=unmarked)
-    return _decoded(summary), [make(told(*kept)) for kept in found]
+    summary, found = queries.read(tx, thread, marked=marked, unmarked=unmarked)
+    return _decoded(summary), [make(msg_fields(*kept)) for kept in found]
 
 
-def _at(tx: Tx, keys: list[int], make: Callable[[Told], Any]) -> list[Any]:
-    return [make(told(*kept)) for kept in queries.at(tx, keys)]
+def _at(tx: Tx, keys: list[int], make: Callable[[MsgFields], Any]) -> list[Any]:
+    return [make(msg_fields(*kept)) for kept in queries.at(tx, keys)]
 
 
-def _stored(message: Any) -> Stored:
+def _row_of(message: Any) -> MessageRow:
     values = arguments.checked_values(message)
-    return Stored(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
+    return MessageRow(values["id"], values["role"], encode_json(f"message {values['id']!r}", values), 1)
 
 
 def _loaded(state: dict[str, Any]) -> Loaded | None:
     summary = _encoded(arguments.summary(state.get(_SUMMARY) or ""))
     if "content" in state:
-        return Loaded(summary, [Entry(_stored(each.message), each.marks) for each in arguments.items(state["content"])])
+        return Loaded(
+            summary, [MarkedMessage(_row_of(each.message), each.marks) for each in arguments.items(state["content"])]
+        )
     return Loaded(summary, None) if _SUMMARY in state else None
 
 

@@ -29,9 +29,9 @@ from byssus.errors import HookFailed, InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, Usage
 from byssus.providers.base import Model, Provider
 from byssus.providers.history import answerable, with_replies
-from byssus.run.journal import Marked
 from byssus.signals import Signal
 from byssus.values.decisions import Ask, Deny
+from byssus.values.marks import MarkedMessages
 from byssus.values.results import RunResult
 
 _log = logging.getLogger("byssus.middleware")
@@ -53,7 +53,7 @@ class HookContext(Struct, frozen=True):
     model: Model | None = None
     as_sent: Callable[[Sequence[Message]], Awaitable[list[Message]]] | None = None
     spend: Callable[[Usage], None] | None = None
-    marked: Callable[[Sequence[str]], Awaitable[Marked]] | None = None
+    marked: Callable[[Sequence[str]], Awaitable[MarkedMessages]] | None = None
 
 
 class Middleware:

@@ -35,9 +35,9 @@ from byssus.middleware import HookContext, Middleware
 from byssus.providers.base import Model, Provider, Request
 from byssus.providers.history import valid_history
 from byssus.providers.model_call import ModelCall, Patience, Route
-from byssus.run.journal import Marked
 from byssus.signals import Signal
-from byssus.threads.encoding import is_storable
+from byssus.values.inputs import fits_column
+from byssus.values.marks import MarkedMessages
 
 _log = logging.getLogger("byssus.middleware")
 
@@ -251,7 +251,7 @@ class ExcludeMarked(Middleware):
         if not 1 <= len(marks) <= _MARKS or not all(isinstance(mark, str) for mark in marks):
             raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, which are strings; got {marks!r:.80}")
         # What no message can bear is not asked for.
-        self._marks = tuple(text for mark in marks if is_storable(text := str.__str__(mark)))
+        self._marks = tuple(text for mark in marks if fits_column(text := str.__str__(mark)))
         self._prepends = prepend_summary
 
     async def transform_context(
@@ -263,7 +263,7 @@ class ExcludeMarked(Middleware):
     ) -> list[Message]:
         if context is None or context.marked is None:
             return messages
-        found = await context.marked(self._marks) if self._marks else Marked()
+        found = await context.marked(self._marks) if self._marks else MarkedMessages()
         seen = found.without(messages)
         if self._prepends and found.summary:
             return [_in_place(found.summary), *seen]

@@ -7,21 +7,21 @@ A journal holds the history that the agent goes on from. The one that keeps it i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-from msgspec import Struct
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from byssus.errors import InputError
-from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
 from byssus.queries.log import leases, tool_calls
-from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, Entry
+from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.store.keeper import LOST
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Pending
+from byssus.values.marks import MarkedMessages
 
 __all__ = [
     "ANSWERED",
@@ -31,10 +31,8 @@ __all__ = [
     "PAUSED",
     "STARTED",
     "WAITING",
-    "Entry",
     "Journal",
-    "Mark",
-    "Marked",
+    "LedgerEntry",
     "MemoryJournal",
     "pending",
 ]
@@ -43,52 +41,13 @@ __all__ = [
 IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
 
 
-class Mark(Struct, frozen=True):
-    """A checkpoint of a thread as it stands, which an agent makes."""
-
-    id: str
-    tags: Sequence[str]
-    summary: str | None  # None: the beginning of what was said last
-    state: Any
-
-
-class Marked(NamedTuple):
-    """Which messages of a thread bear a mark, and the summary that stands for those that are left out."""
-
-    summary: str = ""
-    ids: Mapping[int, str] = {}  # by their places in the thread, which has `total` messages (-1: no matter)
-    total: int = 0
-
-    def without(self, messages: list[Message]) -> list[Message]:
-        """What is left of a thread's messages without these, and without the results of calls that are among them."""
-        if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
-            hidden = [place in self.ids for place in range(len(messages))]
-        else:  # another hook was here before, or nobody needs the places
-            names = set(self.ids.values())
-            hidden = [not isinstance(message, Note) and message.id in names for message in messages]
-        left: list[Message] = []
-        orphans: set[str] = set()  # calls whose reply is not shown: nor are their results
-        for message, is_hidden in zip(messages, hidden, strict=True):
-            if isinstance(message, AssistantMessage):
-                orphans = {call.id for call in message.tool_calls} if is_hidden else set()
-            is_orphan = isinstance(message, ToolResultMessage) and message.tool_call_id in orphans
-            if not is_hidden and not is_orphan:
-                left.append(message)
-        return left
-
-
-def _may_be(message: Message, name: str) -> bool:
-    """Whether a message may be the one that the log knows by this id: to those that have none it gives one."""
-    return isinstance(message, Note) or message.id in (None, name)
-
-
 class Journal(Protocol):
     """What a run needs of its record. Each of the writes is durable when it returns."""
 
     messages: list[Message]
     extra: dict[str, Any]
     unsaved: dict[tuple[str, int], ToolResultMessage]  # results whose write failed, by reply key and place
-    entries: dict[int, Entry]  # what is known of the last reply's calls, by their place in it
+    entries: dict[int, LedgerEntry]  # what is known of the last reply's calls, by their place in it
     partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
     is_interrupted: bool  # whether an earlier run did not come to its end
     payer: str | None  # the user whose quota the run spends
@@ -112,10 +71,10 @@ class Journal(Protocol):
         *,
         reserve: int = 0,
         release: str = "",
-        mark: Mark | None = None,
+        checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
-        """Add messages; keep places free behind them for as many tool results. `mark` makes a checkpoint of it.
+        """Add messages; keep places free behind them for as many tool results. `checkpoint` makes a checkpoint of it.
 
         `spent` is what the model call took that tokens were set aside for.
         """
@@ -126,22 +85,22 @@ class Journal(Protocol):
         Answers how many that are, and None if nothing limits them. Raises `QuotaExceeded` if less than `least` is left.
         """
 
-    async def mark(self, mark: Mark) -> bool:
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         """Make a checkpoint of the thread as it stands; False if that is not known just now."""
 
-    async def marked(self, marks: Sequence[str]) -> Marked:
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:
         """Which messages of the history bear one of these marks."""
 
-    def was_recorded(self, place: int) -> bool:
+    def was_recorded(self, call_index: int) -> bool:
         """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
 
-    async def distrust(self, places: int) -> None:
+    async def distrust(self, calls: int) -> None:
         """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call is about to run."""
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
         """Record that a call waits for a person."""
 
     async def refresh(self) -> None:
@@ -150,7 +109,9 @@ class Journal(Protocol):
     async def answer(self, call_id: str, answer: str) -> None:
         """Record what a person said about a call."""
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+    async def settle(
+        self, call_index: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None
+    ) -> None:
         """Record a call's result, how it ended, and after how long."""
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
@@ -194,7 +155,7 @@ class MemoryJournal:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, LedgerEntry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
         self.payer: str | None = None
@@ -220,7 +181,7 @@ class MemoryJournal:
         *,
         reserve: int = 0,  # noqa: ARG002
         release: str = "",  # noqa: ARG002
-        mark: Mark | None = None,  # noqa: ARG002
+        checkpoint: NewCheckpoint | None = None,  # noqa: ARG002
         spent: int | None = None,  # noqa: ARG002
     ) -> None:
         self.messages.extend(messages)
@@ -229,42 +190,42 @@ class MemoryJournal:
     async def set_aside(self, wanted: int, least: int) -> int | None:  # noqa: ARG002
         return None
 
-    async def mark(self, mark: Mark) -> bool:  # noqa: ARG002
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:  # noqa: ARG002
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
 
-    async def marked(self, marks: Sequence[str]) -> Marked:  # noqa: ARG002
-        return Marked()
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:  # noqa: ARG002
+        return MarkedMessages()
 
-    def was_recorded(self, place: int) -> bool:  # noqa: ARG002
+    def was_recorded(self, call_index: int) -> bool:  # noqa: ARG002
         return True
 
-    async def distrust(self, places: int) -> None:
+    async def distrust(self, calls: int) -> None:
         pass
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[place] = entry
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[call_index] = entry
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[place] = entry
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
+        self.entries[call_index] = entry
 
     async def refresh(self) -> None:
         pass
 
     async def answer(self, call_id: str, answer: str) -> None:
-        for place, entry in self.entries.items():
+        for call_index, entry in self.entries.items():
             if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
                 return
         raise tool_calls.not_waiting("the agent", call_id, None)
 
     async def settle(
         self,
-        place: int,
+        call_index: int,
         result: ToolResultMessage,  # noqa: ARG002
         status: str,  # noqa: ARG002
         elapsed_ms: float | None = None,  # noqa: ARG002
     ) -> None:
-        self.entries.pop(place, None)
+        self.entries.pop(call_index, None)
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
@@ -310,7 +271,7 @@ class MemoryJournal:
         pass
 
 
-def pending(thread_id: str | None, entries: dict[int, Entry]) -> list[Pending]:
+def pending(thread_id: str | None, entries: dict[int, LedgerEntry]) -> list[Pending]:
     """Those of a reply's calls that wait for a person."""
     return [
         Pending(

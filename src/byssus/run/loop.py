@@ -40,13 +40,14 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
-from byssus.run.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, Mark, pending
+from byssus.run.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, pending
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Calls
 from byssus.signals import Aborted, Signal
 from byssus.stream import Publish
 from byssus.tools import Outcome
 from byssus.values import clock
+from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.output import Output
 from byssus.values.results import RunResult
 
@@ -188,7 +189,9 @@ class Run:
             span.ended_with(reply)
             outcomes = await self._calls.run(reply)
             if reply.tool_calls and self._is_due and not self._calls.waiting:
-                await self._journal.mark(self._mark(reply))  # the lease is held: it does not fail for lack of knowledge
+                await self._journal.checkpoint(
+                    self._new_checkpoint(reply)
+                )  # the lease is held: it does not fail for lack of knowledge
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
 
@@ -337,10 +340,12 @@ class Run:
         if not message.failed and not setup.middleware.is_empty:
             message = await self._checked(message)
         self._is_due = self._counts_as_due(message)
-        mark = self._mark(message) if self._is_due and not message.tool_calls else None
+        checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
         spent = self._taken_from_unsettled() + message.usage.total
-        await self._journal.append([message], reserve=len(message.tool_calls), release=release, mark=mark, spent=spent)
+        await self._journal.append(
+            [message], reserve=len(message.tool_calls), release=release, checkpoint=checkpoint, spent=spent
+        )
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
@@ -382,8 +387,8 @@ class Run:
         self._replies += 1
         return self._replies % every == 0
 
-    def _mark(self, reply: AssistantMessage) -> Mark:
-        return Mark(clock.new_id(), ["turn"], recovery.one_line(reply), {})
+    def _new_checkpoint(self, reply: AssistantMessage) -> NewCheckpoint:
+        return NewCheckpoint(clock.new_id(), ["turn"], recovery.one_line(reply), {})
 
     def _release_after(self, reply: AssistantMessage) -> str:
         """Whether the run can give its thread back together with this reply: then no commit is needed for that."""

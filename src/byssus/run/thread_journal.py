@@ -11,37 +11,38 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadInactive, ThreadMoved
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, decode, encode
 from byssus.providers import history
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import inbox, threads, tool_calls
+from byssus.queries.log import inbox, memories, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
-from byssus.run.journal import ANSWERED, PAUSED, WAITING, Entry, Mark, Marked
+from byssus.queries.versions import forks, putting
+from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
+from byssus.store.database import Store
 from byssus.store.keeper import Keeper
-from byssus.store.operations import at_hand, later
-from byssus.threads.encoding import Thread, checked_id, encode_extra, load, storable, stored
+from byssus.store.operations import HasStore
+from byssus.threads import approvals, checkpoints, retention
+from byssus.threads import forks as fork_operations
+from byssus.threads import inbox as inbox_operations
+from byssus.threads.encoding import encode_extra, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
-from byssus.threads.waiting import patiently
+from byssus.threads.thread import Thread, load
+from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-
-if TYPE_CHECKING:
-    from byssus.queries.log import memories
-    from byssus.queries.versions import forks, putting
-    from byssus.threads import checkpoints, retention
-else:
-    retention, checkpoints = later("threads.retention", "threads.checkpoints")
-    forks, memories, putting = later("queries.versions.forks", "queries.log.memories", "queries.versions.putting")
+from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.inputs import column_text
+from byssus.values.marks import MarkedMessages
+from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -53,35 +54,37 @@ class ThreadJournal:
 
     def __init__(
         self,
-        checkpointer: Checkpointer,
-        thread_id: str,
+        database: HasStore,
+        thread_key: ThreadKey,
+        lease_seconds: float,
         modes: Modes,
         wait: float,
         *,
         user_id: str | None = None,
-        origin: tuple[str, str | int] | None = None,
+        origin: tuple[ThreadKey, str | int] | None = None,
     ) -> None:
         self.messages: list[Message] = []
         self.extra: dict[str, Any] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, LedgerEntry] = {}
         self.partial: AssistantMessage | None = None
         self.is_interrupted = False
-        self._checkpointer = checkpointer
-        self._thread_id = checked_id(thread_id)
+        self._database = database
+        self._thread_key = thread_key
+        self._lease_seconds = lease_seconds
         self._modes = modes
         self._wait = wait
         self._user_id = self.payer = user_id
         self._origin = origin  # the thread and the point that this one is to be forked from
         self._is_owned = False
-        self._is_mortal = False
+        self._has_ttl = False
         self._saved_extra = "{}"
         self._loaded = False
         self._position: Position | None = None  # None: not loaded yet, or stale
         self._held: Held | None = None  # the lease of the run that is going on
         self._keeper: Keeper | None = None  # who renews it
         self._reply_id: str | None = None
-        self._first_place = 0  # the seq that is reserved for the first call of the last reply
+        self._first_result_seq = 0  # the seq that is reserved for the first call of the last reply
         self._reserved = 0  # the last seq that may be a place of the last reply
         self._taken: set[int] = set()  # the seqs behind the last reply that hold a message
         self._unseen = 0  # results that are stored and not in the list
@@ -92,16 +95,24 @@ class ThreadJournal:
         self._is_refused = False  # whether what was saved of a reply must not be kept
 
     @property
+    def _store(self) -> Store:
+        return self._database.store
+
+    @property
     def reply_key(self) -> str:
-        return f"{self._thread_id}/{self._first_place - 1}/{self._reply_id}"
+        namespace, thread_id = self._thread_key
+        where = f"{namespace}/{thread_id}" if namespace else thread_id
+        return f"{where}/{self._first_result_seq - 1}/{self._reply_id}"
 
     def open_calls(self) -> dict[int, ToolCall]:
         found = history.open_calls(self.messages)
         reply = history.last_reply(self.messages)
         if found and reply is not None and len({call.id for call in reply.tool_calls}) < len(reply.tool_calls):
             # A service that uses an id twice: which of the calls has its result, only the place tells.
-            places = {i: call for i, call in enumerate(reply.tool_calls) if self._first_place + i not in self._taken}
-            return places if len(places) == len(found) else found
+            open_calls = {
+                i: call for i, call in enumerate(reply.tool_calls) if self._first_result_seq + i not in self._taken
+            }
+            return open_calls if len(open_calls) == len(found) else found
         return found
 
     # --- the history --------------------------------------------------------------------------------------------------
@@ -113,16 +124,14 @@ class ThreadJournal:
             await self._fork(*self._origin)
             self._origin = None
         if self._user_id is not None and not self._is_owned:
-            await self._checkpointer.store.read(users.require, self._user_id)
-        thread = await load(self._checkpointer.store, self._thread_id) or Thread([], {})
+            await self._store.read(users.require, self._user_id)
+        thread = await load(self._store, self._thread_key) or Thread([], {})
         if thread.owner is not None and self._user_id not in (None, thread.owner):
             raise InputError(
-                f"thread {self._thread_id!r} belongs to user {thread.owner!r}, and this agent works for "
-                f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
+                f"thread {self._thread_key.id!r} belongs to user {thread.owner!r}, and this agent works for "
+                f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_key.id!r}, user_id=...)"
             )
-        self._is_mortal, self._is_owned = thread.is_mortal, thread.owner is not None
-        if thread.is_mortal:
-            at_hand(retention)
+        self._has_ttl, self._is_owned = thread.has_ttl, thread.owner is not None
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.
@@ -138,52 +147,52 @@ class ThreadJournal:
         self.partial = thread.partial
         self._saves_partial = thread.partial is not None
         self.is_interrupted = thread.run_id is not None
-        self._first_place = _place_behind_last_reply(thread)
+        self._first_result_seq = _seq_behind_last_reply(thread)
         self._reply_id = history.last_reply_id(thread.messages)
         self._reserved = thread.position.head
-        self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_place}
+        self._taken = {seq for seq in reversed(thread.seqs) if seq >= self._first_result_seq}
         await self.refresh()
 
-    async def _fork(self, thread_id: str, at: str | int) -> None:
+    async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is a journal of, unless an attempt of ours has done so and did not hear of it."""
         try:
-            await self._checkpointer.fork(thread_id, at, new_id=self._thread_id, user_id=self._user_id)
+            await fork_operations.fork(self._store, origin, at, new_id=self._thread_key.id, user_id=self._user_id)
         except NotFound:
             raise
         except InputError:
-            made = await self._checkpointer.store.read(forks.node, self._thread_id)
-            if made is None or made.origin != thread_id:
+            made = await self._store.read(forks.node, self._thread_key)
+            if made is None or made.origin != origin.id:
                 raise
 
     async def refresh(self) -> None:
         if self._position is None or not self.open_calls():
             self.entries = {}
             return
-        store, branch, reply = self._checkpointer.store, self._position.branch, self._first_place - 1
+        store, branch, reply = self._store, self._position.branch, self._first_result_seq - 1
         rows = await store.read(tool_calls.of_reply, branch, reply)
-        self.entries = {entry.place: entry for entry in rows if entry.status in tool_calls.OPEN}
+        self.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
         if self._reply_id is None:
             self._reply_id = await store.read(threads.message_id, branch, reply)
 
     async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
         before = self._position or Position(0, 0)
         expect = before.version if messages else threads.ANY
-        rows = [stored(message) for message in messages]
+        rows = [message_row(message) for message in messages]
         claimed = _Claimed(self, run_id, signal)
 
-        async def attempt(over: int) -> None:
-            claim = claimed.claim._replace(over=over)
+        async def attempt(dead_epoch: int) -> None:
+            claim = claimed.claim._replace(dead_epoch=dead_epoch)
             await self._written(
                 lambda position: claimed.succeed(position, messages),
                 threads.append,
-                self._thread_id,
+                self._thread_key,
                 rows,
                 by=claim,
                 expect=expect,
                 owner=None if self._is_owned else self._user_id,
             )
 
-        waiting = patiently(attempt, self._wait)
+        waiting = retry_while_driven(self._store, attempt, self._wait)
         try:
             await (until_aborted(waiting, signal, _GRACE) if self._wait else waiting)
         except Aborted:
@@ -204,12 +213,12 @@ class ThreadJournal:
         *,
         reserve: int = 0,
         release: str = "",
-        mark: Mark | None = None,
+        checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
         def note(position: Position) -> None:
             self._note(position)
-            self._first_place, self._reserved = position.head - reserve + 1, position.head
+            self._first_result_seq, self._reserved = position.head - reserve + 1, position.head
             self._taken, self.entries, self._saves_partial, self.partial = set(), {}, False, None
             self.messages.extend(messages)
             if messages and isinstance(messages[-1], AssistantMessage):
@@ -218,31 +227,29 @@ class ThreadJournal:
                 self._saved_extra = extra
 
         try:
-            extra = self._changed_extra() if release or mark else None
+            extra = self._changed_extra() if release or checkpoint else None
         except InputError:  # the reply is worth more; `finish` says it
             extra, release = None, ""
         query: Callable[..., Position]
         more: dict[str, Any]
-        if mark is None:
+        if checkpoint is None:
             query, more = threads.append, {"reserve": reserve}
         else:
             assert reserve == 0, "a checkpoint is made when no call is open"
-            query, more = putting.append, {"new": checkpoints.encoded_mark(mark)}
-        rows = [stored(message) for message in messages]
-        more |= {"by": self._lease(), "release": release, "extra": extra, "whole": self._saves_partial}
+            query, more = putting.append, {"new": checkpoints.encoded_checkpoint(checkpoint)}
+        rows = [message_row(message) for message in messages]
+        more |= {"by": self._lease(), "release": release, "extra": extra, "clear_partial": self._saves_partial}
         if spent is not None and self.payer is not None:
             more["charge"] = Charge(self.payer, spent)
-        await self._written(note, query, self._thread_id, rows, **more)
+        await self._written(note, query, self._thread_key, rows, **more)
 
     async def set_aside(self, wanted: int, least: int) -> int | None:
         if self.payer is None:
             return None
-        granted = await self._checkpointer.store.write(
-            users.reserve, self._thread_id, self.payer, wanted, least, by=self._lease()
-        )
+        granted = await self._store.write(users.reserve, self._thread_key, self.payer, wanted, least, by=self._lease())
         return granted.tokens
 
-    async def mark(self, mark: Mark) -> bool:
+    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
         def note(position: Position) -> None:
             self._note(position)
             self._saved_extra = self._saved_extra if extra is None else extra
@@ -250,13 +257,13 @@ class ThreadJournal:
         held = self._held
         if held is None and (self._position is None or self._unseen):
             return False  # a run is about to begin, or must be loaded first
-        if mark.summary is None:
-            mark = msgspec.structs.replace(mark, summary=history.one_line(history.last_reply(self.messages)))
-        new, extra = checkpoints.encoded_mark(mark), self._changed_extra()
-        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
-        write = self._checkpointer.store.write(
-            putting.put_here, self._thread_id, new, by=by, expect=expect, extra=extra
-        )
+        if checkpoint.summary is None:
+            checkpoint = msgspec.structs.replace(
+                checkpoint, summary=history.one_line(history.last_reply(self.messages))
+            )
+        new, extra = checkpoints.encoded_checkpoint(checkpoint), self._changed_extra()
+        by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
+        write = self._store.write(putting.put_here, self._thread_key, new, by=by, expect=expect, extra=extra)
         try:
             await _settled(write, note)
         except ThreadMoved:
@@ -270,54 +277,56 @@ class ThreadJournal:
             return False  # our own run has begun meanwhile, or ended
         return True
 
-    async def marked(self, marks: Sequence[str]) -> Marked:
-        summary, ids, count = await self._checkpointer.store.read(memories.marked, self._thread_id, marks)
-        return Marked(json.loads(summary) if summary else "", ids, count)
+    async def marked(self, marks: Sequence[str]) -> MarkedMessages:
+        summary, ids, count = await self._store.read(memories.marked, self._thread_key, marks)
+        return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     async def tidy(self) -> None:
-        if self._is_mortal:
-            await self._checkpointer.tidy(self._thread_id)
+        if self._has_ttl:
+            await retention.tidy(self._store, self._thread_key)
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
-    def was_recorded(self, place: int) -> bool:
-        seq = self._first_place + place
+    def was_recorded(self, call_index: int) -> bool:
+        seq = self._first_result_seq + call_index
         return self._unledgered < seq <= self._reserved and seq not in self._taken
 
-    async def distrust(self, places: int) -> None:
-        upto = self._first_place + places - 1
-        await self._checkpointer.store.write(threads.distrust, self._thread_id, upto, by=self._lease())
+    async def distrust(self, calls: int) -> None:
+        upto = self._first_result_seq + calls - 1
+        await self._store.write(threads.distrust, self._thread_key, upto, by=self._lease())
         self._unledgered = max(self._unledgered, upto)
 
-    async def start(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
-        start = self._start(place, entry, run_id, policy)
-        await self._checkpointer.store.write(tool_calls.start, self._thread_id, start, by=self._lease())
-        self.entries[place] = entry
+    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+        start = self._start(call_index, entry, run_id, policy)
+        await self._store.write(tool_calls.start, self._thread_key, start, by=self._lease())
+        self.entries[call_index] = entry
 
-    async def ask(self, place: int, entry: Entry, run_id: str, policy: str) -> None:
-        await self._checkpointer.store.write(
+    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
+        await self._store.write(
             tool_calls.ask,
-            self._thread_id,
-            self._start(place, entry, run_id, policy),
+            self._thread_key,
+            self._start(call_index, entry, run_id, policy),
             reason=entry.reason or "",
             question=entry.question or "",
             by=self._lease(),
         )
-        self.entries[place] = entry
+        self.entries[call_index] = entry
 
-    def _start(self, place: int, entry: Entry, run_id: str, policy: str) -> Start:
-        reply, key = self._first_place - 1, entry.idempotency_key
-        call_id, name = storable(entry.call_id), storable(entry.name)
-        return Start(reply, place, call_id, name, entry.arguments, policy, key, run_id)
+    def _start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> Start:
+        reply, key = self._first_result_seq - 1, entry.idempotency_key
+        call_id, name = column_text(entry.call_id), column_text(entry.name)
+        return Start(reply, call_index, call_id, name, entry.arguments, policy, key, run_id)
 
     async def answer(self, call_id: str, answer: str) -> None:
-        await self._checkpointer.answer_encoded(self._thread_id, call_id, answer)
-        for place, entry in sorted(self.entries.items()):
+        await approvals.record_answer(self._store, self._thread_key, call_id, answer)
+        for call_index, entry in sorted(self.entries.items()):
             if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[place] = entry._replace(status=ANSWERED, answer=answer)
+                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
                 return
 
-    async def settle(self, place: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None) -> None:
+    async def settle(
+        self, call_index: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None
+    ) -> None:
         settled = False
 
         def note(position: Position) -> None:
@@ -326,31 +335,31 @@ class ThreadJournal:
             self._unseen += 1
             self._taken.add(seq)
             self._saved_extra = self._saved_extra if extra is None else extra
-            self.entries.pop(place, None)
+            self.entries.pop(call_index, None)
             settled = True
 
-        seq, reply = self._first_place + place, self._first_place - 1
+        seq, reply = self._first_result_seq + call_index, self._first_result_seq - 1
         try:  # what the tool wrote to the extra: it will not run again
             extra = self._changed_extra()
         except InputError:  # `finish` says it
             extra = None
         try:
-            row, store = stored(result), self._checkpointer.store
+            row, store = message_row(result), self._store
             if seq in self._taken or seq > self._reserved:  # somebody else stored the reply, and left no room behind it
                 write = store.write(
                     tool_calls.finish_behind,
-                    self._thread_id,
+                    self._thread_key,
                     reply,
-                    [(place, row, status, elapsed_ms)],
+                    [(call_index, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
             else:
                 write = store.write(
                     tool_calls.finish,
-                    self._thread_id,
+                    self._thread_key,
                     reply,
-                    [(place, seq, row, status, elapsed_ms)],
+                    [(call_index, seq, row, status, elapsed_ms)],
                     by=self._lease(),
                     extra=extra,
                 )
@@ -362,7 +371,7 @@ class ThreadJournal:
             if not settled:
                 self._position = None
                 if status in ("done", "failed"):  # the tool ran all the same: its answer is not forgotten while we live
-                    self.unsaved[self.reply_key, place] = result
+                    self.unsaved[self.reply_key, call_index] = result
 
     def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
         self.messages.extend(results)
@@ -371,16 +380,16 @@ class ThreadJournal:
     # --- the inbox ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: str, message: UserMessage) -> Receipt:
-        receipt = self._checkpointer.send(self._thread_id, kind, message)
+        receipt = inbox_operations.send(self._store, self._thread_key, kind, message)
         self._sent.append(receipt)
         self._mail = max(self._mail, 2 if kind == inbox.STEER else 1)
         return receipt
 
     async def waiting(self) -> list[Waiting]:
-        return await self._checkpointer.inbox(self._thread_id)
+        return await inbox_operations.inbox(self._store, self._thread_key)
 
     async def withdraw(self, message_id: str) -> bool:
-        return await self._checkpointer.withdraw(self._thread_id, message_id)
+        return await inbox_operations.withdraw(self._store, self._thread_key, message_id)
 
     def has_mail(self, *, stopping: bool) -> bool:
         return self._mail > (0 if stopping else 1)
@@ -407,7 +416,7 @@ class ThreadJournal:
         expect = threads.ANY if claimed is None or self._position is None else self._position.version
         limits = self._modes.limits(stopping=stopping)
         try:
-            await self._written(note, inbox.take, self._thread_id, by=by, expect=expect, limits=limits)
+            await self._written(note, inbox.take, self._thread_key, by=by, expect=expect, limits=limits)
         except asyncio.CancelledError:
             if not taken:
                 raise
@@ -429,9 +438,7 @@ class ThreadJournal:
     def save_partial(self, reply: AssistantMessage) -> None:
         if self._held is not None:
             self._saves_partial = True
-            write = self._checkpointer.store.submit(
-                threads.save_partial, self._thread_id, encode(reply), by=self._lease()
-            )
+            write = self._store.submit(threads.save_partial, self._thread_key, encode(reply), by=self._lease())
             write.add_done_callback(_report_partial)
 
     async def finish(self, release: str, *, spent: int = 0) -> bool:
@@ -449,18 +456,18 @@ class ThreadJournal:
             self._saved_extra = self._saved_extra if extra is None else extra
 
         held = self._held
-        by, expect = (self._lease(), threads.ANY) if held else (threads.VISITOR, self._known_version())
+        by, expect = (self._lease(), threads.ANY) if held else (threads.UNLEASED, self._known_version())
         try:
             await self._written(
                 note,
                 threads.append,
-                self._thread_id,
+                self._thread_key,
                 [],
                 by=by,
                 expect=expect,
                 extra=extra,
                 release=release if held else "",
-                whole=self._is_refused,
+                clear_partial=self._is_refused,
                 charge=self._charge(spent),
             )
             self._is_refused = False
@@ -475,7 +482,7 @@ class ThreadJournal:
             by = self._lease()
             self._drop()
             charge = self._charge(spent)
-            self._checkpointer.store.submit(threads.append, self._thread_id, [], by=by, release=PAUSED, charge=charge)
+            self._store.submit(threads.append, self._thread_key, [], by=by, release=PAUSED, charge=charge)
 
     def _charge(self, spent: int) -> Charge | None:
         return Charge(self.payer, spent) if spent and self.payer is not None else None
@@ -485,7 +492,7 @@ class ThreadJournal:
 
     def _lease(self) -> Lease:
         if self._held is None:
-            raise LeaseLost(self._thread_id)
+            raise LeaseLost(self._thread_key.id)
         return Lease(self._held.epoch, self._held.seconds)
 
     def _known_version(self) -> int:
@@ -509,7 +516,7 @@ class ThreadJournal:
 
     async def _written(self, note: Callable[[T], None], query: Callable[..., T], *args: Any, **kwargs: Any) -> None:
         """Write, and note the outcome; until it is known, the journal is stale."""
-        write = self._checkpointer.store.write(query, *args, **kwargs)
+        write = self._store.write(query, *args, **kwargs)
         before, self._position = self._position, None
         try:
             await _settled(write, note)
@@ -523,15 +530,17 @@ class _Claimed:
 
     def __init__(self, journal: ThreadJournal, run_id: str, signal: Signal) -> None:
         self._journal = journal
-        self._store = journal._checkpointer.store
+        self._store = journal._store
         self._signal = signal
         self._token = clock.new_id()
-        self.claim = Claim(owners.name(self._token), run_id, journal._checkpointer.lease_seconds)
+        self.claim = Claim(owners.name(self._token), run_id, journal._lease_seconds)
         keeper.expect(self._token)
 
     def succeed(self, position: Position, messages: Sequence[Message]) -> None:
         journal = self._journal
-        held = Held(journal._thread_id, "", position.epoch, self.claim.seconds, self._token)
+        held = Held(
+            journal._thread_key.id, journal._thread_key.namespace, position.epoch, self.claim.seconds, self._token
+        )
         journal._held, journal._keeper = held, keeper.of(self._store)
         journal._keeper.keep(held, self._signal.abort)
         journal._position = position
@@ -556,7 +565,7 @@ def _report_partial(write: Future[None]) -> None:
         _log.debug("a part of a reply could not be saved: %s", type(error).__name__)
 
 
-def _place_behind_last_reply(thread: Thread) -> int:
+def _seq_behind_last_reply(thread: Thread) -> int:
     for message, seq in zip(reversed(thread.messages), reversed(thread.seqs), strict=True):
         if isinstance(message, AssistantMessage):
             return seq + 1

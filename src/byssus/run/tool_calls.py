@@ -27,7 +27,7 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecu
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
 from byssus.middleware import Context
 from byssus.providers import history
-from byssus.run.journal import ANSWERED, STARTED, WAITING, Entry, Journal
+from byssus.run.journal import ANSWERED, STARTED, WAITING, Journal, LedgerEntry
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -41,7 +41,7 @@ _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect.
 class _Call(NamedTuple):
     """A tool call, its place in the reply, and what makes it unlike any other call."""
 
-    place: int
+    call_index: int
     call: ToolCall
     key: str
     is_left_over: bool = False  # an earlier run left it behind
@@ -86,8 +86,8 @@ class Calls:
             return None
         reply = history.last_reply(self._journal.messages)
         assert reply is not None
-        calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.place in left]
-        if not all(self._journal.was_recorded(call.place) for call in calls):  # somebody else stored the reply
+        calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.call_index in left]
+        if not all(self._journal.was_recorded(call.call_index) for call in calls):  # somebody else stored the reply
             await self._journal.distrust(len(reply.tool_calls))
         outcomes = await self._run_all(reply, calls)
         await self._journal.load(again=True)  # what was settled late stands between what was there
@@ -101,12 +101,12 @@ class Calls:
         self._listening = True
         try:
             if reply.failed:
-                settled = {call.place: await self._decline(call, "the reply broke off") for call in calls}
+                settled = {call.call_index: await self._decline(call, "the reply broke off") for call in calls}
                 self._close(settled)
             else:
                 settled = await self._round(calls)
             while len(settled) < len(calls) and not self._signal.aborted and await self._was_answered():
-                more = await self._round([call for call in calls if call.place not in settled])
+                more = await self._round([call for call in calls if call.call_index not in settled])
                 settled |= more
                 if not more:  # one by one, and the first one still waits
                     break
@@ -135,8 +135,8 @@ class Calls:
         errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
         if errors:
             raise errors[0]
-        outcomes = {call.place: task.result() for call, task in zip(calls, tasks, strict=True)}
-        settled = {place: outcome for place, outcome in outcomes.items() if outcome is not None}
+        outcomes = {call.call_index: task.result() for call, task in zip(calls, tasks, strict=True)}
+        settled = {call_index: outcome for call_index, outcome in outcomes.items() if outcome is not None}
         self._close(settled)
         return settled
 
@@ -146,8 +146,8 @@ class Calls:
             outcome = await self._run_one(call)
             if outcome is None:  # what comes behind may build on it
                 break
-            settled[call.place] = outcome
-            self._close({call.place: outcome})
+            settled[call.call_index] = outcome
+            self._close({call.call_index: outcome})
         return settled
 
     def _is_sequential(self, call: ToolCall) -> bool:
@@ -163,7 +163,7 @@ class Calls:
     async def _run_one(self, asked: _Call) -> Outcome | None:
         """The call's outcome, recorded; None if it stays open."""
         if self._signal.aborted or self._broken is not None:
-            if asked.is_left_over or asked.place in self._journal.entries:
+            if asked.is_left_over or asked.call_index in self._journal.entries:
                 return None
             return await self._decline(asked, "the run was aborted" if self._signal.aborted else "a hook failed")
         prepared = await self._prepared(asked)
@@ -175,7 +175,7 @@ class Calls:
 
     async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
         outcome = outcome._replace(message=stamped(outcome.message))
-        await self._journal.settle(asked.place, outcome.message, outcome.ending, outcome.elapsed_ms)
+        await self._journal.settle(asked.call_index, outcome.message, outcome.ending, outcome.elapsed_ms)
         return outcome
 
     async def _decline(self, asked: _Call, reason: str) -> Outcome:
@@ -226,7 +226,7 @@ class Calls:
                 await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
                 return None, None
             if tool is not None:
-                await self._journal.start(asked.place, _entry(asked, call, STARTED), self._run_id, tool.recovery)
+                await self._journal.start(asked.call_index, _entry(asked, call, STARTED), self._run_id, tool.recovery)
             self._announce(call, started)
             outcome = await self._execute(tool, call, asked.key, span)
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
@@ -298,9 +298,9 @@ class Calls:
 
     async def _prepared(self, asked: _Call) -> _Call | Outcome | None:
         """The call as it shall run; its outcome, if nothing has to run; or None, if a person must speak first."""
-        entry = self._journal.entries.get(asked.place)
+        entry = self._journal.entries.get(asked.call_index)
         if entry is None:
-            if asked.is_left_over and not self._journal.was_recorded(asked.place):
+            if asked.is_left_over and not self._journal.was_recorded(asked.call_index):
                 return await self._recovered(asked)  # nobody knows: as if it had been started
             return asked
         if entry.status == WAITING:
@@ -311,11 +311,11 @@ class Calls:
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
-        if known := self._journal.unsaved.get((self._journal.reply_key, asked.place)):
+        if known := self._journal.unsaved.get((self._journal.reply_key, asked.call_index)):
             return Outcome(known)
         return await self._recovered(asked)
 
-    async def _decided(self, asked: _Call, entry: Entry) -> _Call | Outcome:
+    async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Call | Outcome:
         """A person's answer, carried out."""
         decision = decode_answer(entry.answer or "{}")
         if decision.is_approved:
@@ -364,7 +364,7 @@ class Calls:
     async def _ask(self, asked: _Call, reason: str, question: str) -> None:
         tool = self._setup.tools.get(asked.call.name)
         entry = _entry(asked, asked.call, WAITING)._replace(reason=reason, question=question, asked_at=clock.now())
-        await self._journal.ask(asked.place, entry, self._run_id, tool.recovery if tool else "never")
+        await self._journal.ask(asked.call_index, entry, self._run_id, tool.recovery if tool else "never")
 
 
 class _Started:
@@ -373,17 +373,17 @@ class _Started:
     told = False
 
 
-def _entry(asked: _Call, call: ToolCall, status: str) -> Entry:
+def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
     try:  # null stands for what is no JSON object: the reply has it
         arguments = checked_dumps(call.arguments if call.malformed is None else None)
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
-    return Entry(asked.place, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
+    return LedgerEntry(asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
 
 
 def _unknown(asked: _Call) -> Outcome:
     return Outcome(history.unknown_outcome(asked.call), status="unknown")
 
 
-def _key(reply: str, place: int) -> str:
-    return hashlib.sha256(f"{reply}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def _key(reply: str, call_index: int) -> str:
+    return hashlib.sha256(f"{reply}/{call_index}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

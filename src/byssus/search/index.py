@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from byssus.errors import ByssusError, StoreBusy, StoreCorrupt, StoreFull, StoreNotOpen, StoreReadOnly
 from byssus.messages import AssistantMessage, Note, decode
 from byssus.queries.search import search as queries
-from byssus.queries.search.search import CALL, MESSAGE, Batch, Entry, Waiting
+from byssus.queries.search.search import CALL, MESSAGE, Batch, IndexEntry, Unindexed
 from byssus.search import tokens
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
@@ -162,9 +162,11 @@ def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
     return Batch(kind, known, [_entry(kind, row) for row in waiting], upto)
 
 
-def _entry(kind: str, row: Waiting) -> Entry:
+def _entry(kind: str, row: Unindexed) -> IndexEntry:
     sequence, singles = tokens.tokens(text_of(kind, row.texts))
-    return Entry(row.key, row.place, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))])
+    return IndexEntry(
+        row.key, row.scope_key, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))]
+    )
 
 
 async def keep_up(store: Runner) -> None:

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 from byssus.accounts.sessions import history_row
 from byssus.errors import InputError
-from byssus.queries.accounts.sessions import Said
+from byssus.queries.accounts.sessions import StoredMessage
 from byssus.queries.search import search as queries
 from byssus.queries.search.search import CALL, MESSAGE, Candidate, Filters
 from byssus.search import tokens
 from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.encoding import checked_count, checked_id, storable
+from byssus.values.inputs import checked_count, checked_id, column_text
 
 __all__ = ["find_messages", "index", "reindex", "search", "state"]
 
@@ -179,7 +179,7 @@ def _key(_: _Ask, row: _Row, __: float | None) -> int:
 def _as_said(_: _Ask, row: _Row, __: float | None) -> Hit:
     """A message as a row of its session's history."""
     found = row.candidate
-    said = Said(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
+    said = StoredMessage(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
     return {"session_id": found.thread_id, **history_row(said)}
 
 
@@ -192,7 +192,7 @@ def _checked_filters(user: object, session: object, role: object, since: object,
     return Filters(
         None if user is None else checked_id(user, "a user id"),  # type: ignore[arg-type]
         None if session is None else checked_id(session, "a session id"),  # type: ignore[arg-type]
-        None if role is None else _TOOL_ROLES if role in _TOOL_ROLES else (storable(role),),
+        None if role is None else _TOOL_ROLES if role in _TOOL_ROLES else (column_text(role),),
         _checked_time("since", since),
         _checked_time("until", until),
     )
@@ -304,7 +304,7 @@ def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Ite
 
 def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
     state = queries.state(tx, kind)
-    named = queries.places(tx, kind, ask.filters)
+    named = queries.scope_keys(tx, kind, ask.filters)
     if named == []:
         return [], None
     return queries.candidates(

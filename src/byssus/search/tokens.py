@@ -131,17 +131,17 @@ class Folded:
             end += 1
         return start, end
 
-    def _back(self, place: int, side: int) -> int:
+    def _back(self, offset: int, side: int) -> int:
         if self._edges is None:
             self._edges = _edges_of(self.source)
         low, high = 0, len(self._edges)
         while low < high:  # the last edge that begins at the place or before it
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._edges[middle][0] <= place else (low, middle)
+            low, high = (middle + 1, high) if self._edges[middle][0] <= offset else (low, middle)
         if low == 0:
-            return place + (side == 3)
+            return offset + (side == 3)
         edge = self._edges[low - 1]
-        return edge[side] if place < edge[1] else place - edge[1] + edge[3] + (side == 3)
+        return edge[side] if offset < edge[1] else offset - edge[1] + edge[3] + (side == 3)
 
 
 def _edges_of(source: str) -> list[tuple[int, int, int, int]]:
@@ -163,7 +163,7 @@ def _joins(character: str) -> bool:
 
 def _fold_clusters(source: str) -> tuple[str, list[tuple[int, int, int, int]]]:
     """The slow way, for text whose characters are composed of several: each with what joins it, as one."""
-    starts = [place for place, character in enumerate(source) if place == 0 or not _joins(character)]
+    starts = [offset for offset, character in enumerate(source) if offset == 0 or not _joins(character)]
     parts: list[str] = []
     edges: list[tuple[int, int, int, int]] = []
     size = 0
@@ -231,16 +231,16 @@ class _Piece:
         self._starts_word = _inside.match(text) is not None
         self._ends_word = _inside.match(text[-1]) is not None
 
-    def at(self, folded: Folded, place: int) -> int:
+    def at(self, folded: Folded, offset: int) -> int:
         """Where it ends, if it is at this place; else -1."""
         text = folded.text
         if self.token is not None:
-            word = _word.match(text, place)
+            word = _word.match(text, offset)
             return word.end() if word and token_of(word[0]) == self.token else -1
-        end = place + len(self.text)
-        if not text.startswith(self.text, place):
+        end = offset + len(self.text)
+        if not text.startswith(self.text, offset):
             return -1
-        cuts_start = self._starts_word and place > 0 and _inside.match(text, place - 1)
+        cuts_start = self._starts_word and offset > 0 and _inside.match(text, offset - 1)
         cuts_end = self._ends_word and _inside.match(text, end)
         return -1 if cuts_start or cuts_end else end
 
@@ -249,12 +249,12 @@ class _Piece:
         if self.token is not None:
             yield from ((start, end) for start, end, token in folded.words() if token == self.token)
             return
-        place = folded.text.find(self.text)
-        while place >= 0:
-            end = self.at(folded, place)
+        offset = folded.text.find(self.text)
+        while offset >= 0:
+            end = self.at(folded, offset)
             if end >= 0:
-                yield place, end
-            place = folded.text.find(self.text, place + 1)
+                yield offset, end
+            offset = folded.text.find(self.text, offset + 1)
 
 
 class Term:
@@ -380,22 +380,22 @@ def snippet(found: Found, marks: tuple[str, str]) -> str:
     end = min(len(source), start + _SNIPPET)
     start, end = _whole(source, start), _whole(source, end)
     parts = ["\u2026"] if start > 0 else []
-    place = start
+    offset = start
     for left, right in _merged(found, first[0], start, end):
-        parts += [_line(source[place:left]), marks[0], _line(source[left:right]), marks[1]]
-        place = right
-    parts += [_line(source[place:end]), "\u2026" if end < len(source) else ""]
+        parts += [_line(source[offset:left]), marks[0], _line(source[left:right]), marks[1]]
+        offset = right
+    parts += [_line(source[offset:end]), "\u2026" if end < len(source) else ""]
     return "".join(parts).strip()
 
 
 def _best(spans: list[list[Span]]) -> Span:
     """The match behind which most of the terms follow within a snippet; the first of those."""
-    places = sorted((span, term) for term, found in enumerate(spans) for span in found)
-    best, most, last = places[0][0], 0, 0
+    found_spans = sorted((span, term) for term, found in enumerate(spans) for span in found)
+    best, most, last = found_spans[0][0], 0, 0
     inside = [0] * len(spans)
-    for position, (span, term) in enumerate(places):
-        while last < len(places) and places[last][0][0] < span[0] + _SNIPPET - _LEAD:
-            inside[places[last][1]] += 1
+    for position, (span, term) in enumerate(found_spans):
+        while last < len(found_spans) and found_spans[last][0][0] < span[0] + _SNIPPET - _LEAD:
+            inside[found_spans[last][1]] += 1
             last += 1
         terms = sum(count > 0 for count in inside)
         if terms > most:
@@ -420,13 +420,13 @@ def _merged(found: Found, near: int, start: int, end: int) -> list[Span]:
     return merged
 
 
-def _whole(source: str, place: int) -> int:
+def _whole(source: str, offset: int) -> int:
     """The place, moved back so that it cuts no character in two that consists of several."""
     for _ in range(_LEAD):
-        if place == 0 or place == len(source) or not _is_inside(source[place - 1], source[place]):
+        if offset == 0 or offset == len(source) or not _is_inside(source[offset - 1], source[offset]):
             break
-        place -= 1
-    return place
+        offset -= 1
+    return offset
 
 
 def _is_inside(before: str, here: str) -> bool:

@@ -3,11 +3,11 @@
 A query is a plain function whose first argument is a `Tx`. It does nothing but SQL, so a runner may repeat it. A store
 takes queries from any thread and any event loop:
 
-    head = await store.write(threads.append, "trip", rows)        # in a coroutine
-    head = store.write_now(threads.append, "trip", rows)          # anywhere else
+    head = await store.write(threads.append, ThreadKey("", "trip"), rows)        # in a coroutine
+    head = store.write_now(threads.append, ThreadKey("", "trip"), rows)          # anywhere else
 
 - A write's outcome is delivered after its COMMIT, never before.
-- Writes whose first argument is the same text, which is a thread's id, happen in the order of their submission.
+- Writes whose first argument is the same `ThreadKey` (or the same text) happen in the order of their submission.
 - A write that was submitted settles before a cancellation of its caller is delivered.
 - A query cannot reach the store: it only has its transaction, and calling the store from inside one raises.
 """
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Typ
 
 from byssus import telemetry
 from byssus.errors import ByssusError
+from byssus.values.thread_key import ThreadKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,11 +50,14 @@ class Tx(Protocol):
     def now(self) -> Moment:
         """The time of this transaction by the database's clock; stored, it is ISO 8601, UTC, microseconds."""
 
-    def later(self, seconds: float, /) -> Moment:
+    def after(self, seconds: float, /) -> Moment:
         """So many seconds after `now`."""
 
 
-class Settling(asyncio.Future[T]):
+NO_THREAD = ThreadKey("", "")
+
+
+class CommitFuture(asyncio.Future[T]):
     """A future that cannot be cancelled: a task that waits for it is cancelled when it is done, and not before.
 
     The task that waits is resumed by `settle`, and not a round of the event loop later.
@@ -103,15 +107,18 @@ class Job(Generic[T]):
         self._args = args
         self._kwargs = kwargs
         self._loop = loop
-        self._future: Settling[T] | Future[T] = Settling(loop=loop) if loop else Future()
+        self._future: CommitFuture[T] | Future[T] = CommitFuture(loop=loop) if loop else Future()
         self.result: T | None = None
         self.error: BaseException | None = None
         self.group = 1  # how many jobs were settled with it
 
     @property
-    def thread(self) -> str:
-        """The thread that it is about: its first argument, where that is a text."""
-        return self._args[0] if self._args and isinstance(self._args[0], str) else ""
+    def thread(self) -> ThreadKey:
+        """The thread that it is about, if its first argument says so: a thread's key, or another text."""
+        first = self._args[0] if self._args else ""
+        if isinstance(first, ThreadKey):
+            return first
+        return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
 
     def run(self, tx: Tx) -> None:
         """Run the query; what it raises is for the caller. A repeated run starts afresh."""
@@ -152,7 +159,7 @@ def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None
             continue
         job.group = size
         future, error = job._future, None if job.error is None else _carried(job.error)
-        if isinstance(future, Settling):
+        if isinstance(future, CommitFuture):
             future.settle(job.result, error)
         elif error is not None:
             future.set_exception(error)
@@ -160,9 +167,9 @@ def _settle_all(jobs: Sequence[Job[Any]], loop: asyncio.AbstractEventLoop | None
             future.set_result(job.result)
 
 
-def in_thread(call: Callable[[], T]) -> Settling[T]:
+def in_thread(call: Callable[[], T]) -> CommitFuture[T]:
     """Run something that blocks on a thread of its own; like a write, it settles before a cancellation arrives."""
-    future: Settling[T] = Settling(loop=asyncio.get_running_loop())
+    future: CommitFuture[T] = CommitFuture(loop=asyncio.get_running_loop())
     job: Job[T] = Job(lambda _: call(), (), {}, future.get_loop())
     job._future = future
 
@@ -217,6 +224,9 @@ class Store(abc.ABC):
     def aside(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run something that blocks beside the event loop; it settles before a cancellation arrives."""
         return in_thread(call)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `write`, from any thread, for whoever waits later; writes happen in the order of the calls."""

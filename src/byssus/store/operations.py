@@ -1,9 +1,9 @@
 """One function, two surfaces: what is written once for coroutines also serves code that has no event loop.
 
-An operation is `async def operation(store, ...)`, and awaits nothing but `store.read`, `store.write`, `store.aside` and
-other operations. With a real store those are futures of the running loop. With `Blocking` they are settled when they
-are awaited, so that the coroutine runs from its beginning to its end in one step: no event loop is started, and none
-that is running is in the way.
+An operation is `async def operation(store, ...)`, and awaits nothing but `store.read`, `store.write`, `store.aside`,
+`store.sleep` and other operations. With a real store those are futures of the running loop. With `Blocking` they are
+settled when they are awaited, so that the coroutine runs from its beginning to its end in one step: no event loop is
+started, and none that is running is in the way.
 
     class AgentStorage:
         get_user = blocking(accounts.get_user)       # storage.get_user("ann")
@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from byssus.store.database import Store, Tx
@@ -46,6 +47,8 @@ class Runner(Protocol):
 
     def aside(self, call: Callable[[], T]) -> Awaitable[T]: ...
 
+    def sleep(self, seconds: float) -> Awaitable[None]: ...
+
 
 class Blocking:
     """A store whose answers are there when they are awaited."""
@@ -63,6 +66,9 @@ class Blocking:
 
     async def aside(self, call: Callable[[], T]) -> T:
         return call()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: see above
 
 
 def to_the_end(operation: Coroutine[Any, Any, T]) -> T:
@@ -90,7 +96,7 @@ class _Operation(Generic[P, T]):
 
     def _bound(self, owner: HasStore | None) -> Any:
         if self._method is None:
-            if isinstance(self._operation, _Later):
+            if isinstance(self._operation, _LazyModule):
                 self._operation = self._operation.found()
             self._method = _described(self._made(self._operation), self._operation)
         return self._method if owner is None else functools.partial(self._method, owner)
@@ -116,6 +122,63 @@ class blocking(_Operation[P, T]):  # noqa: N801 - it stands where a function sta
         return method
 
 
+class direct(Generic[P, T]):  # noqa: N801
+    """A function of a store as a method that returns what it returns: a receipt, or an iterator."""
+
+    def __init__(self, function: Callable[Concatenate[Store, P], T]) -> None:
+        self._function: Any = function
+        self._method: Any = None
+
+    @overload
+    def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
+    @overload
+    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, T]: ...
+    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
+        if self._method is None:
+            function = self._function.found() if isinstance(self._function, _LazyModule) else self._function
+
+            def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
+                return function(owner.store, *args, **kwargs)  # type: ignore[no-any-return]
+
+            self._method = _described(method, function)
+        return self._method if owner is None else functools.partial(self._method, owner)
+
+
+class iterated(Generic[P, T]):  # noqa: N801
+    """An async iterator of a store's as a method that returns a plain iterator."""
+
+    def __init__(self, function: Callable[Concatenate[Runner, P], AsyncIterator[T]]) -> None:
+        self._function: Any = function
+        self._method: Any = None
+
+    @overload
+    def __get__(self, owner: None, kind: type, /) -> Callable[..., Iterator[T]]: ...
+    @overload
+    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, Iterator[T]]: ...
+    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., Iterator[T]]:
+        if self._method is None:
+            function = self._function.found() if isinstance(self._function, _LazyModule) else self._function
+
+            def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> Iterator[T]:
+                return _iterate(function(Blocking(owner.store), *args, **kwargs))
+
+            self._method = _described(method, function)
+        return self._method if owner is None else functools.partial(self._method, owner)
+
+
+def _iterate(items: AsyncIterator[T]) -> Iterator[T]:
+    try:
+        while True:
+            try:
+                item: T = to_the_end(items.__anext__())  # type: ignore[arg-type]
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if isinstance(items, AsyncGenerator):
+            to_the_end(items.aclose())
+
+
 class awaited(_Operation[P, T]):  # noqa: N801
     """An operation as a method that is awaited."""
 
@@ -133,29 +196,29 @@ class awaited(_Operation[P, T]):  # noqa: N801
         return method
 
 
-def later(*names: str) -> list[_Later]:
+def lazy_modules(*names: str) -> list[_LazyModule]:
     """Modules of byssus that most programs never need: each is imported when a function of it is first called."""
-    return [_Later(f"byssus.{name}") for name in names]
+    return [_LazyModule(f"byssus.{name}") for name in names]
 
 
-def at_hand(*modules: Any) -> None:
+def preload(*modules: Any) -> None:
     """Import these now: what comes next must not fail for want of a module."""
     for module in modules:
-        if isinstance(module, _Later):
+        if isinstance(module, _LazyModule):
             importlib.import_module(module.__module__)
 
 
-class _Later:
+class _LazyModule:
     """A module that is not imported yet, or one of its functions."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self.__module__ = module
         self.__name__ = name
 
-    def __getattr__(self, name: str) -> _Later:
+    def __getattr__(self, name: str) -> _LazyModule:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Later(self.__module__, name)
+        return _LazyModule(self.__module__, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.found()(*args, **kwargs)

@@ -25,7 +25,7 @@ def token_of(owner: str) -> str | None:
     return token if who == _self(os.getpid()) and "boot=?" not in who else None
 
 
-def is_gone(owner: str) -> bool:
+def process_has_ended(owner: str) -> bool:
     """Whether the process that took a lease is known to have ended: only if it ran on this boot of this machine."""
     try:
         known = dict(part.split("=", 1) for part in owner.split(" ")[1:])

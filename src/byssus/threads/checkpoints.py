@@ -1,4 +1,4 @@
-"""Versions of a thread: checkpoints that point into its log, forks and rewinds.
+"""Checkpoints of a thread: points of its log, with a state.
 
 A put that passes the whole list of messages is compared with the thread, page by page and beside the writer. Then one
 transaction adds what is new and the checkpoint; if the thread has moved in between, it is compared again.
@@ -13,60 +13,70 @@ from typing import Any, NamedTuple
 
 from byssus.errors import InputError, ThreadMoved
 from byssus.messages import decode, dumps
-from byssus.queries.log import branches, threads
-from byssus.queries.log.leases import Visit
-from byssus.queries.log.threads import Stored
-from byssus.queries.versions import checkpoints, forks, putting
-from byssus.queries.versions.checkpoints import HIGHEST_STEP, Anchor, New, Place, Row
-from byssus.run.journal import Mark
-from byssus.store.database import Store, Tx
-from byssus.threads.encoding import PAGE, PLAIN, body_of, checked_id, encode_json, stored, stored_json
-from byssus.threads.waiting import patiently
+from byssus.queries.log import threads
+from byssus.queries.log.leases import Unleased
+from byssus.queries.log.threads import MessageRow
+from byssus.queries.versions import checkpoints, putting
+from byssus.queries.versions.checkpoints import HIGHEST_STEP, Agreement, CheckpointRow, NewCheckpointRow, ThreadState
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads import retention
+from byssus.threads.encoding import PAGE, PLAIN, body_of, encode_json, json_row, message_row
+from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, NewCheckpoint
+from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_thread, checked_wait
+from byssus.values.thread_key import ThreadKey
 
 
 class _Matched(NamedTuple):
     """How far given messages agree with a thread's, the rest of them, and the thread's version."""
 
-    place: Place
-    tail: list[Stored]
+    agreement: Agreement
+    tail: list[MessageRow]
     version: int
 
 
 # --- put and get ------------------------------------------------------------------------------------------------------
 
 
-async def put(store: Store, checkpoint: Checkpoint, wait: float) -> Anchor:
-    """Store a checkpoint, and of its messages what the thread does not hold yet."""
-    new, given = encoded(checkpoint), list(_checked_messages(checkpoint.messages))
-    thread_id = checkpoint.metadata.thread_id
+async def put(store: Runner, checkpoint: Checkpoint, *, wait: float = 0) -> str:
+    """Store a checkpoint, and of its messages those that the thread does not hold yet; returns its id.
 
-    async def attempt(over: int) -> Anchor:
+    Messages that go on from the thread's are appended to it. Messages that differ become a branch, which the thread
+    goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
+    """
+    seconds, new, given = checked_wait(wait), encoded(checkpoint), list(_checked_messages(checkpoint.messages))
+    thread_key = checked_thread(checkpoint.metadata.thread_id)
+
+    async def attempt(dead_epoch: int) -> ThreadState:
         while True:
-            matched = await _match(store, thread_id, given)
+            matched = await _match(store, thread_key, given)
             try:
                 return await store.write(
                     putting.put,
-                    thread_id,
+                    thread_key,
                     new,
                     matched.tail,
-                    matched.place,
+                    matched.agreement,
                     left=left_behind(f"where the thread stood before {new.id!r} was put"),
-                    by=Visit(over),
+                    by=Unleased(dead_epoch),
                     expect=matched.version,
                 )
             except ThreadMoved:
-                continue  # each time, somebody else has come forward
+                continue  # each time, another writer has made progress
 
-    return await patiently(attempt, wait)
+    thread = await retry_while_driven(store, attempt, seconds)
+    if thread.ttl is not None:
+        await retention.prune_by_ttl(store, thread_key, thread.ttl)
+    return new.id
 
 
-async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched:
-    """Compare messages with a thread's, on a reader's thread."""
-    thread = await store.read(checkpoints.anchor, thread_id)
+async def _match(store: Runner, thread_key: ThreadKey, given: Sequence[Any]) -> _Matched:
+    """Compare messages with a thread's, on a reader: it may be long."""
+    thread = await store.read(checkpoints.thread_state, thread_key)
     if thread is None:
-        return _Matched(Place(0, 0, True), await store.read(_stored_from, given, 0), 0)
+        return _Matched(Agreement(0, 0, True), await store.read(_stored_from, given, 0), 0)
     seq = count = 0
     while True:
         same, page = await store.read(_compare, thread, given, count, seq)
@@ -76,28 +86,28 @@ async def _match(store: Store, thread_id: str, given: Sequence[Any]) -> _Matched
             break
     is_end = same == len(page)
     tail = await store.read(_stored_from, given, count)
-    return _Matched(Place(seq, count, is_end), tail, thread.version)
+    return _Matched(Agreement(seq, count, is_end), tail, thread.version)
 
 
-def _compare(tx: Tx, thread: Anchor, given: Sequence[Any], start: int, after: int) -> tuple[int, list[int]]:
+def _compare(tx: Tx, thread: ThreadState, given: Sequence[Any], start: int, after: int) -> tuple[int, list[int]]:
     """How many of a page's messages are the given ones; and the page's seqs."""
     page = threads.page_as_given(tx, thread.branch, after=after, upto=thread.head, limit=PAGE)
     same = 0
     for value, (_, body, plain) in zip(given[start : start + len(page)], page, strict=False):
         given_body, given_plain = _body_at(value, start + same)
-        if given_plain != plain or not _is_same(given_body, body):
+        if given_plain != plain or not is_same(given_body, body):
             break
         same += 1
     return same, [seq for seq, _, _ in page]
 
 
-def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[Stored]:
+def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[MessageRow]:
     return [_stored_at(value, position) for position, value in enumerate(given[start:], start)]
 
 
-def _stored_at(value: Any, position: int) -> Stored:
+def _stored_at(value: Any, position: int) -> MessageRow:
     try:
-        return stored_json(value) if isinstance(value, PLAIN) else stored(value)
+        return json_row(value) if isinstance(value, PLAIN) else message_row(value)
     except InputError as error:
         raise InputError(f"messages[{position}]: {error}") from error
 
@@ -110,7 +120,7 @@ def _body_at(value: Any, position: int) -> tuple[str, int]:
         raise InputError(f"messages[{position}]: {error}") from error
 
 
-def _is_same(a: str, b: str) -> bool:
+def is_same(a: str, b: str) -> bool:
     """Whether two JSON texts are the same value. The order of keys does not matter; 1 and 1.0 and true differ."""
     return a == b or _sorted(a) == _sorted(b)
 
@@ -119,9 +129,37 @@ def _sorted(text: str) -> str:
     return json.dumps(json.loads(text), sort_keys=True)
 
 
-async def get(store: Store, thread_id: str, checkpoint_id: str | None) -> Checkpoint | None:
+async def get(store: Runner, checkpoint_id: str, thread_id: ThreadId | None = None) -> Checkpoint | None:
+    """A checkpoint with all its messages, or None. Without a thread id, it must be the only one of its name."""
+    name = checked_checkpoint_id(checkpoint_id)
+    if thread_id is not None:
+        return await _load(store, checked_thread(thread_id), name)
+    thread = await store.read(checkpoints.thread_with, name)
+    return None if thread is None else await _load(store, ThreadKey("", thread), name)
+
+
+async def get_latest(store: Runner, thread_id: ThreadId) -> Checkpoint | None:
+    """The thread's checkpoint with the highest step, or None."""
+    return await _load(store, checked_thread(thread_id), None)
+
+
+async def list_checkpoints(
+    store: Runner, thread_id: ThreadId, limit: int = 100, offset: int = 0
+) -> list[CheckpointMetadata]:
+    """The thread's checkpoints, the highest step first."""
+    limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+    return await store.read(_list_page, checked_thread(thread_id), limit=limit, offset=offset)
+
+
+async def list_threads(store: Runner, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+    """The latest checkpoint of each thread that has any, newest first."""
+    limit, offset = checked_count("limit", limit), checked_count("offset", offset)
+    return await store.read(_recent, limit=limit, offset=offset)
+
+
+async def _load(store: Runner, thread_key: ThreadKey, checkpoint_id: str | None) -> Checkpoint | None:
     """A checkpoint of a thread, or its latest one, with all its messages."""
-    while (found := await store.read(checkpoints.get, thread_id, checkpoint_id)) is not None:
+    while (found := await store.read(checkpoints.get, thread_key, checkpoint_id)) is not None:
         row, body = found
         messages: list[Any] = []
         after, is_whole = 0, False
@@ -134,7 +172,7 @@ async def get(store: Store, thread_id: str, checkpoint_id: str | None) -> Checkp
         if await store.read(checkpoints.is_there, row):
             state = json.loads(body)
             return Checkpoint(
-                metadata_of(thread_id, row),
+                metadata_of(thread_key.id, row),
                 messages,
                 state.get("state", {}),
                 state.get("tools_result", {}),
@@ -151,19 +189,18 @@ def _values(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, An
 # --- checkpoints as rows ----------------------------------------------------------------------------------------------
 
 
-def encoded(checkpoint: Checkpoint) -> New:
+def encoded(checkpoint: Checkpoint) -> NewCheckpointRow:
     """A checkpoint as the store takes it, without its messages."""
     if not isinstance(checkpoint, Checkpoint) or not isinstance(checkpoint.metadata, CheckpointMetadata):
         raise InputError(f"put takes a Checkpoint(metadata=CheckpointMetadata(...), ...), got {checkpoint!r:.80}")
     about = checkpoint.metadata
-    checked_id(about.thread_id)
     if about.parent_checkpoint_id is not None:
         checked_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
     if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step <= HIGHEST_STEP:
         raise InputError(f"a step must be a whole number from 0 to 2**53 - 1, got {about.step!r:.80}")
     if not isinstance(about.created_at, datetime) or about.created_at.tzinfo is None:
         raise InputError(f"created_at must be a datetime with a time zone, got {about.created_at!r:.80}")
-    return New(
+    return NewCheckpointRow(
         checked_checkpoint_id(about.checkpoint_id),
         about.step,
         about.parent_checkpoint_id,
@@ -191,29 +228,37 @@ def encoded_body(state: Any, tools_result: Any, next_node: str | None) -> str:
     return "{" + ",".join(f'"{name}":{text}' for name, text in parts.items() if text != "{}") + "}"
 
 
-def encoded_mark(mark: Mark) -> New:
+def encoded_checkpoint(checkpoint: NewCheckpoint) -> NewCheckpointRow:
     """A checkpoint that an agent makes, as the store takes it; its step and its parent, the thread knows."""
-    return New(mark.id, 0, None, encoded_about(mark.tags, mark.summary), encoded_body(mark.state, {}, None))
+    return NewCheckpointRow(
+        checkpoint.id,
+        0,
+        None,
+        encoded_about(checkpoint.tags, checkpoint.summary),
+        encoded_body(checkpoint.state, {}, None),
+    )
 
 
-def left_behind(summary: str) -> New:
+def left_behind(summary: str) -> NewCheckpointRow:
     """A checkpoint for what a thread leaves."""
-    return New(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
+    return NewCheckpointRow(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
 
 
-def metadata_of(thread_id: str, row: Row) -> CheckpointMetadata:
+def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     about = json.loads(row.about)
     made = datetime.fromisoformat(row.created_at)
     return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
 
 
-def listed(tx: Tx, thread_id: str, *, limit: int, offset: int) -> list[CheckpointMetadata]:
-    """A list of a thread's checkpoints, made on a reader's thread: it may be long."""
-    return [metadata_of(thread_id, row) for row in checkpoints.listed(tx, thread_id, limit=limit, offset=offset)]
+def _list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """A page of a thread's checkpoints, decoded on a reader: it may be long."""
+    return [
+        metadata_of(thread_key.id, row) for row in checkpoints.list_page(tx, thread_key, limit=limit, offset=offset)
+    ]
 
 
-def recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
-    """The same of the threads' latest ones."""
+def _recent(tx: Tx, *, limit: int, offset: int) -> list[CheckpointMetadata]:
+    """A page of the threads' latest checkpoints."""
     return [metadata_of(name, row) for name, row in checkpoints.recent(tx, limit=limit, offset=offset)]
 
 
@@ -225,77 +270,3 @@ def _checked_messages(messages: object) -> Sequence[Any]:
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages must be a list, got {type(messages).__name__}: {messages!r:.80}")
     return messages
-
-
-# --- forks, trees and differences -------------------------------------------------------------------------------------
-
-
-def checked_at(at: object, what: str) -> str | int:
-    """A point of a thread as callers name it: a checkpoint, its metadata or its id, or a seq."""
-    if isinstance(at, Checkpoint):
-        at = at.metadata
-    if isinstance(at, CheckpointMetadata):
-        at = at.checkpoint_id
-    if isinstance(at, str):
-        return checked_checkpoint_id(at)
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= HIGHEST_STEP:
-        raise InputError(f"{what} must be a checkpoint, its id, or a seq from 0 up, got {at!r:.80}")
-    return at
-
-
-async def tree(store: Store, thread_id: str) -> Tree | None:
-    """A thread and all that was forked from it. However deep, it is walked without recursion."""
-    bare: dict[str, tuple[Tree, list[str]]] = {}
-    waiting = [thread_id]
-    while waiting:
-        name = waiting.pop()
-        found = await store.read(_bare_tree, name)
-        if found is not None:
-            bare[name] = found
-            waiting += [fork for fork in found[1] if fork not in bare]
-    trees: dict[str, Tree] = {}
-    for name, (tree, names) in reversed(bare.items()):  # a fork is found after the thread that it was forked from
-        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees])
-    return trees.get(thread_id)
-
-
-def _bare_tree(tx: Tx, name: str) -> tuple[Tree, list[str]] | None:
-    """A thread as a tree shows it, without its forks; and their ids."""
-    node = forks.node(tx, name)
-    if node is None:
-        return None
-    shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))
-    return Tree(name, node.thread.message_count, node.origin, node.origin_seq, shown, left, []), node.forks
-
-
-async def diff(store: Store, a: str, b: str) -> Difference:
-    """Where two threads part. What they share is skipped; behind that, they may still say the same."""
-    one, other, seq = await store.read(forks.shared, a, b)
-    shared = await store.read(_count, one, seq)
-    after = [seq, seq]
-    while True:
-        pages = [
-            await store.read(_bodies, thread.branch, after=start, upto=thread.head)
-            for thread, start in zip((one, other), after, strict=True)
-        ]
-        same = _same_at_the_start(*pages)
-        if same:
-            seq, shared = pages[0][same - 1][0], shared + same
-            after = [page[same - 1][0] for page in pages]
-        if same < PAGE:
-            return Difference(seq, shared, one.message_count - shared, other.message_count - shared)
-
-
-def _same_at_the_start(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> int:
-    for position, ((_, one), (_, other)) in enumerate(zip(a, b, strict=False)):
-        if not _is_same(one, other):
-            return position
-    return min(len(a), len(b))
-
-
-def _bodies(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, str]]:
-    return threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
-
-
-def _count(tx: Tx, thread: Anchor, seq: int) -> int:
-    return branches.count(tx, thread.branch, seq)

@@ -1,4 +1,4 @@
-"""Messages, extras and ids as a database takes them, and a thread as it comes back.
+"""Messages and extras as a database takes them.
 
 A value that cannot be stored is refused here, before anything is written, with an error that names it.
 """
@@ -6,8 +6,8 @@ A value that cannot be stored is refused here, before anything is written, with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterable
+from typing import Any, TypeAlias, get_args
 
 from byssus.errors import InputError
 from byssus.messages import (
@@ -15,15 +15,13 @@ from byssus.messages import (
     Message,
     Note,
     checked_dumps,
-    decode,
     encode,
     from_value,
 )
 from byssus.queries.accounts.usage import LONG_NAME, Spent
-from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored, ThreadRow
-from byssus.store.database import Store, Tx
+from byssus.queries.log.threads import MessageRow
 from byssus.values import clock
+from byssus.values.inputs import column_text
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -33,77 +31,28 @@ _MESSAGES = frozenset(get_args(Message))
 _MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
-class Thread(NamedTuple):
-    """A thread as it was loaded.
-
-    `partial` is what has arrived of a reply that is not whole: its run goes on elsewhere, or was interrupted. The rest
-    is for the agent: the messages' places in the log, where the thread stands, and the run that has not ended.
-    """
-
-    messages: list[Message]
-    extra: dict[str, Any]
-    partial: AssistantMessage | None = None
-    seqs: Sequence[int] = ()
-    position: Position = Position(0, 0)
-    run_id: str | None = None
-    unledgered: int = 0
-    mail: int = 0
-    is_mortal: bool = False  # whether its checkpoints go by themselves when they are old
-    owner: str | None = None
-
-
-async def load(store: Store, thread_id: str) -> Thread | None:
-    """Read and decode a thread page by page on a reader's thread: a long one does not stall the event loop."""
-    while True:
-        row, page = await store.read(_first_page, thread_id)
-        if row is None:
-            return None
-        messages, seqs = [message for _, message in page], [seq for seq, _ in page]
-        is_long = len(page) == PAGE
-        while len(page) == PAGE:
-            page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
-            messages.extend(message for _, message in page)
-            seqs.extend(seq for seq, _ in page)
-        # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
-        if not is_long or await store.read(threads.is_at, thread_id, row.key, row.branch, row.created_at):
-            break
-    position = Position(row.head, row.version, row.branch)
-    partial = None if row.partial is None else decode(row.partial)
-    assert isinstance(partial, AssistantMessage | None)
-    extra, is_mortal = json.loads(row.extra), row.ttl is not None
-    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, is_mortal, row.owner)
-
-
-def _first_page(tx: Tx, thread_id: str) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_id)
-    return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
-
-
-def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
-    rows = threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
-    return [(seq, decode(body)) for seq, body in rows]
-
-
-def stored(message: Appendable) -> Stored:
+def message_row(message: Appendable) -> MessageRow:
     """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
     if isinstance(message, dict):
-        return stored_json(message)
+        return json_row(message)
     if type(message) not in _MESSAGES:
         raise InputError(
             f"a thread holds messages, got {type(message).__name__}: {message!r:.80}; use UserMessage(...) or a dict"
         )
     if isinstance(message, Note):
-        return Stored(clock.new_id(), storable(message.role), encode(message))
-    name = storable(message.id) if message.id else clock.new_id()
-    return Stored(name, message.role, encode(message), 0, spent_by(message))
+        return MessageRow(clock.new_id(), column_text(message.role), encode(message))
+    name = column_text(message.id) if message.id else clock.new_id()
+    return MessageRow(name, message.role, encode(message), 0, spent_by(message))
 
 
-def stored_json(value: Any) -> Stored:
+def json_row(value: Any) -> MessageRow:
     """Any JSON as the store takes it: kept as it is, beside what it is taken for when it is read as a message."""
     body = encode(Note(value))
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
-    return Stored(storable(name) if name else clock.new_id(), storable(message.role), body, 1, spent_by(message))
+    return MessageRow(
+        column_text(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
+    )
 
 
 def spent_by(message: Message) -> Spent | None:
@@ -112,7 +61,7 @@ def spent_by(message: Message) -> Spent | None:
         usage = message.usage
         if usage.total or usage.cost:
             return Spent(
-                storable(message.model or "")[:LONG_NAME],
+                column_text(message.model or "")[:LONG_NAME],
                 _counted(usage.total),
                 _counted(usage.input),
                 _counted(usage.output),
@@ -137,72 +86,24 @@ def _tokens_noted(message: Message) -> Spent | None:
         return None
     model = noted.get("model", "") if isinstance(noted, dict) else ""
     if isinstance(message, AssistantMessage):
-        return Spent(storable(message.model or "")[:LONG_NAME], count, output=count)
-    return Spent(storable(model)[:LONG_NAME] if isinstance(model, str) else "", count, input=count)
+        return Spent(column_text(message.model or "")[:LONG_NAME], count, output=count)
+    return Spent(column_text(model)[:LONG_NAME] if isinstance(model, str) else "", count, input=count)
 
 
 def body_of(value: Any) -> tuple[str, int]:
-    """The text that `stored` or `stored_json` would store of a value, and which of them."""
+    """The text that `message_row` or `json_row` would store of a value, and which of them."""
     if isinstance(value, PLAIN):
         return encode(Note(value)), 1
-    return (encode(value) if type(value) in _MESSAGES else stored(value).body), 0
+    return (encode(value) if type(value) in _MESSAGES else message_row(value).body), 0
 
 
-def listed(messages: object) -> list[Any]:
+def as_list(messages: object) -> list[Any]:
     """One message, or whatever gives several."""
     if type(messages) in _MESSAGES:
         return [messages]
     if isinstance(messages, Iterable) and not isinstance(messages, str | dict):
         return list(messages)
     return [messages]
-
-
-def storable(text: str) -> str:
-    """Text that any database takes in a column; the body keeps the original."""
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-def is_storable(text: str) -> bool:
-    """Whether any database takes the text in a column as it is."""
-    return "\0" not in text and (text.isascii() or not _has_surrogates(text))
-
-
-def checked_id(name: str, what: str = "a thread id") -> str:
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{what} must be a string with at least one character, got {name!r:.80}")
-    if not is_storable(name):
-        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {name!r:.80}")
-    return name
-
-
-def readable_id(name: str, what: str) -> str | None:
-    """An id that is only looked up; None if it is text that no id can be."""
-    if not isinstance(name, str):
-        raise InputError(f"{what} must be a string, got {name!r:.80}")
-    return name if name and is_storable(name) else None
-
-
-def checked_text(what: str, value: object) -> str:
-    """Text that every database takes in a column."""
-    if not isinstance(value, str):
-        raise InputError(f"{what} must be a string, got {value!r:.80}")
-    if not is_storable(value):
-        raise InputError(f"{what} cannot contain NUL or lone surrogates, got {value!r:.80}")
-    return value
-
-
-def checked_choice(name: str, value: object, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}")
-    return value
-
-
-def checked_count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise InputError(f"{name} must be a number from 0 up (and below 2**53), got {value!r:.80}")
-    return value
 
 
 def encode_extra(extra: dict[str, Any]) -> str:
@@ -252,11 +153,3 @@ def _unstorable(name: str, value: Any, error: Exception) -> tuple[str, Exception
         except (TypeError, ValueError, RecursionError) as why:
             return f"{name}[{key!r}]", why
     return name, error
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

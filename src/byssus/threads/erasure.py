@@ -10,16 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Literal, TypeAlias
 
 from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
-from byssus.queries.versions.erasures import Begun
+from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
-from byssus.store.database import Store, in_thread
+from byssus.store.database import Store
+from byssus.store.operations import Runner
 from byssus.threads.retention import empty_trash
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
+from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+
+Forks: TypeAlias = Literal["keep", "erase"]
 
 _FORKS = ("keep", "erase")
 _LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
@@ -34,27 +39,42 @@ _NOTHING = (
 _log = logging.getLogger("byssus.store")
 
 
-def checked_forks(forks: object) -> str | None:
+def _checked_forks(forks: object) -> str | None:
     if forks is not None and forks not in _FORKS:
         raise InputError(f"forks must be 'keep' or 'erase', got {forks!r:.80}")
     return None if forks is None else str(forks)
 
 
-async def erase_thread(store: Store, thread_id: str, forks: str | None, wait: float) -> Erased:
-    """Erase one thread."""
-    begun = await patiently(
-        lambda over: store.write(erasures.begin_thread, thread_id, forks=forks, by=Visit(over)), wait
+async def erase_thread(store: Runner, thread_id: ThreadId, *, forks: Forks | None = None, wait: float = 0) -> Erased:
+    """Remove every byte of the thread, from the files of the database too; the answer says what that was.
+
+    If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
+    too. Take an `export_thread` first if it may be wanted again. Waits for a run as `append` does.
+    """
+    decided, thread_key = _checked_forks(forks), checked_thread(thread_id)
+    begun = await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(erasures.begin_thread, thread_key, forks=decided, by=Unleased(dead_epoch)),
+        checked_wait(wait),
     )
-    return await _erase(store, begun, f"thread {thread_id!r}")
+    return await _erase(store, begun, f"thread {thread_key.id!r}")
 
 
-async def erase_user(store: Store, user_id: str, forks: str | None, wait: float) -> Erased:
-    """Erase a user and all threads of theirs."""
-    begun = await patiently(lambda over: store.write(erasures.begin_user, user_id, forks=forks, by=Visit(over)), wait)
-    return await _erase(store, begun, f"user {user_id!r}")
+async def erase_user(store: Runner, user_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
+    """Remove every byte of a user and of all threads of theirs.
+
+    `forks` decides about forks of these threads that belong to others, as in `erase_thread`.
+    """
+    decided, user = _checked_forks(forks), checked_id(user_id, "a user id")
+    begun = await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(erasures.begin_user, user, forks=decided, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
+    return await _erase(store, begun, f"user {user!r}")
 
 
-async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
+async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
     if begun.undecided:
         forks = [f"{fork.id!r} of {fork.owner!r}" if fork.owner else repr(fork.id) for fork in begun.undecided]
         raise ForksUndecided(
@@ -66,15 +86,16 @@ async def _erase(store: Store, begun: Begun, whose: str) -> Erased:
         return Erased(0, 0, 0, True, [], _NOTHING)
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
-    is_gone = await in_thread(store.scrub)
-    if is_gone:
+    database = store.base
+    is_scrubbed = await store.aside(database.scrub)
+    if is_scrubbed:
         await store.write(erasure_notes.finish, keys)
     else:
-        await in_thread(lambda: _finish_later(store))
-    note = store.remains if is_gone else _PINNED + store.remains
+        await store.aside(lambda: _finish_later(database))
+    note = database.remains if is_scrubbed else _PINNED + database.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
-    return Erased(begun.threads, begun.checkpoints, messages, is_gone, list(begun.kept), note)
+    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note)
 
 
 def finish_what_was_left(store: Store) -> None:
@@ -84,7 +105,7 @@ def finish_what_was_left(store: Store) -> None:
 
 
 def go_on(store: Store) -> None:
-    """The same, where there are some."""
+    """Finish erasures that were interrupted, on a worker of their own."""
     _log.info("an erasure in %r was interrupted, and is finished now", store.name)
     _finish_later(store, rewrite=True)
 

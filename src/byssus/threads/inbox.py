@@ -1,4 +1,4 @@
-"""What is said to a run while it goes on: steering messages for its next turn, follow-ups for when it would stop."""
+"""Messages for a run while it goes on: steering messages for its next turn, follow-ups for when it would stop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError
-from byssus.messages import UserMessage
+from byssus.messages import UserMessage, decode, stamped
+from byssus.queries.log import inbox as queue
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
-
-__all__ = ["FOLLOW_UP", "STEER", "Modes", "Receipt", "Waiting", "id_of", "modes"]
+from byssus.store.database import Store
+from byssus.store.operations import Runner
+from byssus.threads.encoding import message_row
+from byssus.values.inputs import ThreadId, checked_thread, column_text
+from byssus.values.prompts import single
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
 _log = logging.getLogger("byssus")
@@ -77,6 +81,36 @@ class Receipt:
         return f"Receipt({self.id!r}, {'done' if self.done else 'under way'})"
 
 
+def steer(store: Store, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+    """Queue a message for the run that drives the thread, in whatever process: it is delivered before the next turn.
+
+    Without a run, it waits for the next one. Await the receipt to know that the message is on disk.
+    """
+    return send(store, thread_id, STEER, single(message, "steer"))
+
+
+def follow_up(store: Store, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+    """Queue a message for the moment when the run would stop. Await the receipt to know that it is on disk."""
+    return send(store, thread_id, FOLLOW_UP, single(message, "follow_up"))
+
+
+def send(store: Store, thread_id: ThreadId, kind: str, message: UserMessage) -> Receipt:
+    """Submit the message at once, behind all that was sent before."""
+    message = stamped(message)
+    return Receipt(message, store.submit(queue.send, checked_thread(thread_id), kind, message_row(message)))
+
+
+async def inbox(store: Runner, thread_id: ThreadId) -> list[Waiting]:
+    """The messages that were queued and not delivered yet, in order."""
+    rows = await store.read(queue.waiting, checked_thread(thread_id))
+    return [Waiting(row.id, row.kind, decode(row.body), row.created_at) for row in rows]  # type: ignore[arg-type]
+
+
+async def withdraw(store: Runner, thread_id: ThreadId, message: str | Receipt | Waiting) -> bool:
+    """Take back a queued message; False if it was delivered already."""
+    return await store.write(queue.withdraw, checked_thread(thread_id), column_text(id_of(message)))
+
+
 def id_of(message: object) -> str:
     """The id of a message in an inbox, by whatever a caller names it."""
     message_id = message if isinstance(message, str) else getattr(message, "id", None)
@@ -86,6 +120,6 @@ def id_of(message: object) -> str:
 
 
 def _report(write: Future[None]) -> None:
-    """Whoever sent it may never ask: a message that is lost is worth a word."""
+    """Log a lost message: the sender may never await its receipt."""
     if (error := write.exception()) is not None:
         _log.error("a message could not be put into the inbox: %s", type(error).__name__)

@@ -11,13 +11,15 @@ import logging
 from collections.abc import Sequence
 
 from byssus.errors import ByssusError, InputError
-from byssus.queries.log.leases import Visit
+from byssus.queries.log.leases import Unleased
 from byssus.queries.moving import importing
-from byssus.queries.versions import deleting
-from byssus.queries.versions.checkpoints import Doomed
+from byssus.queries.versions import checkpoints, deleting
+from byssus.queries.versions.checkpoints import CheckpointRef
 from byssus.store.operations import Runner
-from byssus.threads.waiting import patiently
+from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
+from byssus.values.inputs import ThreadId, checked_count, checked_thread, checked_wait
+from byssus.values.thread_key import ThreadKey
 
 _DROPPED_AT_ONCE = 500
 _log = logging.getLogger("byssus.store")
@@ -46,56 +48,101 @@ def checked(retention: object) -> Retention:
     return retention
 
 
-async def prune(store: Runner, thread_id: str, retention: Retention) -> Pruned:
-    """Remove the checkpoints of a thread that need not stay, and the messages that only they led to."""
+async def prune(store: Runner, thread_id: ThreadId | None = None, keep: Retention | None = None) -> Pruned:
+    """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
+
+    `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
+    keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
+    """
+    if thread_id is None and keep is None:
+        return await _prune_expired(store)
+    if thread_id is None:
+        raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
+    return await _prune(store, checked_thread(thread_id), checked(keep))
+
+
+async def set_ttl(store: Runner, thread_id: ThreadId, days: float | None, keep: Retention | None = None) -> None:
+    """Remove the thread's checkpoints when they are so many days old; None ends that.
+
+    The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
+    and when `prune()` is called.
+    """
+    text = None if days is None else time_to_live(days, keep)
+    await store.write(deleting.set_ttl, checked_thread(thread_id), text)
+
+
+async def delete_before(store: Runner, thread_id: ThreadId, before_step: int) -> int:
+    """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
+    thread_key, step = checked_thread(thread_id), checked_count("before_step", before_step)
+    taken, _ = await _drop(store, thread_key, await store.read(deleting.below, thread_key, step))
+    return len(taken)
+
+
+async def _prune(store: Runner, thread_key: ThreadKey, retention: Retention) -> Pruned:
     found = await store.read(
-        deleting.doomed, thread_id, last=retention.last, seconds=retention.seconds, tags=retention.tags
+        deleting.doomed, thread_key, last=retention.last, seconds=retention.seconds, tags=retention.tags
     )
-    taken, messages = await drop(store, thread_id, [row for row, _ in found])
-    rest = await store.write(deleting.collect, thread_id)  # what an interrupted one has left
-    messages += rest.messages + await _collect(store, thread_id, rest.left)
+    taken, messages = await _drop(store, thread_key, [row for row, _ in found])
+    rest = await store.write(deleting.collect, thread_key)  # what an interrupted one has left
+    messages += rest.messages + await _collect(store, thread_key, rest.left)
     return Pruned([name for row, name in found if row.key in taken], messages)
 
 
-async def tidy(store: Runner, thread_id: str, ttl: str) -> None:
-    """Prune a thread by its time to live, beside what somebody has asked for: that has happened in any case."""
+async def tidy(store: Runner, thread_id: ThreadId) -> None:
+    """Prune one thread by its time to live, if it has one."""
+    thread_key = checked_thread(thread_id)
+    thread = await store.read(checkpoints.thread_state, thread_key)
+    if thread is not None and thread.ttl is not None:
+        await prune_by_ttl(store, thread_key, thread.ttl)
+
+
+async def prune_by_ttl(store: Runner, thread_key: ThreadKey, ttl: str) -> None:
+    """Prune a thread after something else has succeeded: a failure here is logged, and the next call tries again."""
     try:
-        await prune(store, thread_id, decoded(ttl))
-    except ByssusError as error:  # the next one comes by here too
-        _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_id, type(error).__name__)
+        await _prune(store, thread_key, decoded(ttl))
+    except ByssusError as error:
+        _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_key.id, type(error).__name__)
 
 
-async def prune_mortals(store: Runner) -> Pruned:
+async def _prune_expired(store: Runner) -> Pruned:
     """Prune each thread that has a time to live."""
     removed = Pruned([], 0)
-    for thread_id, ttl in await store.read(deleting.mortals):
-        done = await prune(store, thread_id, decoded(ttl))
+    for thread_id, ttl in await store.read(deleting.with_ttl):
+        done = await _prune(store, ThreadKey("", thread_id), decoded(ttl))
         removed = Pruned(removed.checkpoints + done.checkpoints, removed.messages + done.messages)
     return removed
 
 
-async def drop(store: Runner, thread_id: str, doomed: Sequence[Doomed]) -> tuple[set[int], int]:
+async def _drop(store: Runner, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> tuple[set[int], int]:
     """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
     taken: set[int] = set()
     messages = 0
     for start in range(0, len(doomed), _DROPPED_AT_ONCE):
-        done = await store.write(deleting.drop, thread_id, doomed[start : start + _DROPPED_AT_ONCE])
+        done = await store.write(deleting.drop, thread_key, doomed[start : start + _DROPPED_AT_ONCE])
         taken.update(done.checkpoints)
-        messages += done.messages + await _collect(store, thread_id, done.left)
+        messages += done.messages + await _collect(store, thread_key, done.left)
     return taken, messages
 
 
-async def _collect(store: Runner, thread_id: str, left: list[int]) -> int:
+async def _collect(store: Runner, thread_key: ThreadKey, left: list[int]) -> int:
     messages = 0
     while left:
-        done = await store.write(deleting.collect, thread_id, left)
+        done = await store.write(deleting.collect, thread_key, left)
         messages, left = messages + done.messages, done.left
     return messages
 
 
-async def delete_thread(store: Runner, thread_id: str, wait: float) -> int:
-    """Delete a thread; returns how many checkpoints it had."""
-    count = await patiently(lambda over: store.write(deleting.discard, thread_id, by=Visit(over)), wait)
+async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) -> int:
+    """Delete the thread with all that belongs to it; returns how many checkpoints it had.
+
+    Forks keep the past that they share. Waits for a run as `append` does.
+    """
+    thread_key = checked_thread(thread_id)
+    count = await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(deleting.discard, thread_key, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
     await empty_trash(store)
     return count or 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable
 from typing import NamedTuple
 
@@ -10,27 +9,33 @@ from byssus.messages import AssistantMessage, Message, decode
 from byssus.queries.log import branches, threads
 from byssus.queries.log.branches import Segment
 from byssus.queries.log.threads import ThreadRow
-from byssus.store.database import Store, Tx
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.values.inputs import ThreadId, checked_thread
+from byssus.values.thread_key import ThreadKey
 
 _LOOK = 0.02  # seconds between two looks at whether anything was committed
 _PAGE = 1_000
 
 
-async def watch(store: Store, thread_id: str) -> AsyncGenerator[Message, None]:
-    """What the thread holds, and then what is added to it, for ever."""
-    seen = _Seen()
+async def watch(store: Runner, thread_id: ThreadId) -> AsyncGenerator[Message, None]:
+    """The messages of the thread, and then each message a moment after it was committed, by whichever process.
+
+    It goes on until you break out of the loop. A thread that does not exist yet is waited for.
+    """
+    thread_key, seen = checked_thread(thread_id), _Seen()
     version: Hashable = None
     while True:
-        before, version = version, await asyncio.to_thread(store.version)
+        before, version = version, await store.aside(store.base.version)
         if version != before:
-            async for page in _pages(store, thread_id, seen):
+            async for page in _pages(store, thread_key, seen):
                 for message in seen.news(page):
                     yield message
-        await asyncio.sleep(_LOOK)
+        await store.sleep(_LOOK)
 
 
-async def _pages(store: Store, thread_id: str, seen: _Seen) -> AsyncIterator[list[tuple[int, Message]]]:
-    found = await store.read(_where, thread_id, seen.where)
+async def _pages(store: Runner, thread_key: ThreadKey, seen: _Seen) -> AsyncIterator[list[tuple[int, Message]]]:
+    found = await store.read(_where, thread_key, seen.where)
     if found is None:
         return
     row, where = found
@@ -53,8 +58,8 @@ class _Where(NamedTuple):
     segments: list[Segment]
 
 
-def _where(tx: Tx, thread_id: str, known: _Where | None) -> tuple[ThreadRow, _Where] | None:
-    row = threads.find(tx, thread_id)
+def _where(tx: Tx, thread_key: ThreadKey, known: _Where | None) -> tuple[ThreadRow, _Where] | None:
+    row = threads.find(tx, thread_key)
     if row is None:
         return None
     if known is not None and (known.thread, known.made, known.branch) == (row.key, row.created_at, row.branch):

@@ -5,10 +5,12 @@ Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), message
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+from msgspec import Struct
 
 from byssus.errors import InputError
 from byssus.values import clock
@@ -195,3 +197,12 @@ def _line(metadata: CheckpointMetadata) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+class NewCheckpoint(Struct, frozen=True):
+    """A checkpoint of a thread as it stands, which an agent makes."""
+
+    id: str
+    tags: Sequence[str]
+    summary: str | None  # None: the beginning of what was said last
+    state: Any

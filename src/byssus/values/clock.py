@@ -20,7 +20,7 @@ def now() -> str:
     return f"{text}.{nanos // 1000:06d}Z"
 
 
-def later(moment: str, seconds: float) -> str:
+def after(moment: str, seconds: float) -> str:
     """A time as it is stored, so many seconds after another one."""
     then = datetime.fromisoformat(moment[:-1]) + timedelta(seconds=seconds)
     return f"{then.isoformat(timespec='microseconds')}Z"

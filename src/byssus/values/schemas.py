@@ -13,7 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 
-_PLACE = "#/$defs/"
+_DEFINITIONS = "#/$defs/"
 
 
 def describe(kind: Any) -> dict[str, Any]:
@@ -21,23 +21,23 @@ def describe(kind: Any) -> dict[str, Any]:
     if _is_pydantic(kind):
         return _own_schema(kind)
     # The names that msgspec gives to its parts are only known afterwards, so it is asked twice.
-    _, taken = msgspec.json.schema_components([kind], schema_hook=_pydantic_only, ref_template=_PLACE + "{name}")
+    _, taken = msgspec.json.schema_components([kind], schema_hook=_pydantic_only, ref_template=_DEFINITIONS + "{name}")
     definitions: dict[str, Any] = dict.fromkeys(taken)
     names: dict[type, str] = {}
 
     def schema_hook(custom: type) -> dict[str, Any]:
         if custom not in names:
             names[custom] = _add(custom, definitions)
-        return {"$ref": _PLACE + names[custom]}
+        return {"$ref": _DEFINITIONS + names[custom]}
 
     (schema,), components = msgspec.json.schema_components(
-        [kind], schema_hook=schema_hook, ref_template=_PLACE + "{name}"
+        [kind], schema_hook=schema_hook, ref_template=_DEFINITIONS + "{name}"
     )
     definitions.update(components)
     if schema.keys() == {"$ref"}:  # the type itself: it stands at the root, not among the definitions
         name = schema["$ref"].rsplit("/", 1)[1]
         schema = definitions[name]
-        if not _refers(definitions, _PLACE + name):  # a tree needs itself there too
+        if not _refers(definitions, _DEFINITIONS + name):  # a tree needs itself there too
             del definitions[name]
     return {**schema, "$defs": definitions} if definitions else schema
 
@@ -96,7 +96,7 @@ def _add(model: Any, definitions: dict[str, Any]) -> str:
     schema = _own_schema(model)
     parts: dict[str, Any] = schema.pop("$defs", {})
     if schema.keys() == {"$ref"}:  # one that refers to itself is already among its parts
-        root = str(schema["$ref"]).removeprefix(_PLACE)
+        root = str(schema["$ref"]).removeprefix(_DEFINITIONS)
     else:
         root = re.sub(r"[^\w.-]", "_", model.__name__)
         parts[root] = schema
@@ -118,8 +118,8 @@ def _pointing(part: Any, renamed: dict[str, str]) -> Any:
         return part
     changed = {key: _pointing(item, renamed) for key, item in part.items()}
     reference = part.get("$ref")
-    if isinstance(reference, str) and (name := reference.removeprefix(_PLACE)) in renamed:
-        changed["$ref"] = _PLACE + renamed[name]
+    if isinstance(reference, str) and (name := reference.removeprefix(_DEFINITIONS)) in renamed:
+        changed["$ref"] = _DEFINITIONS + renamed[name]
     return changed
 
 

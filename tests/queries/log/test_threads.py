@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from byssus.errors import ThreadMoved
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Position, Stored, ThreadInfo, ThreadRow
+from byssus.queries.log.threads import MessageRow, Position, ThreadInfo, ThreadRow
 from byssus.store.database import Store, Tx
+from byssus.values.thread_key import ThreadKey
 
 
-def rows(*bodies: str) -> list[Stored]:
-    return [Stored(f"id of {body}", "user", body) for body in bodies]
+def rows(*bodies: str) -> list[MessageRow]:
+    return [MessageRow(f"id of {body}", "user", body) for body in bodies]
 
 
 def found(store: Store, thread_id: str) -> ThreadRow:
-    row = store.read_now(threads.find, thread_id)
+    row = store.read_now(threads.find, ThreadKey("", thread_id))
     assert row is not None
     return row
 
@@ -60,12 +61,14 @@ def everything(store: Store) -> list[list[tuple[object, ...]]]:
 
 
 def test_an_append_says_where_the_thread_stands(store: Store) -> None:
-    first = store.write_now(threads.append, "t", rows("a", "b"))
+    first = store.write_now(threads.append, ThreadKey("", "t"), rows("a", "b"))
     branch = found(store, "t").branch
     assert first == Position(head=2, version=1, branch=branch)
-    assert store.write_now(threads.append, "t", rows("c")) == Position(head=3, version=2, branch=branch)
-    assert store.write_now(threads.append, "t", [], reserve=2) == Position(head=5, version=3, branch=branch)
-    other = store.write_now(threads.append, "u", rows("a"))
+    assert store.write_now(threads.append, ThreadKey("", "t"), rows("c")) == Position(head=3, version=2, branch=branch)
+    assert store.write_now(threads.append, ThreadKey("", "t"), [], reserve=2) == Position(
+        head=5, version=3, branch=branch
+    )
+    other = store.write_now(threads.append, ThreadKey("", "u"), rows("a"))
     assert place(other) == (1, 1)
     assert other.branch == found(store, "u").branch != branch
     assert kept(found(store, "t")) == (5, 3, "{}")
@@ -73,39 +76,39 @@ def test_an_append_says_where_the_thread_stands(store: Store) -> None:
 
 
 def test_every_write_moves_the_version_by_one(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("a"), reserve=2)
-    assert store.write_now(threads.fill, "t", [(2, rows("b")[0])]).version == 2
-    assert store.write_now(threads.save_extra, "t", '{"x":1}').version == 3
-    assert store.write_now(threads.fill, "t", [(3, rows("c")[0])]).version == 4
-    assert store.write_now(threads.append, "t", rows("d")).version == 5
+    store.write_now(threads.append, ThreadKey("", "t"), rows("a"), reserve=2)
+    assert store.write_now(threads.fill, ThreadKey("", "t"), [(2, rows("b")[0])]).version == 2
+    assert store.write_now(threads.save_extra, ThreadKey("", "t"), '{"x":1}').version == 3
+    assert store.write_now(threads.fill, ThreadKey("", "t"), [(3, rows("c")[0])]).version == 4
+    assert store.write_now(threads.append, ThreadKey("", "t"), rows("d")).version == 5
     assert found(store, "t").version == 5
 
 
 def test_an_expected_version_lets_the_write_through(store: Store) -> None:
-    position = store.write_now(threads.append, "t", rows("a"), expect=0)
-    position = store.write_now(threads.append, "t", rows("b"), expect=position.version)
-    position = store.write_now(threads.save_extra, "t", '{"x":1}', expect=position.version)
-    assert place(store.write_now(threads.append, "t", rows("c"), expect=position.version)) == (3, 4)
-    assert place(store.write_now(threads.append, "t", rows("d"), expect=threads.ANY)) == (4, 5)
+    position = store.write_now(threads.append, ThreadKey("", "t"), rows("a"), expect=0)
+    position = store.write_now(threads.append, ThreadKey("", "t"), rows("b"), expect=position.version)
+    position = store.write_now(threads.save_extra, ThreadKey("", "t"), '{"x":1}', expect=position.version)
+    assert place(store.write_now(threads.append, ThreadKey("", "t"), rows("c"), expect=position.version)) == (3, 4)
+    assert place(store.write_now(threads.append, ThreadKey("", "t"), rows("d"), expect=threads.ANY)) == (4, 5)
 
 
 @pytest.mark.parametrize("expect", [0, 1, 3, 100])
 def test_another_version_than_expected_is_thread_moved_and_nothing_is_written(store: Store, expect: int) -> None:
-    store.write_now(threads.append, "t", rows("a"))
-    store.write_now(threads.append, "t", rows("b"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("a"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("b"))
     before = everything(store)
     with pytest.raises(ThreadMoved, match="'t'"):
-        store.write_now(threads.append, "t", rows("c"), expect=expect, reserve=3)
+        store.write_now(threads.append, ThreadKey("", "t"), rows("c"), expect=expect, reserve=3)
     with pytest.raises(ThreadMoved, match="'t'"):
-        store.write_now(threads.save_extra, "t", '{"x":1}', expect=expect)
+        store.write_now(threads.save_extra, ThreadKey("", "t"), '{"x":1}', expect=expect)
     assert everything(store) == before
 
 
 def test_a_thread_that_should_exist_and_does_not_is_not_made(store: Store) -> None:
     with pytest.raises(ThreadMoved, match="'gone'"):
-        store.write_now(threads.append, "gone", rows("c"), expect=4)
+        store.write_now(threads.append, ThreadKey("", "gone"), rows("c"), expect=4)
     with pytest.raises(ThreadMoved, match="'gone'"):
-        store.write_now(threads.save_extra, "gone", "{}", expect=4)
+        store.write_now(threads.save_extra, ThreadKey("", "gone"), "{}", expect=4)
     assert not any(everything(store))
 
 
@@ -113,69 +116,69 @@ def test_a_thread_that_should_exist_and_does_not_is_not_made(store: Store) -> No
 
 
 def test_results_that_are_filled_in_any_order_read_in_the_order_of_their_places(store: Store) -> None:
-    position = store.write_now(threads.append, "t", rows("reply"), reserve=3)
+    position = store.write_now(threads.append, ThreadKey("", "t"), rows("reply"), reserve=3)
     assert place(position) == (4, 1)
     for seq in (4, 2, 3):
-        assert store.write_now(threads.fill, "t", [(seq, rows(f"result {seq}")[0])]).head == 4
-    store.write_now(threads.append, "t", rows("next"))
+        assert store.write_now(threads.fill, ThreadKey("", "t"), [(seq, rows(f"result {seq}")[0])]).head == 4
+    store.write_now(threads.append, ThreadKey("", "t"), rows("next"))
     assert [body for _, body in read(store, "t")] == ["reply", "result 2", "result 3", "result 4", "next"]
 
 
 def test_a_place_that_stays_empty_is_skipped(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("reply"), reserve=2)
-    store.write_now(threads.append, "t", rows("next"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("reply"), reserve=2)
+    store.write_now(threads.append, ThreadKey("", "t"), rows("next"))
     assert read(store, "t") == [(1, "reply"), (4, "next")]
-    store.write_now(threads.fill, "t", [(3, rows("late")[0])])
+    store.write_now(threads.fill, ThreadKey("", "t"), [(3, rows("late")[0])])
     assert read(store, "t") == [(1, "reply"), (3, "late"), (4, "next")]
 
 
 def test_several_places_are_filled_at_once(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("reply"), reserve=3)
+    store.write_now(threads.append, ThreadKey("", "t"), rows("reply"), reserve=3)
     a, b = rows("a", "b")
-    assert place(store.write_now(threads.fill, "t", [(4, a), (2, b)])) == (4, 2)
+    assert place(store.write_now(threads.fill, ThreadKey("", "t"), [(4, a), (2, b)])) == (4, 2)
     assert read(store, "t") == [(1, "reply"), (2, "b"), (4, "a")]
 
 
 def test_a_place_behind_the_end_moves_the_head_so_that_nothing_is_written_over_it(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("reply"))
-    assert place(store.write_now(threads.fill, "t", [(3, rows("result")[0])])) == (3, 2)
-    assert place(store.write_now(threads.append, "t", rows("next"))) == (4, 3)
+    store.write_now(threads.append, ThreadKey("", "t"), rows("reply"))
+    assert place(store.write_now(threads.fill, ThreadKey("", "t"), [(3, rows("result")[0])])) == (3, 2)
+    assert place(store.write_now(threads.append, ThreadKey("", "t"), rows("next"))) == (4, 3)
     assert read(store, "t") == [(1, "reply"), (3, "result"), (4, "next")]
 
 
 def test_a_taken_place_is_thread_moved_and_nothing_is_written(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("reply"), reserve=2)
-    store.write_now(threads.fill, "t", [(2, rows("first")[0])])
+    store.write_now(threads.append, ThreadKey("", "t"), rows("reply"), reserve=2)
+    store.write_now(threads.fill, ThreadKey("", "t"), [(2, rows("first")[0])])
     before = everything(store)
     for places in ([(2, rows("second")[0])], [(3, rows("fine")[0]), (2, rows("second")[0])], [(1, rows("no")[0])]):
         with pytest.raises(ThreadMoved, match="'t'"):
-            store.write_now(threads.fill, "t", places)
+            store.write_now(threads.fill, ThreadKey("", "t"), places)
     twice = [(3, rows("x")[0]), (3, rows("y")[0])]
     with pytest.raises(ThreadMoved, match="'t'"):
-        store.write_now(threads.fill, "t", twice)
+        store.write_now(threads.fill, ThreadKey("", "t"), twice)
     assert everything(store) == before
 
 
 def test_filling_into_a_thread_that_is_gone_is_thread_moved(store: Store) -> None:
     with pytest.raises(ThreadMoved, match="'gone'"):
-        store.write_now(threads.fill, "gone", [(1, rows("x")[0])])
+        store.write_now(threads.fill, ThreadKey("", "gone"), [(1, rows("x")[0])])
     assert not any(everything(store))
 
 
 def test_a_namespace_keeps_threads_of_one_id_apart(store: Store) -> None:
-    store.write_now(threads.append, "main", rows("plain"))
-    store.write_now(threads.append, "main", rows("anna's"), namespace="anna")
-    store.write_now(threads.append, "main", rows("more"), namespace="anna", expect=1, reserve=1)
-    store.write_now(threads.fill, "main", [(3, rows("filled")[0])], namespace="anna")
-    store.write_now(threads.save_extra, "main", '{"a":1}', namespace="anna")
+    store.write_now(threads.append, ThreadKey("", "main"), rows("plain"))
+    store.write_now(threads.append, ThreadKey("anna", "main"), rows("anna's"))
+    store.write_now(threads.append, ThreadKey("anna", "main"), rows("more"), expect=1, reserve=1)
+    store.write_now(threads.fill, ThreadKey("anna", "main"), [(3, rows("filled")[0])])
+    store.write_now(threads.save_extra, ThreadKey("anna", "main"), '{"a":1}')
     assert kept(found(store, "main")) == (1, 1, "{}")
-    anna = store.read_now(threads.find, "main", namespace="anna")
+    anna = store.read_now(threads.find, ThreadKey("anna", "main"))
     assert anna is not None
     assert kept(anna) == (3, 4, '{"a":1}')
     bodies = store.read_now(threads.page, anna.branch, after=0, upto=anna.head, limit=9)
     assert bodies == [(1, "anna's"), (2, "more"), (3, "filled")]
     assert len(store.read_now(threads.recent, limit=9)) == 1
-    assert store.read_now(threads.info, "main", namespace="bert") is None
+    assert store.read_now(threads.info, ThreadKey("bert", "main")) is None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -184,12 +187,12 @@ def test_a_namespace_keeps_threads_of_one_id_apart(store: Store) -> None:
 @pytest.mark.parametrize("page", [1, 2, 3, 6, 7, 8, 100])
 def test_pages_of_any_size_give_the_whole_thread_once(store: Store, page: int) -> None:
     for body in "abcdefg":
-        store.write_now(threads.append, "t", rows(body), reserve=1)
+        store.write_now(threads.append, ThreadKey("", "t"), rows(body), reserve=1)
     assert "".join(body for _, body in read(store, "t", page=page)) == "abcdefg"
 
 
 def test_a_page_has_no_message_outside_its_bounds(store: Store) -> None:
-    store.write_now(threads.append, "t", rows(*"abcdef"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows(*"abcdef"))
     branch = found(store, "t").branch
 
     def bounds(after: int, upto: int, limit: int = 100) -> str:
@@ -232,27 +235,27 @@ def fork(tx: Tx, thread_id: str, segments: Sequence[tuple[int | None, int, int]]
 
 @pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 100])
 def test_a_branch_is_read_through_all_its_pieces_in_order(store: Store, page: int) -> None:
-    store.write_now(threads.append, "trunk", rows(*"abcdef"))
+    store.write_now(threads.append, ThreadKey("", "trunk"), rows(*"abcdef"))
     trunk = found(store, "trunk").branch
     # A fork of the trunk after c, and a fork of that fork after its second message: flat, three pieces.
     first = store.write_now(fork, "first", [(trunk, 0, 3), (None, 3, 2**62)], head=3)
-    store.write_now(threads.append, "first", rows(*"XYZ"))
+    store.write_now(threads.append, ThreadKey("", "first"), rows(*"XYZ"))
     store.write_now(fork, "second", [(trunk, 0, 3), (first, 3, 5), (None, 5, 2**62)], head=5)
-    store.write_now(threads.append, "second", rows("1"), reserve=2)
-    store.write_now(threads.fill, "second", [(8, rows("3")[0])])
-    store.write_now(threads.append, "trunk", rows("g"))
+    store.write_now(threads.append, ThreadKey("", "second"), rows("1"), reserve=2)
+    store.write_now(threads.fill, ThreadKey("", "second"), [(8, rows("3")[0])])
+    store.write_now(threads.append, ThreadKey("", "trunk"), rows("g"))
     assert read(store, "trunk", page=page) == list(enumerate("abcdefg", 1))
     assert read(store, "first", page=page) == list(enumerate("abcXYZ", 1))
     assert read(store, "second", page=page) == [*enumerate("abcXY1", 1), (8, "3")]
-    store.write_now(threads.fill, "second", [(7, rows("2")[0])])
+    store.write_now(threads.fill, ThreadKey("", "second"), [(7, rows("2")[0])])
     assert read(store, "second", page=page) == list(enumerate("abcXY123", 1))
 
 
 def test_a_fork_has_places_of_its_own_where_the_trunk_has_taken_them(store: Store) -> None:
-    store.write_now(threads.append, "trunk", rows(*"abcd"))
+    store.write_now(threads.append, ThreadKey("", "trunk"), rows(*"abcd"))
     store.write_now(fork, "fork", [(found(store, "trunk").branch, 0, 2), (None, 2, 2**62)], head=2)
-    store.write_now(threads.append, "fork", rows("reply"), reserve=1)
-    store.write_now(threads.fill, "fork", [(4, rows("result")[0])])
+    store.write_now(threads.append, ThreadKey("", "fork"), rows("reply"), reserve=1)
+    store.write_now(threads.fill, ThreadKey("", "fork"), [(4, rows("result")[0])])
     assert [body for _, body in read(store, "fork")] == ["a", "b", "reply", "result"]
     assert [body for _, body in read(store, "trunk")] == ["a", "b", "c", "d"]
 
@@ -260,7 +263,7 @@ def test_a_fork_has_places_of_its_own_where_the_trunk_has_taken_them(store: Stor
 def test_fifty_pieces_are_read_like_one(store: Store) -> None:
     pieces: list[tuple[int | None, int, int]] = []
     for i in range(50):
-        store.write_now(threads.append, f"source {i}", rows(*(f"{i}.{seq}" for seq in range(1, 101))))
+        store.write_now(threads.append, ThreadKey("", f"source {i}"), rows(*(f"{i}.{seq}" for seq in range(1, 101))))
         pieces.append((found(store, f"source {i}").branch, 2 * i, 2 * i + 2))
     store.write_now(fork, "patchwork", pieces, head=100)
     expected = [(seq, f"{(seq - 1) // 2}.{seq}") for seq in range(1, 101)]
@@ -272,9 +275,9 @@ def test_fifty_pieces_are_read_like_one(store: Store) -> None:
 
 
 def test_the_list_counts_messages_and_not_places(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("a", "b"), reserve=5)
-    store.write_now(threads.fill, "t", [(3, rows("c")[0])])
-    info = store.read_now(threads.info, "t")
+    store.write_now(threads.append, ThreadKey("", "t"), rows("a", "b"), reserve=5)
+    store.write_now(threads.fill, ThreadKey("", "t"), [(3, rows("c")[0])])
+    info = store.read_now(threads.info, ThreadKey("", "t"))
     assert info is not None
     assert info.message_count == 3
     assert store.read_now(threads.recent, limit=5) == [info]
@@ -285,7 +288,7 @@ def test_threads_of_the_same_moment_are_paged_without_gaps_or_repeats(store: Sto
 
     def at_once(tx: Tx) -> None:
         for thread_id in ids:
-            threads.append(tx, thread_id, rows("x"))
+            threads.append(tx, ThreadKey("", thread_id), rows("x"))
         tx.run("UPDATE threads SET updated_at = '2026-01-01T00:00:00.000000Z'")
 
     store.write_now(at_once)
@@ -296,8 +299,8 @@ def test_threads_of_the_same_moment_are_paged_without_gaps_or_repeats(store: Sto
 
 
 def test_times_are_utc_text_with_microseconds(store: Store) -> None:
-    store.write_now(threads.append, "t", rows("x"))
-    info = store.read_now(threads.info, "t")
+    store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
+    info = store.read_now(threads.info, ThreadKey("", "t"))
     assert info is not None
     for time in (info.created_at, info.updated_at):
         assert len(time) == len("2026-01-01T00:00:00.000000Z")
@@ -363,15 +366,15 @@ def test_any_sequence_of_writes_gives_what_a_plain_dict_gives(
     model = Model()
     for step in steps:
         _apply(store, thread_id, model, step)
-    row = store.read_now(threads.find, thread_id)
+    row = store.read_now(threads.find, ThreadKey("", thread_id))
     if model.version == 0:
         assert row is None
-        store.write_now(threads.append, thread_id, [])  # so that the next example has an id of its own
+        store.write_now(threads.append, ThreadKey("", thread_id), [])  # so that the next example has an id of its own
         return
     assert row is not None
     assert kept(row) == (model.head, model.version, model.extra)
     assert read(store, thread_id, page=page) == sorted(model.places.items())
-    info = store.read_now(threads.info, thread_id)
+    info = store.read_now(threads.info, ThreadKey("", thread_id))
     assert info is not None
     assert info.message_count == len(model.places)
 
@@ -382,24 +385,28 @@ def _apply(store: Store, thread_id: str, model: Model, step: tuple[object, ...])
             expect = model.version_off_by(off)
             if off:
                 with pytest.raises(ThreadMoved):
-                    store.write_now(threads.append, thread_id, rows(*bodies), expect=expect, reserve=reserve)
+                    store.write_now(
+                        threads.append, ThreadKey("", thread_id), rows(*bodies), expect=expect, reserve=reserve
+                    )
             else:
-                got = store.write_now(threads.append, thread_id, rows(*bodies), expect=expect, reserve=reserve)
+                got = store.write_now(
+                    threads.append, ThreadKey("", thread_id), rows(*bodies), expect=expect, reserve=reserve
+                )
                 assert place(got) == model.append(bodies, reserve)
         case ("fill", int(seq), str(body)):
             if seq in model.places or model.version == 0:
                 with pytest.raises(ThreadMoved):
-                    store.write_now(threads.fill, thread_id, [(seq, rows(body)[0])])
+                    store.write_now(threads.fill, ThreadKey("", thread_id), [(seq, rows(body)[0])])
             else:
-                got = store.write_now(threads.fill, thread_id, [(seq, rows(body)[0])])
+                got = store.write_now(threads.fill, ThreadKey("", thread_id), [(seq, rows(body)[0])])
                 assert place(got) == model.fill(seq, body)
         case ("extra", str(extra), None | int() as off):
             expect = model.version_off_by(off)
             if off:
                 with pytest.raises(ThreadMoved):
-                    store.write_now(threads.save_extra, thread_id, extra, expect=expect)
+                    store.write_now(threads.save_extra, ThreadKey("", thread_id), extra, expect=expect)
             else:
-                store.write_now(threads.save_extra, thread_id, extra, expect=expect)
+                store.write_now(threads.save_extra, ThreadKey("", thread_id), extra, expect=expect)
                 model.version += 1
                 model.extra = extra
         case _:

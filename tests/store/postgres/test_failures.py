@@ -16,6 +16,7 @@ from byssus.queries.log import threads
 from byssus.store.database import Tx
 from byssus.store.postgres import store as postgres
 from byssus.store.postgres.store import PostgresStore
+from byssus.values.thread_key import ThreadKey
 from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, wait_until
 from tests.support.stores import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
@@ -40,7 +41,7 @@ def fragile(server: Server) -> Schema:
 def test_a_deadlock_is_tried_again_and_nobody_hears_of_it(where: Schema, admin: Admin) -> None:
     with opened(where, dsn=named(where.dsn, "locked", deadlock_timeout="50ms")) as store:
         for name in ("a", "b", "c"):
-            store.write_now(threads.append, name, rows("first"))
+            store.write_now(threads.append, ThreadKey("", name), rows("first"))
         lock = f'SELECT 1 FROM "{where.name}".threads WHERE id = %s FOR UPDATE'
         with psycopg.connect(named(where.dsn, "stranger", deadlock_timeout="1h")) as stranger:
             stranger.execute(lock.encode(), ["b"])
@@ -60,7 +61,9 @@ def test_two_stores_that_write_many_threads_at_once_lock_nobody_out(where: Schem
 
     async def writing(store: PostgresStore, name: str, order: list[str]) -> None:
         for i in range(5):
-            await asyncio.gather(*(store.write(threads.append, each, rows(f"{name} {i}")) for each in order))
+            await asyncio.gather(
+                *(store.write(threads.append, ThreadKey("", each), rows(f"{name} {i}")) for each in order)
+            )
 
     with opened(where) as one, opened(where) as two, ThreadPoolExecutor(2) as pool:
         for future in [
@@ -147,7 +150,7 @@ def test_connections_that_are_cut_while_idle_are_made_anew(where: Schema, admin:
     with opened(where, dsn=named(where.dsn, "idle")) as store:
         for i in range(3):
             for name in ("a", "b", "c", "d"):
-                store.write_now(threads.append, name, rows(str(i)))
+                store.write_now(threads.append, ThreadKey("", name), rows(str(i)))
             assert stored(store, "a") == [str(n) for n in range(i + 1)]
             store.write_first(appending("urgent"))
             admin.end(*admin.sessions("idle"))
@@ -160,7 +163,7 @@ def test_a_restart_in_the_middle_of_everything_loses_and_doubles_nothing(server:
     def hammer(store: PostgresStore, name: str) -> int:
         count = 0
         while not stop.is_set():
-            store.write_now(threads.append, name, rows(str(count)))
+            store.write_now(threads.append, ThreadKey("", name), rows(str(count)))
             count += 1
             assert len(stored(store, name)) == count
         return count
@@ -186,7 +189,7 @@ def test_a_lock_that_a_stranger_holds_for_too_long_is_store_busy_for_whoever_nee
 ) -> None:
     monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "200ms")
     with opened(where) as store, psycopg.connect(where.dsn) as stranger:
-        store.write_now(threads.append, "locked", rows("first"))
+        store.write_now(threads.append, ThreadKey("", "locked"), rows("first"))
         stranger.execute(f"SELECT 1 FROM \"{where.name}\".threads WHERE id = 'locked' FOR UPDATE".encode())
         before, hears, after = together(store, appending("a"), appending("x", "locked"), appending("b"))
         assert isinstance(hears, StoreBusy)
@@ -204,7 +207,7 @@ def test_a_server_that_stays_away_is_store_unreachable_and_is_found_again_when_i
         server.stop()
         outcomes = [store.submit(appending(str(i))).exception(PATIENCE) for i in range(2)]
         with pytest.raises(StoreUnreachable, match="cannot connect to"):
-            store.read_now(threads.find, "t")
+            store.read_now(threads.find, ThreadKey("", "t"))
         server.start()
         for outcome in outcomes:
             assert isinstance(outcome, StoreUnreachable)
@@ -238,7 +241,7 @@ def test_all_that_waits_for_a_server_that_stays_away_shares_one_patience(
 
 def failing_read(store: PostgresStore) -> None:
     with pytest.raises(StoreUnreachable):
-        store.read_now(threads.find, "t")
+        store.read_now(threads.find, ThreadKey("", "t"))
 
 
 def test_a_commit_in_doubt_says_so_when_the_server_stays_away(where: Schema, monkeypatch: pytest.MonkeyPatch) -> None:

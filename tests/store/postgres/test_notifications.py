@@ -16,6 +16,7 @@ from byssus.queries.log.leases import Claim, Held
 from byssus.store import keeper
 from byssus.store.postgres import notifications as postgres_news
 from byssus.store.postgres.store import PostgresStore
+from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, server_for_tests, wait_until
@@ -100,7 +101,7 @@ def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> No
     """
     with opened(where) as store, processes.started(script, *where) as other:
         claim = Claim("me", "run", 30.0)
-        position = store.write_now(threads.append, "t", rows("x"), by=claim)
+        position = store.write_now(threads.append, ThreadKey("", "t"), rows("x"), by=claim)
         held = Held("t", "", position.epoch, 30.0)
         told: list[str] = []
         keeper.of(store).keep(held, told.append)

@@ -16,6 +16,7 @@ from byssus.queries.log import threads
 from byssus.store.database import Job, Tx
 from byssus.store.postgres import store as postgres
 from byssus.store.postgres.store import PostgresStore
+from byssus.values.thread_key import ThreadKey
 from tests.support import pooler as pooler_module
 from tests.support.pooler import Pooler, pooling
 from tests.support.postgres import Schema, Server, running, wait_until
@@ -90,7 +91,7 @@ def test_a_group_in_which_one_fails_happens_once_though_its_commit_is_not_answer
 def test_many_commits_whose_answers_are_lost_happen_once_each(store: PostgresStore, pooler: Pooler) -> None:
     for i in range(12):
         happened = pooler.drop_next_commit_answer() if i % 2 else pooler.cut_before_commit()
-        futures = [store.submit(threads.append, "t", rows(f"{i} {n}")) for n in range(3)]
+        futures = [store.submit(threads.append, ThreadKey("", "t"), rows(f"{i} {n}")) for n in range(3)]
         for future in futures:
             future.result(PATIENCE)
         assert happened.is_set()
@@ -108,8 +109,8 @@ def test_a_read_whose_answer_is_lost_is_answered(store: PostgresStore, pooler: P
 def test_everything_that_is_cut_at_once_goes_on(store: PostgresStore, pooler: Pooler) -> None:
     async def main() -> None:
         for i in range(6):
-            writes = [store.write(threads.append, f"thread {n}", rows(str(i))) for n in range(12)]
-            reads = [store.read(threads.find, f"thread {n}") for n in range(12)]
+            writes = [store.write(threads.append, ThreadKey("", f"thread {n}"), rows(str(i))) for n in range(12)]
+            reads = [store.read(threads.find, ThreadKey("", f"thread {n}")) for n in range(12)]
             await asyncio.to_thread(pooler.cut_all)
             await asyncio.gather(*writes, *reads)
 
@@ -266,9 +267,9 @@ def test_a_pooler_that_passes_the_real_pid_on_is_survived(where: Schema, others:
             for i in range(12):
                 for n, store in enumerate(made):
                     for name in [f"{n} a", f"{n} b"] if n % 2 else [f"{n} b"]:
-                        assert store.write_now(threads.append, name, rows(str(i))).head == i + 1
-                    assert store.read_now(threads.info, f"{n} b") is not None
-                    store.write_now(threads.save_extra, f"{n} c", f'{{"n": {i}}}')
+                        assert store.write_now(threads.append, ThreadKey("", name), rows(str(i))).head == i + 1
+                    assert store.read_now(threads.info, ThreadKey("", f"{n} b")) is not None
+                    store.write_now(threads.save_extra, ThreadKey("", f"{n} c"), f'{{"n": {i}}}')
                     assert len(stored(store, f"{n} b")) == i + 1
             assert all(store.has_pooler for store in made)
         finally:
@@ -287,8 +288,8 @@ def warm(pooler: Pooler) -> None:
 def test_a_hundred_clients_of_a_pooler_lose_nothing(where: Schema, pooler: Pooler) -> None:
     async def client(store: PostgresStore, n: int) -> None:
         for i in range(3):
-            await store.write(threads.append, f"thread {n % 10}", rows(f"{n} {i}"))
-            assert await store.read(threads.find, f"thread {n % 10}") is not None
+            await store.write(threads.append, ThreadKey("", f"thread {n % 10}"), rows(f"{n} {i}"))
+            assert await store.read(threads.find, ThreadKey("", f"thread {n % 10}")) is not None
 
     async def main(stores: list[PostgresStore]) -> None:
         await asyncio.gather(*(client(store, n) for n, store in enumerate(stores)))

@@ -12,6 +12,7 @@ import pytest
 
 from byssus.queries.log import threads
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 from tests.support.postgres import Schema, running, server_for_tests, wait_until
 from tests.support.stores import PATIENCE, Admin, named, opened, rows, stored
@@ -96,7 +97,7 @@ def test_an_append_does_not_mind_what_another_process_commits_between_its_statem
 
         def act() -> None:
             if not acted:
-                acted.append(two.submit(threads.append, "t", rows('"theirs"')))
+                acted.append(two.submit(threads.append, ThreadKey("", "t"), rows('"theirs"')))
                 waits = "wait_event_type = 'Lock'"
                 wait_until(lambda: acted[0].done() or bool(admin.sessions("other", waits)), "neither done nor waiting")
 
@@ -150,11 +151,11 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     """
     )
     with opened(where) as store, processes.started(script, *where) as victim:
-        store.write_now(threads.append, "t", rows('"first"'))
+        store.write_now(threads.append, ThreadKey("", "t"), rows('"first"'))
         assert victim.hear() == "inside"
         os.kill(victim._process.pid, signal.SIGSTOP)
         try:
-            future = store.submit(threads.append, "t", rows('"meanwhile"'))
+            future = store.submit(threads.append, ThreadKey("", "t"), rows('"meanwhile"'))
             assert future.exception(10) is None
         finally:
             os.kill(victim._process.pid, signal.SIGCONT)

@@ -18,6 +18,7 @@ from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, Sto
 from byssus.queries.log import threads
 from byssus.store.postgres import server as postgres_server
 from byssus.store.postgres.server import Server as Place
+from byssus.values.thread_key import ThreadKey
 from tests.support import postgres, processes
 from tests.support.postgres import Schema, Server, running, server_for_tests
 from tests.support.stores import Admin, appending, named, opened, stored
@@ -167,7 +168,7 @@ def test_settings_of_the_database_change_nothing(where: Schema) -> None:
     with opened(where, dsn=named(where.dsn, "odd", **odd)) as store:
         store.write_now(appending("\\x 'quoted'"))
         assert stored(store) == ["\\x 'quoted'"]
-        info = store.read_now(threads.info, "t")
+        info = store.read_now(threads.info, ThreadKey("", "t"))
         assert info is not None
         assert info.updated_at[10] == "T"
         assert info.updated_at.endswith("Z")

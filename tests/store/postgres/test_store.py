@@ -16,6 +16,7 @@ from byssus.queries.log.threads import Position
 from byssus.store.database import Tx
 from byssus.store.postgres import store as postgres
 from byssus.store.postgres.store import PostgresStore
+from byssus.values.thread_key import ThreadKey
 from tests.support.postgres import Schema, wait_until
 from tests.support.stores import (
     PATIENCE,
@@ -69,7 +70,7 @@ def insert_many_twice(tx: Tx) -> None:
 
 
 def wrong_version(tx: Tx) -> Position:
-    return threads.append(tx, "t", rows("wrong"), expect=17)
+    return threads.append(tx, ThreadKey("", "t"), rows("wrong"), expect=17)
 
 
 def no_sql(tx: Tx) -> None:
@@ -85,8 +86,8 @@ def too_big(tx: Tx) -> None:
 
 
 def not_text(tx: Tx) -> None:
-    threads.append(tx, "t", rows("before"))
-    threads.append(tx, "t", rows("a\0b"))
+    threads.append(tx, ThreadKey("", "t"), rows("before"))
+    threads.append(tx, ThreadKey("", "t"), rows("a\0b"))
 
 
 CULPRITS: list[tuple[Query, type[BaseException]]] = [
@@ -180,7 +181,7 @@ def test_whatever_a_query_raises_the_writer_and_the_readers_live_on(
 def test_others_see_a_write_when_its_outcome_arrives(store: PostgresStore, where: Schema, admin: Admin) -> None:
     seen: list[int] = []
     for i in range(20):
-        future = store.submit(threads.append, f"thread {i % 3}", rows(str(i)))
+        future = store.submit(threads.append, ThreadKey("", f"thread {i % 3}"), rows(str(i)))
         future.add_done_callback(lambda _: seen.append(admin.one(f'SELECT count(*) FROM "{where.name}".messages')))
         future.result(PATIENCE)
     store.write_now(appending("now"))  # the callbacks of an earlier one have run when its writer goes on
@@ -192,11 +193,13 @@ def test_writes_of_one_thread_happen_in_the_order_of_their_submission_however_su
         pending: list[Any] = []
         for i in range(30):
             if i % 3 == 0:
-                pending.append(asyncio.wrap_future(store.submit(threads.append, "t", rows(f"{name} {i}"))))
+                pending.append(
+                    asyncio.wrap_future(store.submit(threads.append, ThreadKey("", "t"), rows(f"{name} {i}")))
+                )
             elif i % 7 == 1:
-                store.write_now(threads.append, "t", rows(f"{name} {i}"))
+                store.write_now(threads.append, ThreadKey("", "t"), rows(f"{name} {i}"))
             else:
-                pending.append(store.write(threads.append, "t", rows(f"{name} {i}")))
+                pending.append(store.write(threads.append, ThreadKey("", "t"), rows(f"{name} {i}")))
         await asyncio.gather(*pending)
 
     with ThreadPoolExecutor(6) as pool:
@@ -231,7 +234,7 @@ def test_a_read_cannot_write_and_is_told_so_at_once(store: PostgresStore) -> Non
     def query(tx: Tx) -> None:
         runs.append("run")
         assert len(runs) == 1, "it was tried again, as if it could go better"
-        threads.append(tx, "t", rows("x"))
+        threads.append(tx, ThreadKey("", "t"), rows("x"))
 
     with pytest.raises(StoreError, match="read-only"):
         store.read_now(query)
@@ -245,7 +248,7 @@ def test_a_read_cannot_write_and_is_told_so_at_once(store: PostgresStore) -> Non
 @pytest.mark.parametrize("inner", ["write_now", "read_now", "submit", "write_first"])
 def test_calling_the_store_from_inside_a_query_raises(store: PostgresStore, outer: str, inner: str) -> None:
     def query(tx: Tx) -> None:
-        getattr(store, inner)(threads.find, "t")
+        getattr(store, inner)(threads.find, ThreadKey("", "t"))
 
     with pytest.raises(ByssusError, match="use the transaction"):
         getattr(store, outer)(query)
@@ -272,13 +275,13 @@ def test_close_finishes_what_was_submitted_and_then_refuses(store: PostgresStore
         gate = Gate()
         held = store.write(gate.query)
         writes = [store.write(appending(str(i))) for i in range(150)]
-        reads = [store.read(threads.find, "nobody") for _ in range(20)]
+        reads = [store.read(threads.find, ThreadKey("", "nobody")) for _ in range(20)]
         closing = asyncio.ensure_future(asyncio.to_thread(store.close))
         gate.opened.set()
         await closing
         for refused in (store.write, store.read, store.write_now, store.read_now, store.submit, store.write_first):
             with pytest.raises(StoreNotOpen, match="closed"):
-                refused(threads.find, "t")
+                refused(threads.find, ThreadKey("", "t"))
         with pytest.raises(StoreNotOpen, match="closed"):
             store.version()
         return list(await asyncio.gather(held, *writes, *reads))
@@ -293,8 +296,8 @@ def test_connections_are_few_and_gone_after_close_and_so_is_every_thread(where: 
     with opened(where, dsn=named(where.dsn, "few"), pool_size=4) as store:
 
         async def crowd() -> None:
-            writes = [store.write(threads.append, f"thread {i}", rows("x")) for i in range(100)]
-            reads = [store.read(threads.find, f"thread {i}") for i in range(100)]
+            writes = [store.write(threads.append, ThreadKey("", f"thread {i}"), rows("x")) for i in range(100)]
+            reads = [store.read(threads.find, ThreadKey("", f"thread {i}")) for i in range(100)]
             await asyncio.gather(*writes, *reads, asyncio.to_thread(store.write_first, appending("first")))
             store.version()
 
@@ -328,7 +331,7 @@ def test_rows_of_writers_that_died_long_ago_are_removed(where: Schema, admin: Ad
 def test_percent_signs_colons_and_names_in_values_are_left_alone(store: PostgresStore) -> None:
     odd = ["%s", "%(id)s", "%%", ":id", "::text", ":now", "a FROM threads", "\\", "\\x00", "'; DROP TABLE threads; --"]
     for text in odd:
-        store.write_now(threads.append, text, rows(text, f"{{{text}}}"))
+        store.write_now(threads.append, ThreadKey("", text), rows(text, f"{{{text}}}"))
     for text in odd:
         assert stored(store, text) == [text, f"{{{text}}}"]
     answer = store.write_now(lambda tx: tx.one("SELECT :text::text, :now > '2020', '%'", text=":now", now=tx.now()))

@@ -17,14 +17,15 @@ import pytest
 
 from byssus.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.store import sharing
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
+from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 
-ROW = [Stored("id", "user", "{}")]
+ROW = [MessageRow("id", "user", "{}")]
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def opened(path: str | os.PathLike[str], **options: Any) -> Iterator[SQLiteStore
 
 
 def count(store: SQLiteStore) -> int:
-    info = store.read_now(threads.info, "t")
+    info = store.read_now(threads.info, ThreadKey("", "t"))
     return info.message_count if info else 0
 
 
@@ -69,7 +70,7 @@ def test_one_file_is_one_store_however_it_is_named(tmp_path: Path, monkeypatch: 
         for name in names:
             with opened(name) as same:
                 assert same is store
-                same.write_now(threads.append, "t", ROW)
+                same.write_now(threads.append, ThreadKey("", "t"), ROW)
         assert store.users == 1
         assert count(store) == len(names)
 
@@ -85,7 +86,7 @@ def test_a_symbolic_link_to_a_file_that_is_not_there_yet_makes_that_file(tmp_pat
 def test_the_store_is_open_until_the_last_of_its_users_has_gone(tmp_path: Path) -> None:
     stores = [sqlite.open_store(tmp_path / "a.db") for _ in range(3)]
     for store in stores:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
         sharing.release(store)
     assert not Path(f"{tmp_path / 'a.db'}-wal").exists()
     with opened(tmp_path / "a.db") as again:
@@ -97,7 +98,7 @@ def test_threads_that_open_and_release_one_file_all_the_time_lose_nothing(tmp_pa
     def churn() -> None:
         for _ in range(15):
             with opened(tmp_path / "a.db") as store:
-                store.write_now(threads.append, "t", ROW)
+                store.write_now(threads.append, ThreadKey("", "t"), ROW)
 
     with ThreadPoolExecutor(6) as pool:
         for done in [pool.submit(churn) for _ in range(6)]:
@@ -121,7 +122,7 @@ def test_another_durability_on_the_same_file_is_an_input_error_that_names_both(t
 def test_every_memory_database_is_one_of_its_own() -> None:
     with opened(":memory:") as one, opened(":memory:") as two:
         assert one is not two
-        one.write_now(threads.append, "t", ROW)
+        one.write_now(threads.append, ThreadKey("", "t"), ROW)
         assert (count(one), count(two)) == (1, 0)
 
 
@@ -133,7 +134,7 @@ def test_a_store_that_could_not_be_opened_leaves_nothing_behind(tmp_path: Path) 
             sqlite.open_store(file)
     file.unlink()
     with opened(file) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
         assert store.users == 1
 
 
@@ -143,7 +144,7 @@ def test_a_store_that_could_not_be_opened_leaves_nothing_behind(tmp_path: Path) 
 def test_directories_that_are_missing_are_made(tmp_path: Path) -> None:
     file = tmp_path / "not" / "there" / "yet" / "a.db"
     with opened(file) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
     assert file.is_file()
 
 
@@ -153,14 +154,14 @@ def test_directories_that_are_missing_are_made(tmp_path: Path) -> None:
 def test_any_file_name_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with opened(name) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
     with opened(tmp_path / "a.db") as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
         assert count(store) == 1
 
 
@@ -175,7 +176,7 @@ def test_what_is_no_file_name_is_an_input_error_that_shows_it(path: Any) -> None
 def test_a_path_that_is_no_unicode_works_or_is_refused_by_name(tmp_path: Path, name: str) -> None:
     try:
         with opened(tmp_path / name) as store:
-            store.write_now(threads.append, "t", ROW)
+            store.write_now(threads.append, ThreadKey("", "t"), ROW)
     except (InputError, StoreUnusable) as error:
         assert ascii(name)[1:-1] in str(error)
 
@@ -277,7 +278,7 @@ def test_another_programs_wal_is_left_to_that_program(tmp_path: Path) -> None:
 def test_a_database_of_a_newer_byssus_is_refused_by_name_and_left_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with opened(file) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
     foreign(file, "PRAGMA user_version = 9999", "CREATE TABLE of_the_future (x)")
     before = digest(file)
     with pytest.raises(StoreUnusable, match=r"a\.db.*newer byssus.*9999.*upgrade"):
@@ -288,12 +289,12 @@ def test_a_database_of_a_newer_byssus_is_refused_by_name_and_left_as_it_is(tmp_p
 def test_a_damaged_database_is_an_error_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with opened(file) as store:
-        store.write_now(threads.append, "t", [Stored("id", "user", "x" * 200_000)])
+        store.write_now(threads.append, ThreadKey("", "t"), [MessageRow("id", "user", "x" * 200_000)])
     content = bytearray(file.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
     file.write_bytes(content)
     with pytest.raises(StoreError, match=r"a\.db"), opened(file) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
 
 
 def test_what_is_too_long_to_be_read_is_damage_and_no_mistake_of_the_reader(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_a_database_that_may_not_be_written_is_refused_by_name_and_left_as_it_is
 ) -> None:
     file = tmp_path / "locked" / "a.db"
     with opened(file) as store:
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
     before = file.read_bytes()
     file.chmod(file_mode)
     file.parent.chmod(directory_mode)

@@ -13,12 +13,13 @@ import pytest
 
 from byssus.errors import StoreBusy
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite
+from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 
-ROW = [Stored("id", "user", '"x"')]
+ROW = [MessageRow("id", "user", '"x"')]
 
 
 @pytest.fixture
@@ -54,10 +55,10 @@ def test_a_foreign_write_lock_is_store_busy_that_names_the_file_and_the_seconds(
     with processes.started(LOCK, path) as other:
         other.ask("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusy, match=rf"{re.escape(str(path))}.* 0\.25 s"):
-            store.write_now(threads.append, "t", ROW)
-        assert store.read_now(threads.find, "t") is None  # reading goes on
+            store.write_now(threads.append, ThreadKey("", "t"), ROW)
+        assert store.read_now(threads.find, ThreadKey("", "t")) is None  # reading goes on
         other.ask("COMMIT")
-        store.write_now(threads.append, "t", ROW)
+        store.write_now(threads.append, ThreadKey("", "t"), ROW)
     sharing.release(store)
     assert bodies(path) == ["x"]
 
@@ -68,7 +69,7 @@ def test_a_foreign_lock_that_ends_in_time_is_waited_for(path: Path) -> None:
         for _ in range(10):
             other.ask("BEGIN IMMEDIATE")
             other.tell("COMMIT")
-            store.write_now(threads.append, "t", ROW)
+            store.write_now(threads.append, ThreadKey("", "t"), ROW)
             assert other.hear() == "done"
     sharing.release(store)
     assert len(bodies(path)) == 10
@@ -108,7 +109,7 @@ def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) 
             assert [one.hear() for one in children] == ["done"] * 20
     for file in files:
         store = sqlite.open_store(file)
-        row = store.read_now(threads.find, "t")
+        row = store.read_now(threads.find, ThreadKey("", "t"))
         assert row is not None
         seen = [json.loads(body) for _, body in store.read_now(threads.page, row.branch, after=0, upto=99, limit=99)]
         sharing.release(store)

@@ -18,6 +18,7 @@ from byssus.store import sharing
 from byssus.store.database import Tx
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
+from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 from tests.support.stores import PATIENCE, Gate, Place, Query, appending, place, rows, stored, together
 
@@ -59,7 +60,7 @@ def settings_of(tx: Tx) -> dict[str, Any]:
 
 
 def test_writes_that_wait_together_share_a_commit(store: SQLiteStore, path: Path) -> None:
-    store.write_now(threads.append, "t", rows("first"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     before = wal_commits(path)
     assert together(store, *(appending(str(i)) for i in range(100))) == [(2 + i, 2 + i) for i in range(100)]
     assert 1 <= wal_commits(path) - before <= 20
@@ -67,7 +68,7 @@ def test_writes_that_wait_together_share_a_commit(store: SQLiteStore, path: Path
 
 
 def test_a_group_has_an_end(store: SQLiteStore, path: Path) -> None:
-    store.write_now(threads.append, "t", rows("first"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     before = wal_commits(path)
     together(store, *(appending(str(i)) for i in range(600)))
     assert wal_commits(path) - before >= 3
@@ -75,12 +76,12 @@ def test_a_group_has_an_end(store: SQLiteStore, path: Path) -> None:
 
 def test_a_failing_write_does_not_sink_its_neighbours(any_store: SQLiteStore) -> None:
     def half_done(tx: Tx) -> None:
-        threads.append(tx, "t", rows("half"))
-        threads.append(tx, "other", rows("half"))
+        threads.append(tx, ThreadKey("", "t"), rows("half"))
+        threads.append(tx, ThreadKey("", "other"), rows("half"))
         raise ZeroDivisionError("mine alone")
 
     def wrong(tx: Tx) -> Position:
-        return threads.append(tx, "t", rows("wrong"), expect=17)
+        return threads.append(tx, ThreadKey("", "t"), rows("wrong"), expect=17)
 
     def no_sql(tx: Tx) -> None:
         tx.run("SELEKT 1")
@@ -126,13 +127,13 @@ def roll_back_the_savepoint_away(tx: Tx) -> None:
     [roll_back_and_raise, roll_back_silently, insert_or_roll_back, release_the_savepoint, roll_back_the_savepoint_away],
 )
 def test_neighbours_of_a_write_that_loses_the_transaction_are_run_again(any_store: SQLiteStore, culprit: Query) -> None:
-    any_store.write_now(threads.append, "t", rows("first"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     runs: list[str] = []
 
     def noting(body: str) -> Query:
         def query(tx: Tx) -> Place:
             runs.append(body)
-            return place(threads.append(tx, "t", rows(body)))
+            return place(threads.append(tx, ThreadKey("", "t"), rows(body)))
 
         return query
 
@@ -156,7 +157,7 @@ def test_whatever_a_query_raises_the_writer_and_the_readers_live_on(
             any_store.write_now(query)
         with pytest.raises(error):
             any_store.read_now(query)
-    any_store.write_now(threads.append, "t", rows("alive"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("alive"))
     assert stored(any_store) == ["alive"]
 
 
@@ -172,19 +173,19 @@ def limit_pages(tx: Tx, more: int) -> None:
 def test_a_write_that_finds_no_room_is_store_full_and_the_next_one_with_room_is_fine(
     any_store: SQLiteStore, path: Path
 ) -> None:
-    any_store.write_now(threads.append, "t", rows("first"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     any_store.write_now(limit_pages, 2)
     with pytest.raises(StoreFull, match="free some disk space"):
-        any_store.write_now(threads.append, "t", rows("small", "x" * 100_000))
+        any_store.write_now(threads.append, ThreadKey("", "t"), rows("small", "x" * 100_000))
     assert stored(any_store) == ["first"]
-    any_store.write_now(threads.append, "t", rows("small"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("small"))
     any_store.write_now(limit_pages, 1000)
-    any_store.write_now(threads.append, "t", rows("x" * 100_000))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("x" * 100_000))
     assert stored(any_store) == ["first", "small", "x" * 100_000]
 
 
 def test_only_the_write_that_found_no_room_hears_of_it(any_store: SQLiteStore) -> None:
-    any_store.write_now(threads.append, "t", rows("first"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     any_store.write_now(limit_pages, 10)
     before, big, after = together(any_store, appending("before"), appending("x" * 100_000), appending("after"))
     assert isinstance(big, StoreFull)
@@ -205,17 +206,17 @@ def test_another_process_sees_a_write_when_its_outcome_arrives(store: SQLiteStor
 
     async def main(watch: processes.Child) -> None:
         for i in range(1, 51):
-            await store.write(threads.append, "t", rows(str(i)))
+            await store.write(threads.append, ThreadKey("", "t"), rows(str(i)))
             assert watch.ask() == str(i)
         await asyncio.gather(*(counted(i) for i in range(51, 101)))
 
     async def counted(i: int) -> None:
-        position = await store.write(threads.append, "t", rows(str(i)))
+        position = await store.write(threads.append, ThreadKey("", "t"), rows(str(i)))
         assert int(watch.ask()) >= position.head
 
     with processes.started(watcher, path) as watch:
         asyncio.run(main(watch))
-        store.write_now(threads.append, "t", rows("now"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("now"))
         assert watch.ask() == "101"
 
 
@@ -227,10 +228,12 @@ def test_a_cancelled_group_of_writes_settles_before_the_cancellation_arrives(sto
             async with asyncio.TaskGroup() as group:
                 for i in range(5):
                     group.create_task(one(i))
-                await asyncio.gather(*(store.write(threads.append, "t", rows(f"gathered {i}")) for i in range(5)))
+                await asyncio.gather(
+                    *(store.write(threads.append, ThreadKey("", "t"), rows(f"gathered {i}")) for i in range(5))
+                )
 
         async def one(i: int) -> None:
-            await store.write(threads.append, "t", rows(f"grouped {i}"))
+            await store.write(threads.append, ThreadKey("", "t"), rows(f"grouped {i}"))
 
         held = store.write(gate.query)
         await asyncio.to_thread(gate.entered.wait, PATIENCE)
@@ -252,12 +255,14 @@ def test_a_cancelled_group_of_writes_settles_before_the_cancellation_arrives(sto
 
 def test_many_event_loops_and_threads_use_one_store_at_once(any_store: SQLiteStore) -> None:
     async def tasks(name: str) -> None:
-        await asyncio.gather(*(any_store.write(threads.append, "t", rows(f"{name} {i}")) for i in range(25)))
-        assert await any_store.read(threads.info, "t") is not None
+        await asyncio.gather(
+            *(any_store.write(threads.append, ThreadKey("", "t"), rows(f"{name} {i}")) for i in range(25))
+        )
+        assert await any_store.read(threads.info, ThreadKey("", "t")) is not None
 
     def plain(name: str) -> None:
         for i in range(25):
-            any_store.write_now(threads.append, "t", rows(f"{name} {i}"))
+            any_store.write_now(threads.append, ThreadKey("", "t"), rows(f"{name} {i}"))
             assert f"{name} {i}" in stored(any_store)
 
     with ThreadPoolExecutor(12) as pool:
@@ -279,9 +284,9 @@ def test_a_read_sees_one_moment_though_writes_go_on(store: SQLiteStore) -> None:
         store_from_outside.result(PATIENCE)
         return first, tx.one("SELECT count(*) FROM messages")
 
-    store.write_now(threads.append, "t", rows("a"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("a"))
     with ThreadPoolExecutor(1) as pool:
-        store_from_outside = pool.submit(store.write_now, threads.append, "t", rows("b"))
+        store_from_outside = pool.submit(store.write_now, threads.append, ThreadKey("", "t"), rows("b"))
         first, second = store.read_now(twice)
     assert first == second
     assert stored(store) == ["a", "b"]
@@ -289,7 +294,7 @@ def test_a_read_sees_one_moment_though_writes_go_on(store: SQLiteStore) -> None:
 
 def test_a_read_cannot_write(store: SQLiteStore) -> None:
     with pytest.raises(StoreError):
-        store.read_now(threads.append, "t", rows("x"))
+        store.read_now(threads.append, ThreadKey("", "t"), rows("x"))
     assert stored(store) == []
 
 
@@ -300,11 +305,11 @@ def test_a_read_cannot_write(store: SQLiteStore) -> None:
 @pytest.mark.parametrize("inner", ["write_now", "read_now"])
 def test_calling_the_store_from_inside_a_query_raises(any_store: SQLiteStore, outer: str, inner: str) -> None:
     def query(tx: Tx) -> None:
-        getattr(any_store, inner)(threads.find, "t")
+        getattr(any_store, inner)(threads.find, ThreadKey("", "t"))
 
     with pytest.raises(ByssusError, match="use the transaction"):
         getattr(any_store, outer)(query)
-    any_store.write_now(threads.append, "t", rows("alive"))
+    any_store.write_now(threads.append, ThreadKey("", "t"), rows("alive"))
     assert stored(any_store) == ["alive"]
 
 
@@ -375,13 +380,13 @@ def test_close_finishes_what_was_submitted_and_then_refuses(any_store: SQLiteSto
         gate = Gate()
         held = any_store.write(gate.query)
         writes = [any_store.write(appending(str(i))) for i in range(300)]
-        reads = [any_store.read(threads.find, "nobody") for _ in range(20)]
+        reads = [any_store.read(threads.find, ThreadKey("", "nobody")) for _ in range(20)]
         closing = asyncio.ensure_future(asyncio.to_thread(any_store.close))
         gate.opened.set()
         await closing
         for refused in (any_store.write, any_store.read, any_store.write_now, any_store.read_now):
             with pytest.raises(StoreNotOpen, match="closed"):
-                refused(threads.find, "t")
+                refused(threads.find, ThreadKey("", "t"))
         return list(await asyncio.gather(held, *writes, *reads))
 
     outcomes = asyncio.run(main())
@@ -391,17 +396,17 @@ def test_close_finishes_what_was_submitted_and_then_refuses(any_store: SQLiteSto
 
 def test_every_thread_hears_that_the_store_is_closed(path: Path) -> None:
     store = sqlite.open_store(path)
-    store.write_now(threads.append, "t", rows("x"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
     assert stored(store) == ["x"]
     sharing.release(store)
     with ThreadPoolExecutor(6) as pool:  # some of them may carry the numbers of threads that are gone
-        for outcome in [pool.submit(store.write_now, threads.find, "t") for _ in range(12)]:
+        for outcome in [pool.submit(store.write_now, threads.find, ThreadKey("", "t")) for _ in range(12)]:
             assert isinstance(outcome.exception(PATIENCE), StoreNotOpen)
 
 
 def test_the_last_one_out_leaves_one_file(path: Path) -> None:
     first, second = sqlite.open_store(path), sqlite.open_store(path)
-    first.write_now(threads.append, "t", rows("x"))
+    first.write_now(threads.append, ThreadKey("", "t"), rows("x"))
     sharing.release(first)
     assert stored(second) == ["x"]
     assert Path(f"{path}-wal").exists()

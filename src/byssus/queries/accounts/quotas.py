@@ -27,7 +27,7 @@ class Charge(NamedTuple):
     tokens: int
 
 
-class Left(NamedTuple):
+class QuotaLeft(NamedTuple):
     """What a user may still spend; None: there is no limit."""
 
     tokens: int | None
@@ -49,7 +49,7 @@ def take(tx: Tx, user_id: str) -> None:
         raise unknown(user_id)
 
 
-def left(tx: Tx, user_id: str, *, but: int = 0) -> Left | None:
+def left(tx: Tx, user_id: str, *, but: int = 0) -> QuotaLeft | None:
     """What is left; None if there is no such user. What one thread has set aside may be left out."""
     row = tx.one("SELECT quota_total, quota_used FROM users WHERE id = :user", user=user_id)
     return None if row is None else _less_reserved(tx, user_id, but, *row)
@@ -65,7 +65,7 @@ def consume(tx: Tx, user_id: str, tokens: int) -> bool | None:
     return True
 
 
-def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: int) -> Left | None:
+def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: int) -> QuotaLeft | None:
     """Set tokens aside for a thread's next model call: as many as wanted, or what is left if that is enough.
 
     Answers what was granted (`tokens` is None if there is no limit), or None if less than `least` is left.
@@ -83,7 +83,7 @@ def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: i
         tokens=tokens,
         epoch=epoch,
     )
-    return Left(None if found.tokens is None else tokens)
+    return QuotaLeft(None if found.tokens is None else tokens)
 
 
 def settle(tx: Tx, thread: int, charge: Charge) -> None:
@@ -92,7 +92,7 @@ def settle(tx: Tx, thread: int, charge: Charge) -> None:
     tx.run(_SPEND, tokens=charge.tokens, user=charge.user, now=tx.now())
 
 
-def _taken(tx: Tx, user_id: str, *, but: int = 0) -> Left | None:
+def _taken(tx: Tx, user_id: str, *, but: int = 0) -> QuotaLeft | None:
     """What is left, with the user's row in our hands."""
     row = tx.one(
         "UPDATE users SET quota_used = quota_used WHERE id = :user RETURNING quota_total, quota_used", user=user_id
@@ -100,9 +100,9 @@ def _taken(tx: Tx, user_id: str, *, but: int = 0) -> Left | None:
     return None if row is None else _less_reserved(tx, user_id, but, *row)
 
 
-def _less_reserved(tx: Tx, user_id: str, but: int, total: int | None, used: int) -> Left:
+def _less_reserved(tx: Tx, user_id: str, but: int, total: int | None, used: int) -> QuotaLeft:
     if total is None:
-        return Left(None)
+        return QuotaLeft(None)
     row = tx.one(_RESERVED, user=user_id, but=but, now=tx.now())
     assert row is not None
-    return Left(total - used - int(row[0]))
+    return QuotaLeft(total - used - int(row[0]))

@@ -9,8 +9,9 @@ from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas, users
 from byssus.queries.log import threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, VISITOR, Stored
+from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
 class Session(NamedTuple):
@@ -39,12 +40,10 @@ _COLUMNS = (
 )
 
 
-def create(
-    tx: Tx, session_id: str, user_id: str | None, title: str, model: str | None, metadata: str, *, namespace: str = ""
-) -> Session:
+def create(tx: Tx, thread_key: ThreadKey, user_id: str | None, title: str, model: str | None, metadata: str) -> Session:
     """Make a session. A user must exist, and keeps existing meanwhile."""
-    if not threads.make(tx, namespace, session_id, tx.now()):
-        raise InputError(f"there is a session {session_id!r} already; use update_session, or another session_id")
+    if not threads.make(tx, thread_key, tx.now()):
+        raise InputError(f"there is a session {thread_key.id!r} already; use update_session, or another session_id")
     if user_id is not None:  # not first: what a query asks first is asked before others in its transaction are done
         quotas.take(tx, user_id)
     tx.run(
@@ -54,26 +53,26 @@ def create(
         title=title,
         model=model,
         metadata=metadata,
-        namespace=namespace,
-        id=session_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
-    return require(tx, session_id, namespace=namespace)
+    return require(tx, thread_key)
 
 
-def get(tx: Tx, session_id: str, *, namespace: str = "") -> Session | None:
+def get(tx: Tx, thread_key: ThreadKey) -> Session | None:
     row = tx.one(
         f"SELECT {_COLUMNS} FROM threads t WHERE t.namespace = :namespace AND t.id = :id",
-        namespace=namespace,
-        id=session_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return Session(*row) if row else None
 
 
-def require(tx: Tx, session_id: str, *, namespace: str = "") -> Session:
+def require(tx: Tx, thread_key: ThreadKey) -> Session:
     """The session, which must exist."""
-    session = get(tx, session_id, namespace=namespace)
+    session = get(tx, thread_key)
     if session is None:
-        raise unknown(session_id)
+        raise unknown(thread_key.id)
     return session
 
 
@@ -81,22 +80,22 @@ def unknown(session_id: str) -> NotFound:
     return NotFound(f"there is no session {session_id!r}; create_session(user_id, title) makes one")
 
 
-def take(tx: Tx, session_id: str, *, namespace: str = "") -> int:
+def take(tx: Tx, thread_key: ThreadKey) -> int:
     """The key of a thread that must exist, its row taken: nobody deletes it meanwhile."""
     row = tx.one(
         "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=namespace,
-        id=session_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise unknown(session_id)
+        raise unknown(thread_key.id)
     key: int = row[0]
     return key
 
 
-def update(tx: Tx, session_id: str, changes: dict[str, Any], *, namespace: str = "") -> Session:
+def update(tx: Tx, thread_key: ThreadKey, changes: dict[str, Any]) -> Session:
     """Change some columns."""
-    key, owner = take(tx, session_id, namespace=namespace), changes.get("owner")
+    key, owner = take(tx, thread_key), changes.get("owner")
     if owner is not None:
         quotas.take(tx, owner)
     sets = "".join(f", {column} = :{column}" for column in sorted(changes))
@@ -106,7 +105,7 @@ def update(tx: Tx, session_id: str, changes: dict[str, Any], *, namespace: str =
         key=key,
         **changes,
     )
-    return require(tx, session_id, namespace=namespace)
+    return require(tx, thread_key)
 
 
 def of_user(
@@ -131,7 +130,7 @@ def of_user(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
+class StoredMessage(NamedTuple):
     """A message as it is stored."""
 
     seq: int
@@ -146,23 +145,23 @@ class Said(NamedTuple):
 _SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
 
 
-def save(
-    tx: Tx, session_id: str, make: Callable[[str | None], Stored], *, by: By = VISITOR, namespace: str = ""
-) -> str:
+def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED) -> str:
     """Add a message, which is made when the session's model is known; returns its id."""
     row = tx.one(
-        "SELECT model FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=session_id
+        "SELECT model FROM threads WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise unknown(session_id)
+        raise unknown(thread_key.id)
     message = make(row[0])
-    threads.append(tx, session_id, [message], namespace=namespace, by=by)
+    threads.append(tx, thread_key, [message], by=by)
     return message.id
 
 
-def history(tx: Tx, session_id: str, limit: int, *, before: int = END, namespace: str = "") -> list[Said] | None:
+def history(tx: Tx, thread_key: ThreadKey, limit: int, *, before: int = END) -> list[StoredMessage] | None:
     """The newest messages, the oldest of them first; None if there is no such session."""
-    thread = threads.find(tx, session_id, namespace=namespace)
+    thread = threads.find(tx, thread_key)
     if thread is None:
         return None
     rows = tx.all(
@@ -172,14 +171,14 @@ def history(tx: Tx, session_id: str, limit: int, *, before: int = END, namespace
         upto=before - 1,
         limit=limit,
     )
-    return [Said(*row) for row in reversed(rows)]
+    return [StoredMessage(*row) for row in reversed(rows)]
 
 
-def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> Said | None:
+def find(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage | None:
     """The message of this id that the session shows; of several, the last one."""
-    thread = threads.find(tx, session_id, namespace=namespace)
+    thread = threads.find(tx, thread_key)
     if thread is None:
-        raise unknown(session_id)
+        raise unknown(thread_key.id)
     row = tx.one(
         f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch AND m.id = :id"
         " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
@@ -188,4 +187,4 @@ def find(tx: Tx, session_id: str, message_id: str, *, namespace: str = "") -> Sa
         upto=END,
         id=message_id,
     )
-    return Said(*row) if row else None
+    return StoredMessage(*row) if row else None

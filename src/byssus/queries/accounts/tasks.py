@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from byssus.errors import NotFound
 from byssus.queries.accounts import sessions
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 ENDED = ("completed", "failed", "cancelled")
 STATUSES = ("pending", "running", "paused", *ENDED)
@@ -32,8 +33,10 @@ _COLUMNS = ", ".join(f"k.{name}" if name != "session_id" else "t.id" for name in
 _FROM = "tasks k JOIN threads t ON t.key = k.thread"
 
 
-def create(tx: Tx, session_id: str, task_id: str, type_: str, payload: str, priority: int, max_retries: int) -> Task:
-    thread = sessions.take(tx, session_id)
+def create(
+    tx: Tx, thread_key: ThreadKey, task_id: str, type_: str, payload: str, priority: int, max_retries: int
+) -> Task:
+    thread = sessions.take(tx, thread_key)
     tx.run(
         "INSERT INTO tasks (id, thread, type, status, priority, payload, max_retries, retry_count, created_at,"
         " updated_at) VALUES (:id, :thread, :type, 'pending', :priority, :payload, :retries, 0, :now, :now)",
@@ -67,7 +70,7 @@ def unknown(task_id: str) -> NotFound:
 
 def of_session(tx: Tx, session_id: str | None, *, status: str | None, limit: int, offset: int) -> list[Task] | None:
     """Tasks of a session or of all, the most urgent first, then the oldest; None if there is no such session."""
-    if session_id is not None and sessions.get(tx, session_id) is None:
+    if session_id is not None and sessions.get(tx, ThreadKey("", session_id)) is None:
         return None
     rows = tx.all(
         f"SELECT {_COLUMNS} FROM {_FROM} WHERE t.namespace = '' AND (:every = 1 OR t.id = :session)"

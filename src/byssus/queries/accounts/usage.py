@@ -83,18 +83,18 @@ _COUNT_CALL = (
     " WHERE {} ON CONFLICT (thread, owner, day, name, bucket) DO UPDATE SET calls = tool_usage.calls + 1,"
     " failures = tool_usage.failures + excluded.failures, total_ms = tool_usage.total_ms + excluded.total_ms"
 )
-_COUNT_AT = _COUNT_CALL.format("branch = :branch AND reply = :reply AND place = :place")
+_COUNT_AT = _COUNT_CALL.format("branch = :branch AND reply = :reply AND place = :call_index")
 RAN = ("done", "failed", "aborted", "unknown")  # how a call ended that was begun
 
 
-def count_call(tx: Tx, branch: int, reply: int, place: int, status: str, elapsed_ms: float | None) -> None:
+def count_call(tx: Tx, branch: int, reply: int, call_index: int, status: str, elapsed_ms: float | None) -> None:
     """Count a call of the ledger that has just ended."""
     if status in RAN:
         tx.run(
             _COUNT_AT,
             branch=branch,
             reply=reply,
-            place=place,
+            call_index=call_index,
             bucket=bucket_of(elapsed_ms),
             failures=int(status != "done"),
             ms=elapsed_ms or 0.0,
@@ -213,7 +213,7 @@ def sessions(tx: Tx, scope: Scope) -> int:
 
 def today(tx: Tx, days_before: int) -> str:
     """The day that lies so many days before today, by the database's clock."""
-    row = tx.one("SELECT substr(:then, 1, 10)", then=tx.later(-86_400.0 * days_before))
+    row = tx.one("SELECT substr(:then, 1, 10)", then=tx.after(-86_400.0 * days_before))
     assert row is not None
     return str(row[0])
 

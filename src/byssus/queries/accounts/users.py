@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from byssus.errors import InputError, QuotaExceeded
 from byssus.queries.accounts import quotas, usage
-from byssus.queries.accounts.quotas import Left, unknown
+from byssus.queries.accounts.quotas import QuotaLeft, unknown
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Lease
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 Leaf = tuple[str, str]  # a path and the value there, both as JSON
 
@@ -152,9 +153,9 @@ def _add_leaves(tx: Tx, key: int, leaves: Sequence[Leaf]) -> None:
     )
 
 
-def reserve(tx: Tx, thread_id: str, user_id: str, wanted: int, least: int, *, by: Lease, namespace: str = "") -> Left:
+def reserve(tx: Tx, thread_key: ThreadKey, user_id: str, wanted: int, least: int, *, by: Lease) -> QuotaLeft:
     """Set tokens aside for the next model call of a run; see `quotas.reserve`."""
-    thread, _ = threads.hold(tx, thread_id, namespace, by)
+    thread, _ = threads.hold(tx, thread_key, by)
     granted = quotas.reserve(tx, thread, by.epoch, user_id, wanted, least)
     if granted is None:
         found = quotas.left(tx, user_id, but=thread)

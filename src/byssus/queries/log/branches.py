@@ -92,12 +92,12 @@ def free_source(tx: Tx, thread: int, point: Point) -> int | None:
 
 def make(tx: Tx, thread: int, point: Point) -> int:
     """A new branch of a thread that leaves another one at a point."""
-    branch = begin(tx, thread, cut(tx, point))
+    branch = begin(tx, thread, segments_upto(tx, point))
     marks.inherit(tx, point.branch, branch, upto=point.seq)
     return branch
 
 
-def bearing(tx: Tx, thread: int, branch: int, point: Point) -> Point:
+def marks_point(tx: Tx, thread: int, branch: int, point: Point) -> Point:
     """Whose marks and summary count at a point that a thread shows, and up to where; `branch` is the one that it reads.
 
     What another thread has marked since they parted is not this one's to see: its own marks count there.
@@ -114,11 +114,11 @@ def begin(tx: Tx, thread: int, segments: Iterable[Segment]) -> int:
     row = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=thread)
     assert row is not None
     branch: int = row[0]
-    lay(tx, branch, segments)
+    write_segments(tx, branch, segments)
     return branch
 
 
-def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
+def write_segments(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
     """Give a branch its segments."""
     tx.many(
         "INSERT INTO segments (branch, source, after_seq, upto_seq) VALUES (:branch, :source, :after, :upto)",
@@ -129,15 +129,15 @@ def lay(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
     )
 
 
-def cut(tx: Tx, point: Point) -> list[Segment]:
+def segments_upto(tx: Tx, point: Point) -> list[Segment]:
     """The segments of a branch that leaves another one at a point."""
     empty = empty_places(tx, point)
     pieces: list[Segment] = []
     for source, after, upto in segments_of(tx, point.branch, point.seq):
         start = after
-        for place in (place for place in empty if after < place <= upto):
-            pieces += [Segment(source, start, place - 1), Segment(OWN, place - 1, place)]
-            start = place
+        for slot in (slot for slot in empty if after < slot <= upto):
+            pieces += [Segment(source, start, slot - 1), Segment(OWN, slot - 1, slot)]
+            start = slot
         pieces.append(Segment(source, start, upto))
     return joined([*pieces, Segment(OWN, point.seq, END)])
 
@@ -226,12 +226,12 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
     return Collected(removed, [])
 
 
-def forsake(tx: Tx, branch: int, heir: int) -> None:
+def drop_if_unread(tx: Tx, branch: int, successor: int) -> None:
     """Forget how a branch is read that its thread has just left for another one, unless a checkpoint reads it.
 
     Where the other one leads past the same branches, these are found through it when something of them can go.
     """
-    if sources_of(tx, branch) - sources_of(tx, heir) - {branch}:
+    if sources_of(tx, branch) - sources_of(tx, successor) - {branch}:
         collect(tx, [branch])
         return
     _take(tx, branch)

@@ -18,32 +18,31 @@ from byssus.queries.accounts.sessions import find, unknown
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import END, VISITOR, Stored
-from byssus.queries.versions.checkpoints import Anchor
+from byssus.queries.log.threads import END, UNLEASED, MessageRow
+from byssus.queries.versions.checkpoints import ThreadState
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
-class Spot(NamedTuple):
+class MessageRef(NamedTuple):
     """A message by its row, and where it stands in its thread."""
 
     key: int
     seq: int
 
 
-def replace(
-    tx: Tx, thread_id: str, message_id: str, new: Stored | None, *, by: By = VISITOR, namespace: str = ""
-) -> None:
+def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED) -> None:
     """Put another message in the place of one; None: nothing."""
-    if threads.find(tx, thread_id, namespace=namespace) is None:
-        raise unknown(thread_id)
-    key, _ = threads.advance(tx, thread_id, namespace, by, create=False)
-    said = find(tx, thread_id, message_id, namespace=namespace)
+    if threads.find(tx, thread_key) is None:
+        raise unknown(thread_key.id)
+    key, _ = threads.advance(tx, thread_key, by, create=False)
+    said = find(tx, thread_key, message_id)
     if said is None:
-        raise missing(thread_id, message_id)
+        raise missing(thread_key.id, message_id)
     thread = on_its_line(tx, key)
-    worn = marks.of(tx, thread.branch, said.key)
-    branch = remove(tx, thread, [Spot(said.key, said.seq)])
+    kept_marks = marks.of(tx, thread.branch, said.key)
+    branch = remove(tx, thread, [MessageRef(said.key, said.seq)])
     if new is not None:
         added = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
@@ -57,33 +56,33 @@ def replace(
             plain=new.plain,
         )
         assert added is not None
-        marks.put(tx, branch, [added[0]], worn)
+        marks.put(tx, branch, [added[0]], kept_marks)
         tx.run("UPDATE threads SET message_count = message_count + 1 WHERE key = :key", key=key)
 
 
-def remove(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
     """Take messages out of a thread, whose row is taken; returns the branch that it reads from now on."""
-    if _are_its_own(tx, thread.branch, spots):
-        branch, upto = thread.branch, max(spot.seq for spot in spots)
-        tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in spots])
+    if _are_its_own(tx, thread.branch, refs):
+        branch, upto = thread.branch, max(spot.seq for spot in refs)
+        tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in refs])
     else:
-        branch, upto = _passing_by(tx, thread, spots), thread.head
+        branch, upto = _passing_by(tx, thread, refs), thread.head
         close_calls(tx, thread.key)
     tx.run("UPDATE branches SET uncounted = 1 WHERE key = :branch", branch=branch)
     tx.run(
         "UPDATE threads SET branch = :branch, message_count = message_count - :count,"
         " unledgered = CASE WHEN unledgered < :upto THEN :upto ELSE unledgered END WHERE key = :key",
         branch=branch,
-        count=len(spots),
+        count=len(refs),
         upto=upto,
         key=thread.key,
     )
     if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
-        branches.forsake(tx, thread.branch, branch)
+        branches.drop_if_unread(tx, thread.branch, branch)
     return branch
 
 
-def empty(tx: Tx, thread: Anchor) -> int:
+def empty(tx: Tx, thread: ThreadState) -> int:
     """Take all messages out of a thread, whose row is taken: it goes on with a new branch, and with its summary.
 
     What nobody reads any more is left for `deleting.collect`. Returns the branch that it reads from now on.
@@ -106,7 +105,7 @@ def missing(thread_id: str, message_id: str) -> NotFound:
     )
 
 
-def _are_its_own(tx: Tx, branch: int, spots: Sequence[Spot]) -> bool:
+def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
     """Whether these messages are a branch's own, and nobody else reads them: neither a fork nor a checkpoint."""
     own = [piece for piece in branches.segments_of(tx, branch) if piece.source == branch]
     foreign = tx.all(
@@ -118,15 +117,15 @@ def _are_its_own(tx: Tx, branch: int, spots: Sequence[Spot]) -> bool:
         seq > named[0]
         and any(after < seq <= upto for _, after, upto in own)
         and not any(after < seq <= upto for after, upto in foreign)
-        for _, seq in spots
+        for _, seq in refs
     )
 
 
-def _passing_by(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
+def _passing_by(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
     """A branch that reads what a thread does, but for some messages, whose places are its own."""
-    passed = sorted(spot.seq for spot in spots)
+    passed = sorted(spot.seq for spot in refs)
     pieces: list[Segment] = []
-    for source, after, upto in branches.cut(tx, thread.point):
+    for source, after, upto in branches.segments_upto(tx, thread.point):
         start = after
         for seq in passed[bisect_right(passed, after) : bisect_right(passed, upto)]:
             pieces += [Segment(source, start, seq - 1), Segment(OWN, seq - 1, seq)]
@@ -136,6 +135,6 @@ def _passing_by(tx: Tx, thread: Anchor, spots: Sequence[Spot]) -> int:
     marks.inherit(tx, thread.branch, branch, upto=thread.head)
     tx.many(
         "DELETE FROM marks WHERE message = :key AND branch = :branch",
-        [{"key": spot.key, "branch": branch} for spot in spots],
+        [{"key": spot.key, "branch": branch} for spot in refs],
     )
     return branch

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from byssus.queries.log import threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 STEER, FOLLOW_UP = "steer", "follow_up"
 
@@ -23,11 +24,11 @@ class InboxRow(NamedTuple):
     created_at: str
 
 
-def send(tx: Tx, thread_id: str, kind: str, message: Stored, *, namespace: str = "") -> None:
+def send(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
     """Put a message behind all that waits."""
     tx.run(
         "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (:thread, :kind, :id, :role, :body, :now)",
-        thread=threads.key_of(tx, thread_id, namespace),
+        thread=threads.key_of(tx, thread_key),
         kind=kind,
         id=message.id,
         role=message.role,
@@ -36,35 +37,35 @@ def send(tx: Tx, thread_id: str, kind: str, message: Stored, *, namespace: str =
     )
 
 
-def waiting(tx: Tx, thread_id: str, *, namespace: str = "") -> list[InboxRow]:
+def waiting(tx: Tx, thread_key: ThreadKey) -> list[InboxRow]:
     """What waits, in the order in which it was said."""
     rows = tx.all(
         "SELECT kind, inbox.id, body, inbox.created_at FROM inbox JOIN threads ON threads.key = inbox.thread"
         " WHERE namespace = :namespace AND threads.id = :id ORDER BY inbox.key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return [InboxRow(*row) for row in rows]
 
 
-def withdraw(tx: Tx, thread_id: str, message_id: str, *, namespace: str = "") -> bool:
+def withdraw(tx: Tx, thread_key: ThreadKey, message_id: str) -> bool:
     """Take a message back; False if it is not there (any more)."""
     row = tx.one(
         "DELETE FROM inbox WHERE key = (SELECT inbox.key FROM inbox JOIN threads ON threads.key = inbox.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND inbox.id = :message ORDER BY inbox.key LIMIT 1)"
         " RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         message=message_id,
     )
     return row is not None
 
 
 def take(
-    tx: Tx, thread_id: str, *, by: By, expect: int, limits: dict[str, int], namespace: str = ""
+    tx: Tx, thread_key: ThreadKey, *, by: By, expect: int, limits: dict[str, int]
 ) -> tuple[Position | None, list[str]]:
     """Move what waits into the log: of the first kind that has something, so many messages. Returns their bodies."""
-    known = threads.find(tx, thread_id, namespace=namespace)
+    known = threads.find(tx, thread_key)
     if known is None:  # it was deleted: there is nothing to hear, and it is not made anew
         return None, []
     thread = known.key
@@ -82,6 +83,6 @@ def take(
             break
     else:
         return None, []
-    taken = [Stored(*row) for _, *row in sorted(rows)]
-    position = threads.append(tx, thread_id, taken, namespace=namespace, by=by, expect=expect)
+    taken = [MessageRow(*row) for _, *row in sorted(rows)]
+    position = threads.append(tx, thread_key, taken, by=by, expect=expect)
     return position, [message.body for message in taken]

@@ -14,17 +14,18 @@ from typing import NamedTuple
 
 from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 NOBODY = -1  # the epoch of no lease
 
 
 class Claim(NamedTuple):
-    """A run that wants a thread's lease. `over` is an epoch whose owner is known to be gone."""
+    """A run that wants a thread's lease. `dead_epoch` is an epoch whose owner is known to be gone."""
 
     owner: str
     run: str
     seconds: float
-    over: int = NOBODY
+    dead_epoch: int = NOBODY
 
 
 class Lease(NamedTuple):
@@ -34,24 +35,24 @@ class Lease(NamedTuple):
     seconds: float
 
 
-class Visit(NamedTuple):
+class Unleased(NamedTuple):
     """A write from outside any run: welcome while nobody drives the thread."""
 
-    over: int = NOBODY
+    dead_epoch: int = NOBODY
 
 
-By = Claim | Lease | Visit
+By = Claim | Lease | Unleased
 
 # What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
 # a visitor who writes over nobody's lease.
 _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
-_FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :over)"
+_FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :dead_epoch)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
 _ACTIVE = "status NOT IN ('paused', 'cancelled')"
-GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Visit": _FREE, "Lease": _MINE, "": _UNUSED}
+GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Unleased": _FREE, "Lease": _MINE, "": _UNUSED}
 CHANGE = {
     "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
-    "Visit": "",
+    "Unleased": "",
     "": "",
     "Lease": ", lease_until = :until",
 }
@@ -70,19 +71,19 @@ PAUSE = ", lease_owner = NULL, lease_until = NULL"  # the run waits for a person
 def parameters(tx: Tx, by: By) -> dict[str, object]:
     """The values of a guard and a change."""
     if isinstance(by, Lease):
-        return {"epoch": by.epoch, "until": tx.later(by.seconds)}
+        return {"epoch": by.epoch, "until": tx.after(by.seconds)}
     if isinstance(by, Claim):
-        return {"owner": by.owner, "run": by.run, "until": tx.later(by.seconds), "over": by.over}
-    return {"over": by.over}
+        return {"owner": by.owner, "run": by.run, "until": tx.after(by.seconds), "dead_epoch": by.dead_epoch}
+    return {"dead_epoch": by.dead_epoch}
 
 
-def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
+def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
     """Say why a write was refused, if that was because of a lease."""
     row = tx.one(
         "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
         " WHERE namespace = :namespace AND id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
     )
     if row is None:
@@ -90,11 +91,11 @@ def refuse(tx: Tx, thread_id: str, namespace: str, by: By) -> None:
     owner, epoch, until, is_alive, status = row
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
-            raise LeaseLost(thread_id)
-    elif is_alive and epoch != by.over:
-        raise ThreadBusy(thread_id, owner, epoch, until)
+            raise LeaseLost(thread_key.id)
+    elif is_alive and epoch != by.dead_epoch:
+        raise ThreadBusy(thread_key.id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
-        raise ThreadInactive(thread_id, status)
+        raise ThreadInactive(thread_key.id, status)
 
 
 class Held(NamedTuple):
@@ -117,7 +118,7 @@ def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
             namespace=lease.namespace,
             id=lease.thread_id,
             epoch=lease.epoch,
-            until=tx.later(lease.seconds),
+            until=tx.after(lease.seconds),
             now=tx.now(),
         )
         if row is None:
@@ -132,13 +133,13 @@ def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
     return [lease for lease in held if (lease.namespace, lease.thread_id, lease.epoch) in asked]
 
 
-def abort(tx: Tx, thread_id: str, *, namespace: str = "") -> str | None:
+def abort(tx: Tx, thread_key: ThreadKey) -> str | None:
     """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
     row = tx.one(
         "UPDATE threads SET lease_abort = lease_epoch"
         " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
     )
     return row[0] if row else None

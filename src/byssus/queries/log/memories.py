@@ -13,19 +13,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from byssus.queries.log import branches, editing, leases, marks, threads
-from byssus.queries.log.editing import Spot
+from byssus.queries.log.editing import MessageRef
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, VISITOR, Stored
-from byssus.queries.versions.checkpoints import anchor_of
+from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
+from byssus.queries.versions.checkpoints import thread_state_of
 from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 NAME = 64  # characters of an id that are in the index
 _ASKED = (1, 8, 64)  # ids that are asked for at once: few statements, which are prepared once
 _MOST = 512  # with more ids than these, all messages are looked at
 
 
-class Kept(NamedTuple):
+class MemoryMessage(NamedTuple):
     """A message as a memory reads it."""
 
     id: str
@@ -34,10 +35,10 @@ class Kept(NamedTuple):
     created_at: str
 
 
-class Entry(NamedTuple):
+class MarkedMessage(NamedTuple):
     """A message with its marks."""
 
-    message: Stored
+    message: MessageRow
     marks: Sequence[str]
 
 
@@ -52,25 +53,27 @@ class _Thread(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def size(tx: Tx, thread_id: str, *, namespace: str) -> int:
+def size(tx: Tx, thread_key: ThreadKey) -> int:
     """How many messages there are."""
     row = tx.one(
-        "SELECT message_count FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=thread_id
+        "SELECT message_count FROM threads WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return row[0] if row else 0
 
 
-def summary(tx: Tx, thread_id: str, *, namespace: str) -> str:
+def summary(tx: Tx, thread_key: ThreadKey) -> str:
     """What stands for the messages that were left out; empty, if nothing does."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     return row[1] if row else ""
 
 
 def read(
-    tx: Tx, thread_id: str, *, namespace: str, marked: Sequence[str] | None, unmarked: Sequence[str]
-) -> tuple[str, list[Kept]]:
+    tx: Tx, thread_key: ThreadKey, *, marked: Sequence[str] | None, unmarked: Sequence[str]
+) -> tuple[str, list[MemoryMessage]]:
     """The summary, and the messages in order: those with one of some marks (None: all), but none with one of others."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None or (marked is not None and not marked):
         return row[1] if row else "", []
     branch, told = row
@@ -79,11 +82,11 @@ def read(
         source, order = f"{ALONG} WHERE s.branch = :branch", "s.after_seq, m.seq"
         values |= {"after": 0, "upto": END}
     else:
-        source, order = f"messages m WHERE m.key IN ({_bearers('in', marked, values)})", "m.seq"
+        source, order = f"messages m WHERE m.key IN ({_marked_by('in', marked, values)})", "m.seq"
     # Not NOT IN: Postgres would go through all marks for each message, once they are many.
-    without = f" AND NOT EXISTS ({_bearers('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
+    without = f" AND NOT EXISTS ({_marked_by('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
-    return told, [Kept(*row) for row in rows]
+    return told, [MemoryMessage(*row) for row in rows]
 
 
 class Listed(NamedTuple):
@@ -96,7 +99,7 @@ class Listed(NamedTuple):
     updated_at: str
 
 
-def listed(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
+def list_page(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
     """Memories, the one that was written last first: threads of users, those that a memory alone has
     written, and others with marks or a summary."""
     rows = tx.all(
@@ -114,15 +117,15 @@ def listed(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
     return [Listed(*row) for row in rows]
 
 
-def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[Kept, list[str]]]] | None:
+def entries(tx: Tx, thread_key: ThreadKey) -> tuple[str, list[tuple[MemoryMessage, list[str]]]] | None:
     """The summary, and all messages with their marks; None if there is no such thread."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None:
         return None
     branch, told = row
-    worn: dict[int, list[str]] = {}
+    marked: dict[int, list[str]] = {}
     for message, mark in tx.all("SELECT message, mark FROM marks WHERE branch = :branch ORDER BY key", branch=branch):
-        worn.setdefault(message, []).append(mark)
+        marked.setdefault(message, []).append(mark)
     rows = tx.all(
         f"SELECT m.key, m.id, m.body, m.plain, m.created_at FROM {ALONG} WHERE s.branch = :branch"
         " ORDER BY s.after_seq, m.seq",
@@ -130,29 +133,29 @@ def entries(tx: Tx, thread_id: str, *, namespace: str) -> tuple[str, list[tuple[
         after=0,
         upto=END,
     )
-    return told, [(Kept(*kept), worn.get(key, [])) for key, *kept in rows]
+    return told, [(MemoryMessage(*kept), marked.get(key, [])) for key, *kept in rows]
 
 
-def at(tx: Tx, keys: Sequence[int]) -> list[Kept]:
+def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
     """The messages of these rows, in this order."""
     found = []
     for key in keys:
         row = tx.one("SELECT id, body, plain, created_at FROM messages WHERE key = :key", key=key)
         if row is not None:  # it may be gone by now
-            found.append(Kept(*row))
+            found.append(MemoryMessage(*row))
     return found
 
 
-def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = "") -> tuple[str, dict[int, str], int]:
+def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str]) -> tuple[str, dict[int, str], int]:
     """The summary; the ids of the messages that bear one of these marks, by their places; and how many messages there
     are. That is -1 if nobody needs the places, and then they are any numbers."""
-    row = _find(tx, thread_id, namespace)
+    row = _find(tx, thread_key)
     if row is None:
         return "", {}, 0
     branch, told = row
     values: dict[str, Any] = {"branch": branch}
-    bearers = _bearers("in", wanted, values)
-    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({bearers})", **values)
+    marked_by = _marked_by("in", wanted, values)
+    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({marked_by})", **values)
     found = {seq: name for seq, name, _ in rows}
     if not any(plain for _, _, plain in rows):  # an agent's own messages say who they are
         return told, found, -1
@@ -162,18 +165,18 @@ def marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str = ""
     return told, {place: found[seq] for place, (seq,) in enumerate(seqs) if seq in found}, len(seqs)
 
 
-def _find(tx: Tx, thread_id: str, namespace: str) -> tuple[int, str] | None:
+def _find(tx: Tx, thread_key: ThreadKey) -> tuple[int, str] | None:
     """The branch that a thread reads, and its summary."""
     row = tx.one(
         "SELECT b.key, b.summary FROM threads t JOIN branches b ON b.key = t.branch"
         " WHERE t.namespace = :namespace AND t.id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return (row[0], row[1]) if row else None
 
 
-def _bearers(name: str, wanted: Sequence[str], values: dict[str, Any]) -> str:
+def _marked_by(name: str, wanted: Sequence[str], values: dict[str, Any]) -> str:
     """The messages of a branch that bear one of these marks, as a query with its values."""
     given = {f"{name}_{number}": mark for number, mark in enumerate(wanted)}
     values |= given
@@ -189,16 +192,15 @@ def _list(names: Iterable[str]) -> str:
 
 def add(
     tx: Tx,
-    thread_id: str,
-    messages: Sequence[Stored],
-    worn: Sequence[str],
+    thread_key: ThreadKey,
+    messages: Sequence[MessageRow],
+    new_marks: Sequence[str],
     *,
-    namespace: str,
-    by: By = VISITOR,
+    by: By = UNLEASED,
     again: bool = False,
 ) -> None:
     """Add messages with the same marks at the end, all or none; what is there already is left out, unless `again`."""
-    thread = _taken(tx, thread_id, namespace, by, size=len(messages))
+    thread = _taken(tx, thread_key, by, size=len(messages))
     after = thread.head - len(messages)
     if not again:
         ids = {message.id for message in messages}
@@ -213,44 +215,44 @@ def add(
             )
     if messages:
         threads.add(tx, thread.branch, after, messages, thread=thread.key)
-        _mark_new(tx, thread.branch, after, [Entry(message, worn) for message in messages])
+        _mark_new(tx, thread.branch, after, [MarkedMessage(message, new_marks) for message in messages])
 
 
-def delete(tx: Tx, thread_id: str, ids: Collection[str], *, namespace: str, by: By = VISITOR) -> int:
+def delete(tx: Tx, thread_key: ThreadKey, ids: Collection[str], *, by: By = UNLEASED) -> int:
     """Take out the messages with these ids; returns how many that were."""
     return _take_out(
-        tx, thread_id, namespace, by, lambda thread: [Spot(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
+        tx, thread_key, by, lambda thread: [MessageRef(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
     )
 
 
-def delete_marked(tx: Tx, thread_id: str, wanted: Sequence[str], *, namespace: str, by: By = VISITOR) -> int:
+def delete_marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str], *, by: By = UNLEASED) -> int:
     """Take out the messages with one of these marks; returns how many that were."""
-    return _take_out(tx, thread_id, namespace, by, lambda thread: _with_marks(tx, thread.branch, wanted))
+    return _take_out(tx, thread_key, by, lambda thread: _with_marks(tx, thread.branch, wanted))
 
 
-def _take_out(tx: Tx, thread_id: str, namespace: str, by: By, find: Callable[[_Thread], list[Spot]]) -> int:
+def _take_out(tx: Tx, thread_key: ThreadKey, by: By, find: Callable[[_Thread], list[MessageRef]]) -> int:
     """Most deletions find nothing: that is looked for before anything is written, and again when the row is taken."""
-    seen = _seen(tx, thread_id, namespace)
+    seen = _seen(tx, thread_key)
     if seen is None or not find(seen):
         return 0
-    thread = _taken(tx, thread_id, namespace, by)
+    thread = _taken(tx, thread_key, by)
     spots = find(thread)
     if spots:
         editing.remove(tx, on_its_line(tx, thread.key), spots)
     return len(spots)
 
 
-def clear(tx: Tx, thread_id: str, *, namespace: str, by: By = VISITOR) -> bool:
+def clear(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> bool:
     """Take out all messages; whether there were any, and something may be left that nobody reads."""
-    if not size(tx, thread_id, namespace=namespace):
+    if not size(tx, thread_key):
         return False
-    _emptied(tx, _taken(tx, thread_id, namespace, by))
+    _emptied(tx, _taken(tx, thread_key, by))
     return True
 
 
-def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, namespace: str, by: By = VISITOR) -> None:
+def replace(tx: Tx, thread_key: ThreadKey, entries: Sequence[MarkedMessage], told: str, *, by: By = UNLEASED) -> None:
     """Put these messages and this summary in the place of all that there is."""
-    thread = _taken(tx, thread_id, namespace, by)
+    thread = _taken(tx, thread_key, by)
     branch = _emptied(tx, thread)
     marks.summarize(tx, branch, told)
     if entries:
@@ -263,39 +265,37 @@ def replace(tx: Tx, thread_id: str, entries: Sequence[Entry], told: str, *, name
         _mark_new(tx, branch, thread.head, entries)
 
 
-def update_marks(
-    tx: Tx, thread_id: str, new: str | None, old: str | None, ids: Collection[str] | None, *, namespace: str
-) -> int:
+def update_marks(tx: Tx, thread_key: ThreadKey, new: str | None, old: str | None, ids: Collection[str] | None) -> int:
     """Add, change or remove a mark; returns how many messages got it, or lost it if there is no new one."""
-    thread = _held(tx, thread_id, namespace)
+    thread = _held(tx, thread_key)
     if thread is None or (new is None and old is None):
         return 0
     wanted = None if ids is None else [key for key, _, _ in _with_ids(tx, thread, ids)]
     if old is None:
         assert new is not None
         return _mark(tx, thread.branch, new, _all_keys(tx, thread.branch) if wanted is None else wanted)
-    worn = marks.holders(tx, thread.branch, old)
-    chosen = list(worn) if wanted is None else [key for key in wanted if key in worn]
-    marks.drop(tx, [worn[key][0] for key in chosen])  # of the same mark twice, the first one
+    marked = marks.holders(tx, thread.branch, old)
+    chosen = list(marked) if wanted is None else [key for key in wanted if key in marked]
+    marks.drop(tx, [marked[key][0] for key in chosen])  # of the same mark twice, the first one
     if new is None:
         return len(chosen)
     return _mark(tx, thread.branch, new, sorted(chosen))
 
 
-def summarize(tx: Tx, thread_id: str, told: str, *, namespace: str) -> None:
+def summarize(tx: Tx, thread_key: ThreadKey, told: str) -> None:
     """Set the summary. The thread is made if it is new."""
-    marks.summarize(tx, _held_or_made(tx, thread_id, namespace).branch, told)
+    marks.summarize(tx, _held_or_made(tx, thread_key).branch, told)
 
 
 def compress(
-    tx: Tx, thread_id: str, ids: Collection[str], mark: str, told: str, *, before: str | None, namespace: str
+    tx: Tx, thread_key: ThreadKey, ids: Collection[str], mark: str, told: str, *, before: str | None
 ) -> int | None:
     """Mark messages and set the summary that stands for them, in one step; returns how many were not marked before.
 
     None, and nothing is changed, if the summary is no longer the one that this one was written from.
     """
-    thread = _held_or_made(tx, thread_id, namespace)
-    if before not in (None, summary(tx, thread_id, namespace=namespace)):
+    thread = _held_or_made(tx, thread_key)
+    if before not in (None, summary(tx, thread_key)):
         return None
     marks.summarize(tx, thread.branch, told)
     return _mark(tx, thread.branch, mark, [key for key, _, _ in _with_ids(tx, thread, ids)])
@@ -307,42 +307,48 @@ _THREAD = "key, branch, head, named, (SELECT COUNT(*) FROM segments WHERE segmen
 _MOVE = (
     "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :size,"
     " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
-    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']} RETURNING {_THREAD}"
+    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']} RETURNING {_THREAD}"
 )
 _HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING {_THREAD}"
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
-def _taken(tx: Tx, thread_id: str, namespace: str, by: By, *, size: int = 0) -> _Thread:
+def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
     """The thread, its row taken by somebody who changes its log. It is made if it is new."""
-    values = {"namespace": namespace, "id": thread_id, "size": size, "now": tx.now(), **leases.parameters(tx, by)}
+    values = {
+        "namespace": thread_key.namespace,
+        "id": thread_key.id,
+        "size": size,
+        "now": tx.now(),
+        **leases.parameters(tx, by),
+    }
     while (row := tx.one(_MOVE, **values)) is None:
-        leases.refuse(tx, thread_id, namespace, by)
-        threads.make(tx, namespace, thread_id, tx.now())
+        leases.refuse(tx, thread_key, by)
+        threads.make(tx, thread_key, tx.now())
     return _Thread(*row)
 
 
-def _held(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
+def _held(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
     """The thread, its row taken by somebody who leaves its log as it is."""
-    row = tx.one(_HOLD, namespace=namespace, id=thread_id)
+    row = tx.one(_HOLD, namespace=thread_key.namespace, id=thread_key.id)
     return _Thread(*row) if row else None
 
 
-def _held_or_made(tx: Tx, thread_id: str, namespace: str) -> _Thread:
-    while (thread := _held(tx, thread_id, namespace)) is None:
-        threads.make(tx, namespace, thread_id, tx.now())
+def _held_or_made(tx: Tx, thread_key: ThreadKey) -> _Thread:
+    while (thread := _held(tx, thread_key)) is None:
+        threads.make(tx, thread_key, tx.now())
     return thread
 
 
-def _seen(tx: Tx, thread_id: str, namespace: str) -> _Thread | None:
+def _seen(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
     """The thread, for a look whether there is anything to do."""
-    row = tx.one(_SEE, namespace=namespace, id=thread_id)
+    row = tx.one(_SEE, namespace=thread_key.namespace, id=thread_key.id)
     return _Thread(*row) if row else None
 
 
 def _emptied(tx: Tx, thread: _Thread) -> int:
     on_its_line(tx, thread.key)
-    branch = editing.empty(tx, anchor_of(tx, thread.key))
+    branch = editing.empty(tx, thread_state_of(tx, thread.key))
     tx.run("UPDATE threads SET named = 1 WHERE key = :key", key=thread.key)
     return branch
 
@@ -400,15 +406,15 @@ def _source_at(tx: Tx, branch: int, seq: int) -> int | None:
     return row[0] if row is not None and row[1] >= seq else None
 
 
-def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[Spot]:
+def _with_marks(tx: Tx, branch: int, wanted: Sequence[str]) -> list[MessageRef]:
     if not wanted:
         return []
     values: dict[str, Any] = {"branch": branch}
     rows = tx.all(
-        f"SELECT m.key, m.seq FROM messages m WHERE m.key IN ({_bearers('in', wanted, values)}) ORDER BY m.seq",
+        f"SELECT m.key, m.seq FROM messages m WHERE m.key IN ({_marked_by('in', wanted, values)}) ORDER BY m.seq",
         **values,
     )
-    return [Spot(*row) for row in rows]
+    return [MessageRef(*row) for row in rows]
 
 
 def _all_keys(tx: Tx, branch: int) -> list[int]:
@@ -426,7 +432,7 @@ def _mark(tx: Tx, branch: int, mark: str, messages: Iterable[int]) -> int:
     return len(fresh)
 
 
-def _mark_new(tx: Tx, branch: int, after: int, entries: Sequence[Entry]) -> None:
+def _mark_new(tx: Tx, branch: int, after: int, entries: Sequence[MarkedMessage]) -> None:
     """Put marks on messages that were just added behind a seq."""
     rows = [
         {"branch": branch, "seq": seq, "mark": mark}

@@ -19,11 +19,12 @@ from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
-from byssus.queries.log.leases import By, Visit
+from byssus.queries.log.leases import By, Unleased
 from byssus.store.database import Moment, Tx
+from byssus.values.thread_key import ThreadKey
 
 ANY = -1  # whatever the thread's version is
-VISITOR = Visit()  # the usual one, who writes over nobody's lease
+UNLEASED = Unleased()  # the usual one, who writes over nobody's lease
 
 END = 2**62  # behind the last seq that there can be
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
@@ -43,7 +44,7 @@ _PAGE = (
 )
 
 
-class Stored(NamedTuple):
+class MessageRow(NamedTuple):
     """A message as it is stored."""
 
     id: str
@@ -90,39 +91,40 @@ class ThreadInfo(NamedTuple):
 
 def append(
     tx: Tx,
-    thread_id: str,
-    messages: Sequence[Stored],
+    thread_key: ThreadKey,
+    messages: Sequence[MessageRow],
     *,
-    namespace: str = "",
-    by: By = VISITOR,
+    by: By = UNLEASED,
     expect: int = ANY,
     reserve: int = 0,
     extra: str | None = None,
     release: str = "",
-    whole: bool = False,
+    clear_partial: bool = False,
     owner: str | None = None,
     charge: Charge | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
-    The extra and the lease may change in the same step; `whole` means that the saved part of a reply is obsolete.
+    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply goes.
     `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
     """
     count = len(messages)
     size = count + reserve
     row = None
-    if by is VISITOR and expect == ANY:  # what most writes are: made for speed
-        row = tx.one(_PLAIN_MOVE, namespace=namespace, id=thread_id, size=size, count=count, now=tx.now())
+    if by is UNLEASED and expect == ANY:  # what most writes are: made for speed
+        row = tx.one(
+            _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
+        )
     if row is not None:
         key, position = row[0], Position(*row[1:])
     else:
-        key, position = advance(tx, thread_id, namespace, by, size=size, count=count, expect=expect, release=release)
+        key, position = advance(tx, thread_key, by, size=size, count=count, expect=expect, release=release)
     add(tx, position.branch, position.head - size, messages, thread=key)
     if charge is not None:
         quotas.settle(tx, key, charge)
     if extra is not None:
         set_extra(tx, key, extra)
-    if whole:
+    if clear_partial:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
         quotas.take(tx, owner)
@@ -132,7 +134,7 @@ def append(
     return position
 
 
-def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: int) -> None:
+def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:
     """Store messages behind a seq of a branch of a thread. Whose turn that is, the caller knows."""
     now = tx.now()
     if len(messages) == 1:  # what most writes are: made for speed
@@ -156,17 +158,16 @@ def add(tx: Tx, branch: int, after: int, messages: Sequence[Stored], *, thread: 
 
 def fill(
     tx: Tx,
-    thread_id: str,
-    places: Sequence[tuple[int, Stored]],
+    thread_key: ThreadKey,
+    slots: Sequence[tuple[int, MessageRow]],
     *,
-    namespace: str = "",
-    by: By = VISITOR,
+    by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
     """Put messages into reserved places. A place that is taken means that somebody else settled it."""
-    last = max(seq for seq, _ in places)
-    key, position = advance(tx, thread_id, namespace, by, count=len(places), last=last, create=False)
-    for seq, m in places:
+    last = max(seq for seq, _ in slots)
+    key, position = advance(tx, thread_key, by, count=len(slots), last=last, create=False)
+    for seq, m in slots:
         stored = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at)"
             " VALUES (:branch, :seq, :id, :role, :body, :now) ON CONFLICT (branch, seq) DO NOTHING RETURNING seq",
@@ -178,38 +179,36 @@ def fill(
             now=tx.now(),
         )
         if not stored:
-            raise ThreadMoved(thread_id)
-    usage.count(tx, key, [message.spent for _, message in places])
+            raise ThreadMoved(thread_key.id)
+    usage.count(tx, key, [message.spent for _, message in slots])
     if extra is not None:
         set_extra(tx, key, extra)
     return position
 
 
-def save_extra(
-    tx: Tx, thread_id: str, extra: str, *, namespace: str = "", by: By = VISITOR, expect: int = ANY
-) -> Position:
+def save_extra(tx: Tx, thread_key: ThreadKey, extra: str, *, by: By = UNLEASED, expect: int = ANY) -> Position:
     """Replace the thread's extra. The thread is made if it is new."""
-    return append(tx, thread_id, [], namespace=namespace, by=by, expect=expect, extra=extra)
+    return append(tx, thread_key, [], by=by, expect=expect, extra=extra)
 
 
 def set_extra(tx: Tx, key: int, extra: str) -> None:
     tx.run("UPDATE threads SET extra = :extra WHERE key = :key", extra=extra, key=key)
 
 
-def find(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadRow | None:
+def find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
     row = tx.one(
         f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl, owner"
         " FROM threads LEFT JOIN partials ON partials.thread = threads.key"
         " WHERE namespace = :namespace AND id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return ThreadRow(*row) if row else None
 
 
-def is_at(tx: Tx, thread_id: str, key: int, branch: int, created_at: str, *, namespace: str = "") -> bool:
+def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, created_at: str) -> bool:
     """Whether a thread is still the one that it was, and on the same branch."""
-    row = find(tx, thread_id, namespace=namespace)
+    row = find(tx, thread_key)
     return row is not None and (row.key, row.branch, row.created_at) == (key, branch, created_at)
 
 
@@ -237,11 +236,11 @@ def recent(tx: Tx, *, namespace: str = "", limit: int, before: ThreadInfo | None
     return [ThreadInfo(*row) for row in rows]
 
 
-def info(tx: Tx, thread_id: str, *, namespace: str = "") -> ThreadInfo | None:
+def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
     row = tx.one(
         "SELECT id, message_count, created_at, updated_at FROM threads WHERE namespace = :namespace AND id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     return ThreadInfo(*row) if row else None
 
@@ -264,18 +263,18 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
     return [(ThreadInfo(*row[:4]), row[4], row[5]) for row in rows]
 
 
-def set_owner(tx: Tx, thread_id: str, owner: str | None, *, namespace: str = "") -> None:
+def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
     """Say whose thread it is: a user, who must exist, or nobody. The thread is made if it is new."""
-    key = key_of(tx, thread_id, namespace)
+    key = key_of(tx, thread_key)
     if owner is not None:
         quotas.take(tx, owner)
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
     tx.one(change, owner=owner, key=key)  # asked for, and not told: see `append`
 
 
-def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: By) -> None:
+def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
     """Keep what has arrived of a reply so far. That is a write to the thread: whoever knows it must look again."""
-    key, _ = advance(tx, thread_id, namespace, by, create=False)
+    key, _ = advance(tx, thread_key, by, create=False)
     tx.run(
         "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
         " ON CONFLICT (thread) DO UPDATE SET body = excluded.body, saved_at = excluded.saved_at",
@@ -285,9 +284,9 @@ def save_partial(tx: Tx, thread_id: str, body: str, *, namespace: str = "", by: 
     )
 
 
-def distrust(tx: Tx, thread_id: str, upto: int, *, namespace: str = "", by: By) -> None:
+def distrust(tx: Tx, thread_key: ThreadKey, upto: int, *, by: By) -> None:
     """From here up, the ledger does not know which calls have run."""
-    key, _ = hold(tx, thread_id, namespace, by)
+    key, _ = hold(tx, thread_key, by)
     tx.run(
         "UPDATE threads SET unledgered = :upto WHERE key = :key AND unledgered < :upto",
         upto=upto,
@@ -306,29 +305,28 @@ def message_id(tx: Tx, branch: int, seq: int) -> str | None:
     return row[0] if row else None
 
 
-def hold(tx: Tx, thread_id: str, namespace: str, by: By) -> tuple[int, int]:
+def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:
     """Take the thread's row without changing anything but the lease: its key and its branch."""
     values = leases.parameters(tx, by)
-    row = tx.one(_TOUCHES[type(by).__name__], namespace=namespace, id=thread_id, now=tx.now(), **values)
+    row = tx.one(_TOUCHES[type(by).__name__], namespace=thread_key.namespace, id=thread_key.id, now=tx.now(), **values)
     if row is None:
-        leases.refuse(tx, thread_id, namespace, by)
-        raise ThreadMoved(thread_id)
+        leases.refuse(tx, thread_key, by)
+        raise ThreadMoved(thread_key.id)
     return row[0], row[1]
 
 
-def key_of(tx: Tx, thread_id: str, namespace: str) -> int:
+def key_of(tx: Tx, thread_key: ThreadKey) -> int:
     """The thread's key, its row taken: nobody deletes it meanwhile. The thread is made if it is new."""
     take = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key"
-    while (row := tx.one(take, namespace=namespace, id=thread_id)) is None:
-        make(tx, namespace, thread_id, tx.now())
+    while (row := tx.one(take, namespace=thread_key.namespace, id=thread_key.id)) is None:
+        make(tx, thread_key, tx.now())
     key: int = row[0]
     return key
 
 
 def advance(
     tx: Tx,
-    thread_id: str,
-    namespace: str,
+    thread_key: ThreadKey,
     by: By,
     *,
     size: int = 0,
@@ -339,20 +337,26 @@ def advance(
     create: bool = True,
 ) -> tuple[int, Position]:
     """Take the thread's row and move its head: one statement where the thread exists and may be written."""
-    values: dict[str, Any] = {"namespace": namespace, "id": thread_id, "size": size, "count": count, "now": tx.now()}
+    values: dict[str, Any] = {
+        "namespace": thread_key.namespace,
+        "id": thread_key.id,
+        "size": size,
+        "count": count,
+        "now": tx.now(),
+    }
     values |= leases.parameters(tx, by) | {"last": last, "expect": expect}
-    move = _move("" if by is VISITOR else type(by).__name__, release, last > 0, expect != ANY)
+    move = _move("" if by is UNLEASED else type(by).__name__, release, last > 0, expect != ANY)
     while (row := tx.one(move, **values)) is None:
         # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
-        leases.refuse(tx, thread_id, namespace, by)
-        known = find(tx, thread_id, namespace=namespace)
+        leases.refuse(tx, thread_key, by)
+        known = find(tx, thread_key)
         if known is None and create:
-            make(tx, namespace, thread_id, tx.now())
-            made = find(tx, thread_id, namespace=namespace)
+            make(tx, thread_key, tx.now())
+            made = find(tx, thread_key)
             if expect == 0 and made is not None and made.head == 0:  # there was none, as was expected
                 values["expect"] = expect = made.version
         elif known is None or expect not in (ANY, known.version):
-            raise ThreadMoved(thread_id)
+            raise ThreadMoved(thread_key.id)
     return row[0], Position(*row[1:])
 
 
@@ -385,14 +389,14 @@ _TOUCHES = {
 }
 
 
-def make(tx: Tx, namespace: str, thread_id: str, now: Moment) -> bool:
+def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
     """Make a thread; False if there is one of this name."""
     row = tx.one(
         "INSERT INTO threads (namespace, id, branch, head, version, message_count, extra, created_at, updated_at)"
         " VALUES (:namespace, :id, 0, 0, 0, 0, '{}', :now, :now)"
         " ON CONFLICT (namespace, id) DO NOTHING RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=now,
     )
     if row is None:  # another writer was faster

@@ -13,18 +13,19 @@ from byssus.errors import InputError
 from byssus.queries.accounts import usage
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Lease
-from byssus.queries.log.threads import Position, Stored
+from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
+from byssus.values.thread_key import ThreadKey
 
 WAITING, ANSWERED, STARTED = "waiting", "answered", "started"
 OPEN = (WAITING, ANSWERED, STARTED)
 
 
 class Start(NamedTuple):
-    """A call that is about to run, or to be put before a person. `reply` and `place` say which call of which reply."""
+    """A call that is about to run, or to be put before a person. `reply` and `call_index` say which."""
 
     reply: int
-    place: int
+    call_index: int
     call_id: str
     name: str
     arguments: str
@@ -33,10 +34,10 @@ class Start(NamedTuple):
     run: str
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A call as the ledger has it."""
 
-    place: int
+    call_index: int
     call_id: str
     name: str
     arguments: str
@@ -61,13 +62,13 @@ class PendingRow(NamedTuple):
     asked_at: str
 
 
-_ENTRY = ", ".join(Entry._fields)
+_ENTRY = ", ".join(LedgerEntry._fields).replace("call_index", "place")  # the column has another name
 _PUT = (
     "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key, run,"
-    " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :place, :call_id,"
-    " :name, :arguments, :recovery, :idempotency_key, :run, :status, :reason, :question, :attempts, :asked_at,"
-    " :started_at) ON CONFLICT (branch, reply, place) DO UPDATE SET run = excluded.run, status = excluded.status,"
-    " arguments = excluded.arguments, recovery = excluded.recovery,"
+    " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :call_index,"
+    " :call_id, :name, :arguments, :recovery, :idempotency_key, :run, :status, :reason, :question, :attempts,"
+    " :asked_at, :started_at) ON CONFLICT (branch, reply, place) DO UPDATE SET run = excluded.run,"
+    " status = excluded.status, arguments = excluded.arguments, recovery = excluded.recovery,"
     " reason = COALESCE(excluded.reason, tool_calls.reason),"
     " question = COALESCE(excluded.question, tool_calls.question), attempts = tool_calls.attempts + excluded.attempts,"
     " asked_at = COALESCE(excluded.asked_at, tool_calls.asked_at),"
@@ -75,104 +76,103 @@ _PUT = (
 )
 
 
-def start(tx: Tx, thread_id: str, call: Start, *, by: Lease, namespace: str = "") -> None:
+def start(tx: Tx, thread_key: ThreadKey, call: Start, *, by: Lease) -> None:
     """Record that a tool is about to run."""
-    _put(tx, thread_id, namespace, by, call, status=STARTED, attempts=1, started_at=tx.now())
+    _put(tx, thread_key, by, call, status=STARTED, attempts=1, started_at=tx.now())
 
 
-def ask(tx: Tx, thread_id: str, call: Start, *, reason: str, question: str, by: Lease, namespace: str = "") -> None:
+def ask(tx: Tx, thread_key: ThreadKey, call: Start, *, reason: str, question: str, by: Lease) -> None:
     """Put a call before a person."""
-    _put(tx, thread_id, namespace, by, call, status=WAITING, asked_at=tx.now(), reason=reason, question=question)
+    _put(tx, thread_key, by, call, status=WAITING, asked_at=tx.now(), reason=reason, question=question)
 
 
-def _put(tx: Tx, thread_id: str, namespace: str, by: Lease, call: Start, **values: object) -> None:
-    thread, branch = threads.hold(tx, thread_id, namespace, by)
+def _put(tx: Tx, thread_key: ThreadKey, by: Lease, call: Start, **values: object) -> None:
+    thread, branch = threads.hold(tx, thread_key, by)
     optional = {"reason": None, "question": None, "attempts": 0, "asked_at": None, "started_at": None}
     tx.run(_PUT, **call._asdict(), **{**optional, **values}, thread=thread, branch=branch)
 
 
 def finish(
     tx: Tx,
-    thread_id: str,
+    thread_key: ThreadKey,
     reply: int,
-    ends: Sequence[tuple[int, int, Stored, str, float | None]],
+    ends: Sequence[tuple[int, int, MessageRow, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,
-    namespace: str = "",
 ) -> Position:
     """Store results, each with the call's place in the reply, its own seq, how the call ended, and after how many
     milliseconds."""
     filled = [(seq, message) for _, seq, message, *_ in ends]
-    position = threads.fill(tx, thread_id, filled, namespace=namespace, by=by, extra=extra)
-    for place, _, _, status, elapsed in ends:
-        _end(tx, position.branch, reply, place, status, elapsed)
+    position = threads.fill(tx, thread_key, filled, by=by, extra=extra)
+    for call_index, _, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, call_index, status, elapsed)
     return position
 
 
 def finish_behind(
     tx: Tx,
-    thread_id: str,
+    thread_key: ThreadKey,
     reply: int,
-    ends: Sequence[tuple[int, Stored, str, float | None]],
+    ends: Sequence[tuple[int, MessageRow, str, float | None]],
     *,
     by: Lease,
     extra: str | None = None,
-    namespace: str = "",
 ) -> Position:
     """As `finish`, at the end of the log: for a reply behind which nobody left room."""
     added = [message for _, message, *_ in ends]
-    position = threads.append(tx, thread_id, added, namespace=namespace, by=by, extra=extra)
-    for place, _, status, elapsed in ends:
-        _end(tx, position.branch, reply, place, status, elapsed)
+    position = threads.append(tx, thread_key, added, by=by, extra=extra)
+    for call_index, _, status, elapsed in ends:
+        _end(tx, position.branch, reply, call_index, status, elapsed)
     return position
 
 
-def _end(tx: Tx, branch: int, reply: int, place: int, status: str, elapsed_ms: float | None) -> None:
+def _end(tx: Tx, branch: int, reply: int, call_index: int, status: str, elapsed_ms: float | None) -> None:
     tx.run(
         "UPDATE tool_calls SET status = :status, ended_at = :now, elapsed_ms = :elapsed"
-        " WHERE branch = :branch AND reply = :reply AND place = :place",
+        " WHERE branch = :branch AND reply = :reply AND place = :call_index",
         status=status,
         elapsed=elapsed_ms,
         now=tx.now(),
         branch=branch,
         reply=reply,
-        place=place,
+        call_index=call_index,
     )
-    usage.count_call(tx, branch, reply, place, status, elapsed_ms)
+    usage.count_call(tx, branch, reply, call_index, status, elapsed_ms)
 
 
-def of_reply(tx: Tx, branch: int, reply: int) -> list[Entry]:
+def of_reply(tx: Tx, branch: int, reply: int) -> list[LedgerEntry]:
     """What the ledger has about the calls of a reply."""
     rows = tx.all(
         f"SELECT {_ENTRY} FROM tool_calls WHERE branch = :branch AND reply = :reply ORDER BY place",
         branch=branch,
         reply=reply,
     )
-    return [Entry(*row) for row in rows]
+    return [LedgerEntry(*row) for row in rows]
 
 
-def pending(tx: Tx, thread_id: str | None = None, *, namespace: str = "") -> list[PendingRow]:
-    """The questions that wait, of one thread or of all."""
+def pending(tx: Tx, thread_key: ThreadKey | None = None) -> list[PendingRow]:
+    """The questions that wait: of one thread, or of all that are in no namespace."""
+    namespace, thread_id = thread_key or ("", "")
     rows: list[Row] = tx.all(
         "SELECT threads.id, call_id, name, arguments, reason, question, asked_at FROM tool_calls"
         " JOIN threads ON threads.key = tool_calls.thread"
         " WHERE tool_calls.status = 'waiting' AND namespace = :namespace AND (:every = 1 OR threads.id = :id)"
         " ORDER BY tool_calls.key",
         namespace=namespace,
-        every=int(thread_id is None),
-        id=thread_id or "",
+        every=int(thread_key is None),
+        id=thread_id,
     )
     return [PendingRow(*row) for row in rows]
 
 
-def answer(tx: Tx, thread_id: str, call_id: str, answer: str, *, namespace: str = "") -> None:
+def answer(tx: Tx, thread_key: ThreadKey, call_id: str, answer: str) -> None:
     """Record what a person said. The run that goes on acts upon it."""
     rows = tx.all(
         "SELECT tool_calls.key, tool_calls.status FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND call_id = :call_id ORDER BY tool_calls.key DESC",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         call_id=call_id,
     )
     for key in [key for key, status in reversed(rows) if status == WAITING]:
@@ -183,7 +183,7 @@ def answer(tx: Tx, thread_id: str, call_id: str, answer: str, *, namespace: str 
             key=key,
         ):
             return
-    raise not_waiting(f"thread {thread_id!r}", call_id, rows[0][1] if rows else None)
+    raise not_waiting(f"thread {thread_key.id!r}", call_id, rows[0][1] if rows else None)
 
 
 def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
@@ -191,15 +191,15 @@ def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
     return InputError(f"call {call_id!r} of {where} {what}; agent.pending lists what waits")
 
 
-def records(tx: Tx, thread_id: str, *, after: int = 0, limit: int, namespace: str = "") -> list[Row]:
+def records(tx: Tx, thread_key: ThreadKey, *, after: int = 0, limit: int) -> list[Row]:
     """The ledger of a thread, oldest first."""
     return tx.all(
         "SELECT tool_calls.key, call_id, name, arguments, recovery, idempotency_key, tool_calls.run, tool_calls.status,"
         " attempts, asked_at, started_at, ended_at FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND tool_calls.key > :after"
         " ORDER BY tool_calls.key LIMIT :limit",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         after=after,
         limit=limit,
     )

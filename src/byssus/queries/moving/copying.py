@@ -290,7 +290,7 @@ def _surplus(table: Table, rows: Sequence[Row], theirs: Sequence[Row]) -> list[R
 # --- the mark ---------------------------------------------------------------------------------------------------------
 
 
-class Mark(NamedTuple):
+class CopyRow(NamedTuple):
     """A copy that was begun in a database."""
 
     key: int
@@ -299,9 +299,9 @@ class Mark(NamedTuple):
     finished_at: str | None
 
 
-def last_mark(tx: Tx) -> Mark | None:
+def last_mark(tx: Tx) -> CopyRow | None:
     row = tx.one("SELECT key, source, began_at, finished_at FROM copies ORDER BY key DESC LIMIT 1")
-    return Mark(*row) if row else None
+    return CopyRow(*row) if row else None
 
 
 def is_empty(tx: Tx) -> bool:
@@ -313,7 +313,7 @@ def counts(tx: Tx) -> dict[str, int]:
     return {table.name: count(tx, table) for table in TABLES}
 
 
-def begin(tx: Tx, source: str) -> Mark | None:
+def begin(tx: Tx, source: str) -> CopyRow | None:
     """The mark of the copy into this database: of one that is under way, or of a new one if there is nothing here.
 
     It is closed if all that is here is a finished copy, and None if it is anything else.
@@ -328,7 +328,7 @@ def begin(tx: Tx, source: str) -> Mark | None:
         now=tx.now(),
     )
     assert row is not None
-    return Mark(*row)
+    return CopyRow(*row)
 
 
 def finish(tx: Tx, sha256: str) -> None:

@@ -144,7 +144,7 @@ def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
         versions += [version for _, _, version in rows]
         read.update({key: max(seq, read.get(key, 0)) for key, seq, _ in rows})
     segments = {key: branches.segments_of(tx, key, upto) for key, upto in read.items()}
-    marked = {key: branches.bearing(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
+    marked = {key: branches.marks_point(tx, thread, branch, Point(key, upto, 0)) for key, upto in read.items()}
     called = tx.all("SELECT DISTINCT branch FROM tool_calls WHERE thread = :thread", thread=thread)
     needed = {branch, line, *read, *lines, *inherited, *sources, *(key for (key,) in called)}
     needed.update(segment.source for several in segments.values() for segment in several)
@@ -218,20 +218,20 @@ def _marks(tx: Tx, plan: _Plan) -> Iterator[Line]:
 
 
 def _marks_between(tx: Tx, bearer: int, source: int, after: int, upto: int) -> Iterator[tuple[int, str]]:
-    place = (after, LAST)  # the seq of a message, and the key of its mark
+    cursor = (after, LAST)  # the seq of a message, and the key of its mark
     while rows := tx.all(
         "SELECT m.seq, k.key, k.mark FROM messages m JOIN marks k ON k.message = m.key AND k.branch = :bearer"
         " WHERE m.branch = :source AND m.seq >= :seq AND m.seq <= :upto AND (m.seq, k.key) > (:seq, :key)"
         " ORDER BY m.seq, k.key LIMIT :limit",
         bearer=bearer,
         source=source,
-        seq=place[0],
-        key=place[1],
+        seq=cursor[0],
+        key=cursor[1],
         upto=upto,
         limit=PAGE_ROWS,
     ):
         yield from ((seq, mark) for seq, _, mark in rows)
-        place = rows[-1][:2]
+        cursor = rows[-1][:2]
 
 
 def _joined(read: Iterable[Segment]) -> list[Segment]:
@@ -341,10 +341,10 @@ def owned(tx: Tx, user: str) -> list[Owned]:
 
 def origins(tx: Tx, keys: Sequence[int]) -> list[tuple[int, int, int]]:
     """Which of these threads were forked from which other ones of them, by their places, and up to which seq."""
-    places = {key: place for place, key in enumerate(keys)}
+    indexes = {key: index for index, key in enumerate(keys)}
     found = []
-    for key, place in places.items():
+    for key, index in indexes.items():
         row = tx.one("SELECT origin, origin_seq FROM threads WHERE key = :key", key=key)
-        if row is not None and row[0] in places:
-            found.append((place, places[row[0]], row[1]))
+        if row is not None and row[0] in indexes:
+            found.append((index, indexes[row[0]], row[1]))
     return found

@@ -231,7 +231,7 @@ def _hold(tx: Tx, token: str, seconds: float) -> int:
     """
     row = tx.one(
         "UPDATE threads SET lease_until = :until WHERE namespace = :importing AND id = :token RETURNING key",
-        until=tx.later(seconds),
+        until=tx.after(seconds),
         importing=IMPORTING,
         token=token,
     )
@@ -346,7 +346,7 @@ def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
         assert made is not None
         branch = keys[row["number"]] = made[0]  # a page that is written again comes to other keys, for all of them
         segments = row["segments"]
-        branches.lay(
+        branches.write_segments(
             tx, branch, [Segment(keys[s], after, END if upto is None else upto) for s, after, upto in segments]
         )
         inherited = [

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, TypeAlias
 from byssus.store.database import Row, Tx
 
 MESSAGE, CALL = "message", "call"
-MAX_PLACES = 1_000  # branches, or threads, that are asked for by their tokens; more are sorted out afterwards
+MAX_SCOPES = 1_000  # branches, or threads, that are asked for by their tokens; more are sorted out afterwards
 
 _END = 2**62
 # No word has these: they are for private use.
-_PLACE, _LONG, _TOOL = "\ue000", "\ue001", "\ue002"
+_SCOPE, _LONG, _TOOL = "\ue000", "\ue001", "\ue002"
 # What a tsvector holds: positions up to 16,383, 255 of them a token, and a megabyte in all.
 _POSITIONS, _REPEATS, _BYTES = 16_000, 250, 250_000
 _NEAR = 2_000  # keys that are looked at before GIN is asked
@@ -52,20 +52,20 @@ class State(NamedTuple):
     tokenizer: int
 
 
-class Waiting(NamedTuple):
+class Unindexed(NamedTuple):
     """A row that is to be indexed: its branch or its thread, and what its text is made of."""
 
     key: int
-    place: int
+    scope_key: int
     texts: tuple[str | None, ...]
     ticket: int | None = None  # of a call that has changed
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A row as the index takes it."""
 
     key: int
-    place: int
+    scope_key: int
     ticket: int | None
     sequence: list[str]
     singles: list[str]
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
     kind: str
     state: State
-    entries: list[Entry]
+    entries: list[IndexEntry]
     upto: int
 
 
@@ -97,7 +97,7 @@ class _Kind(NamedTuple):
     tokens: str  # the table of its tokens, and there the column of the row's key
     token_key: str
     table: str
-    place: str
+    scope_key: str
     texts: str
     size: str
     columns: str
@@ -135,7 +135,7 @@ def state(tx: Tx, kind: str) -> State:
     return State(*row)
 
 
-def places(tx: Tx, kind: str, filters: Filters) -> list[int] | None:
+def scope_keys(tx: Tx, kind: str, filters: Filters) -> list[int] | None:
     """The branches, or threads, that the filters leave; None if they are all, or too many to be named."""
     if filters.session is None and filters.user is None:
         return None
@@ -143,10 +143,10 @@ def places(tx: Tx, kind: str, filters: Filters) -> list[int] | None:
     rows = tx.all(
         f"SELECT DISTINCT {column} FROM threads t JOIN segments s ON s.branch = t.branch"
         f" WHERE t.namespace = :namespace{_whose(filters)} LIMIT :limit",
-        limit=MAX_PLACES + 1,
+        limit=MAX_SCOPES + 1,
         **_values(filters),
     )
-    return [key for (key,) in rows] if len(rows) <= MAX_PLACES else None
+    return [key for (key,) in rows] if len(rows) <= MAX_SCOPES else None
 
 
 def candidates(
@@ -298,7 +298,7 @@ def _values(filters: Filters) -> dict[str, Any]:
 
 def _query(system: str, chains: Sequence[Sequence[str]], named: Sequence[int] | None) -> str:
     """What the index is asked: all chains, in one of the places. Tokens have no quotes in them."""
-    marks = [f"{_PLACE}{place}" for place in named or ()]
+    marks = [f"{_SCOPE}{scope_key}" for scope_key in named or ()]
     if _is_sqlite(system):
         wanted = [f'"{" ".join(chain)}"' for chain in chains]
         either = " OR ".join(f'"{mark}"' for mark in marks)
@@ -353,7 +353,7 @@ def highest(tx: Tx, kind: str) -> int:
     return int(row[0])
 
 
-def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) -> list[Waiting]:
+def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) -> list[Unindexed]:
     """The next rows to be indexed: so many, and of so many bytes, or one that is larger."""
     about = _COLUMNS[kind]
     if kind == CALL and (changed := _changed(tx, rows)):
@@ -374,19 +374,19 @@ def waiting(tx: Tx, system: str, kind: str, upto: int, *, rows: int, size: int) 
     sqlite = _is_sqlite(system)
     among = "IN (SELECT value FROM json_each(:keys))" if sqlite else "= ANY(CAST(:keys AS BIGINT[]))"
     found = tx.all(
-        f"SELECT r.key, {about.place}, {about.texts} FROM {about.table} r WHERE r.key {among} ORDER BY r.key",
+        f"SELECT r.key, {about.scope_key}, {about.texts} FROM {about.table} r WHERE r.key {among} ORDER BY r.key",
         keys=json.dumps(keys) if sqlite else keys,
     )
-    return [Waiting(key, place, tuple(given)) for key, place, *given in found]
+    return [Unindexed(key, scope_key, tuple(given)) for key, scope_key, *given in found]
 
 
-def _changed(tx: Tx, limit: int) -> list[Waiting]:
+def _changed(tx: Tx, limit: int) -> list[Unindexed]:
     rows = tx.all(
         "SELECT r.key, r.thread, r.arguments, r.output, r.error, x.ticket FROM changed_calls x"
         " JOIN tool_calls r ON r.key = x.call ORDER BY x.call LIMIT :limit",
         limit=limit,
     )
-    return [Waiting(key, thread, tuple(given), ticket) for key, thread, *given, ticket in rows]
+    return [Unindexed(key, thread, tuple(given), ticket) for key, thread, *given, ticket in rows]
 
 
 def put(tx: Tx, batch: Batch, system: str) -> bool:
@@ -411,7 +411,7 @@ def put(tx: Tx, batch: Batch, system: str) -> bool:
     return True
 
 
-def _current(tx: Tx, entries: Sequence[Entry]) -> list[Entry]:
+def _current(tx: Tx, entries: Sequence[IndexEntry]) -> list[IndexEntry]:
     """Without the calls that have changed again, or that somebody else has indexed since."""
     taken = "DELETE FROM changed_calls WHERE call = :key AND ticket = :ticket RETURNING call"
     return [
@@ -421,17 +421,17 @@ def _current(tx: Tx, entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def _add(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
+def _add(tx: Tx, kind: str, entries: Sequence[IndexEntry]) -> None:
     tx.many(
         f"INSERT OR REPLACE INTO {_COLUMNS[kind].tokens} (rowid, words) VALUES (:key, :words)",
         [
-            {"key": entry.key, "words": " ".join([*entry.sequence, *entry.singles, f"{_PLACE}{entry.place}"])}
+            {"key": entry.key, "words": " ".join([*entry.sequence, *entry.singles, f"{_SCOPE}{entry.scope_key}"])}
             for entry in entries
         ],
     )
 
 
-def _add_vectors(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
+def _add_vectors(tx: Tx, kind: str, entries: Sequence[IndexEntry]) -> None:
     if not entries:
         return
     about = _COLUMNS[kind]
@@ -457,26 +457,26 @@ def _add_vectors(tx: Tx, kind: str, entries: Sequence[Entry]) -> None:
     )
 
 
-def _vectors(entry: Entry) -> list[str]:
+def _vectors(entry: IndexEntry) -> list[str]:
     """The tokens as tsvectors: one with positions, or as many as it takes without."""
-    place = f"'{_PLACE}{entry.place}'"
+    scope_key = f"'{_SCOPE}{entry.scope_key}'"
     counts = Counter(entry.sequence)
     if len(entry.sequence) <= _POSITIONS and max(counts.values(), default=0) <= _REPEATS:
         positions: dict[str, list[str]] = {}
         for position, token in enumerate(entry.sequence, 1):
             positions.setdefault(token, []).append(str(position))
         vector = " ".join(
-            [place, *map(_quoted, entry.singles), *(f"'{token}':{','.join(at)}" for token, at in positions.items())]
+            [scope_key, *map(_quoted, entry.singles), *(f"'{token}':{','.join(at)}" for token, at in positions.items())]
         )
         if len(vector.encode()) <= _BYTES:
             return [vector]
-    vectors, part, size = [], [place], 0
+    vectors, part, size = [], [scope_key], 0
     for token in (*counts, *entry.singles):
         part.append(_quoted(_LONG + token))
         size += len(part[-1].encode())
         if size > _BYTES:
             vectors.append(" ".join(part))
-            part, size = [place], 0
+            part, size = [scope_key], 0
     return [*vectors, " ".join(part)]
 
 

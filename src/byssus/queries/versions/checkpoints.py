@@ -14,13 +14,14 @@ from typing import NamedTuple
 from byssus.errors import InputError, NotFound
 from byssus.queries.log.branches import Point
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 HIGHEST_STEP = 2**53 - 1  # any JSON reader can hold it
 _LAST = 2**62  # no step and no version is behind it
 _LOOK = 200  # so many of one name are looked at: what is in more than one thread is so at once
 
 
-class New(NamedTuple):
+class NewCheckpointRow(NamedTuple):
     """A checkpoint that is to be made. Without a time, it is made now."""
 
     id: str
@@ -31,7 +32,7 @@ class New(NamedTuple):
     created_at: str | None = None
 
 
-class Row(NamedTuple):
+class CheckpointRow(NamedTuple):
     """A checkpoint as lists need it."""
 
     key: int
@@ -51,15 +52,15 @@ class Row(NamedTuple):
         return Point(self.branch, self.seq, self.message_count)
 
     @property
-    def doomed(self) -> Doomed:
-        return Doomed(self.key, self.version)
+    def doomed(self) -> CheckpointRef:
+        return CheckpointRef(self.key, self.version)
 
     @property
     def order(self) -> tuple[int, int]:
         return self.step, self.version
 
 
-class Doomed(NamedTuple):
+class CheckpointRef(NamedTuple):
     """A checkpoint that somebody means to take away, as they have seen it."""
 
     key: int
@@ -75,7 +76,7 @@ class Source(NamedTuple):
     as_of: int = _LAST
 
 
-class Anchor(NamedTuple):
+class ThreadState(NamedTuple):
     """A thread, as far as its checkpoints depend on it."""
 
     key: int
@@ -95,7 +96,7 @@ class Anchor(NamedTuple):
         return Point(self.branch, self.head, self.message_count)
 
 
-class Place(NamedTuple):
+class Agreement(NamedTuple):
     """How far the messages of a put agree with the thread's: up to a seq, so many, and whether those are all it has."""
 
     seq: int
@@ -103,8 +104,8 @@ class Place(NamedTuple):
     is_end: bool
 
 
-_COLUMNS = ", ".join(f"c.{name}" for name in Row._fields)
-_ANCHOR = ", ".join(Anchor._fields)
+_COLUMNS = ", ".join(f"c.{name}" for name in CheckpointRow._fields)
+_THREAD_STATE = ", ".join(ThreadState._fields)
 # A thread that was made by a process with an older byssus, which still runs, has no line yet.
 ON_LINE = "CASE WHEN t.line = 0 THEN t.branch ELSE t.line END"
 # The lines whose checkpoints a line shows, as rows. (CROSS: SQLite goes through these, and not through all of a name.)
@@ -122,17 +123,19 @@ _SHOWN = (
 # --- what a thread shows ----------------------------------------------------------------------------------------------
 
 
-def anchor(tx: Tx, thread_id: str, *, namespace: str = "") -> Anchor | None:
+def thread_state(tx: Tx, thread_key: ThreadKey) -> ThreadState | None:
     row = tx.one(
-        f"SELECT {_ANCHOR} FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=thread_id
+        f"SELECT {_THREAD_STATE} FROM threads WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
-    return Anchor(*row) if row else None
+    return ThreadState(*row) if row else None
 
 
-def anchor_of(tx: Tx, key: int) -> Anchor:
-    row = tx.one(f"SELECT {_ANCHOR} FROM threads WHERE key = :key", key=key)
+def thread_state_of(tx: Tx, key: int) -> ThreadState:
+    row = tx.one(f"SELECT {_THREAD_STATE} FROM threads WHERE key = :key", key=key)
     assert row is not None
-    return Anchor(*row)
+    return ThreadState(*row)
 
 
 def sources(tx: Tx, line: int) -> list[Source]:
@@ -147,12 +150,12 @@ def sources(tx: Tx, line: int) -> list[Source]:
 
 def shown(
     tx: Tx, line: int, *, limit: int = _LAST, offset: int = 0, below: int = _LAST, upto_seq: int = _LAST
-) -> list[Row]:
+) -> list[CheckpointRow]:
     """The checkpoints of a line, the highest step first: those below a step and up to a seq."""
     lines = sources(tx, line)
     skip = offset if len(lines) == 1 else 0  # of several lines, each may have all of the first ones
     wanted = min(limit + offset, _LAST) - skip
-    found: list[Row] = []
+    found: list[CheckpointRow] = []
     for source in lines:
         if 0 < wanted <= len(found) and found[wanted - 1].order > (source.step, source.version):
             break  # nothing that is left comes before these
@@ -166,12 +169,12 @@ def shown(
             skip=skip,
             **_limits(source),
         )
-        found += [Row(*row) for row in rows]
+        found += [CheckpointRow(*row) for row in rows]
         found.sort(key=lambda row: row.order, reverse=True)
     return found[offset - skip : offset - skip + limit]
 
 
-def named(tx: Tx, line: int, checkpoint_id: str) -> Row | None:
+def named(tx: Tx, line: int, checkpoint_id: str) -> CheckpointRow | None:
     """The checkpoint that a line shows under an id."""
     row = tx.one(
         f"SELECT {_COLUMNS} FROM {LINES} CROSS JOIN checkpoints c WHERE c.line = i.source AND c.id = :id"
@@ -181,7 +184,7 @@ def named(tx: Tx, line: int, checkpoint_id: str) -> Row | None:
         id=checkpoint_id,
         last=_LAST,
     )
-    return Row(*row) if row else None
+    return CheckpointRow(*row) if row else None
 
 
 def has_any(tx: Tx, line: int, source: Source) -> bool:
@@ -241,7 +244,7 @@ def lines(tx: Tx, thread: int) -> list[int]:
     return [key for (key,) in rows]
 
 
-def find(tx: Tx, thread: Anchor, checkpoint_id: str) -> tuple[int, Row] | None:
+def find(tx: Tx, thread: ThreadState, checkpoint_id: str) -> tuple[int, CheckpointRow] | None:
     """The checkpoint of a thread with this id, and a line that shows it; if no other one, then one that was left."""
     row = named(tx, thread.line, checkpoint_id)
     if row is not None:
@@ -253,9 +256,9 @@ def find(tx: Tx, thread: Anchor, checkpoint_id: str) -> tuple[int, Row] | None:
     return None
 
 
-def get(tx: Tx, thread_id: str, checkpoint_id: str | None, *, namespace: str = "") -> tuple[Row, str] | None:
+def get(tx: Tx, thread_key: ThreadKey, checkpoint_id: str | None) -> tuple[CheckpointRow, str] | None:
     """A checkpoint of a thread (None: its latest), and its body."""
-    thread = anchor(tx, thread_id, namespace=namespace)
+    thread = thread_state(tx, thread_key)
     if thread is None:
         return None
     if checkpoint_id is None:
@@ -264,12 +267,12 @@ def get(tx: Tx, thread_id: str, checkpoint_id: str | None, *, namespace: str = "
     return None if found is None else _by_key(tx, found[1].key)
 
 
-def _by_key(tx: Tx, key: int | None) -> tuple[Row, str] | None:
+def _by_key(tx: Tx, key: int | None) -> tuple[CheckpointRow, str] | None:
     row = None if key is None else tx.one(f"SELECT {_COLUMNS}, c.body FROM checkpoints c WHERE c.key = :key", key=key)
-    return None if row is None else (Row(*row[:-1]), row[-1])
+    return None if row is None else (CheckpointRow(*row[:-1]), row[-1])
 
 
-def is_there(tx: Tx, row: Row) -> bool:
+def is_there(tx: Tx, row: CheckpointRow) -> bool:
     """Whether a checkpoint is still the one that it was."""
     found = tx.one("SELECT c.version, c.branch FROM checkpoints c WHERE c.key = :key", key=row.key)
     return found == (row.version, row.branch)
@@ -304,7 +307,7 @@ def thread_with(tx: Tx, checkpoint_id: str, *, namespace: str = "") -> str | Non
     return names[0] if names else None
 
 
-def recent(tx: Tx, *, namespace: str = "", limit: int, offset: int) -> list[tuple[str, Row]]:
+def recent(tx: Tx, *, namespace: str = "", limit: int, offset: int) -> list[tuple[str, CheckpointRow]]:
     """The latest checkpoint of each thread that has any, the newest first."""
     rows = tx.all(
         f"SELECT t.id, {_COLUMNS} FROM threads t JOIN checkpoints c ON c.key = t.latest"
@@ -314,12 +317,12 @@ def recent(tx: Tx, *, namespace: str = "", limit: int, offset: int) -> list[tupl
         limit=limit,
         offset=offset,
     )
-    return [(row[0], Row(*row[1:])) for row in rows]
+    return [(row[0], CheckpointRow(*row[1:])) for row in rows]
 
 
-def listed(tx: Tx, thread_id: str, *, limit: int, offset: int, namespace: str = "") -> list[Row]:
+def list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointRow]:
     """The checkpoints of a thread, the highest step first."""
-    thread = anchor(tx, thread_id, namespace=namespace)
+    thread = thread_state(tx, thread_key)
     return [] if thread is None else shown(tx, thread.line, limit=limit, offset=offset)
 
 
@@ -337,7 +340,7 @@ def _limits(source: Source) -> dict[str, int]:
 
 def show_latest(tx: Tx, thread: int) -> None:
     """Note the thread's latest checkpoint, as lists show it."""
-    line = anchor_of(tx, thread).line
+    line = thread_state_of(tx, thread).line
     latest = shown(tx, line, limit=1)
     tx.run(
         "UPDATE threads SET latest = :latest, latest_at = :at WHERE key = :key",
@@ -350,14 +353,14 @@ def show_latest(tx: Tx, thread: int) -> None:
 # --- taking them away -------------------------------------------------------------------------------------------------
 
 
-class Freed(NamedTuple):
+class DroppedCheckpoints(NamedTuple):
     """The keys of checkpoints that were taken away, and the branches along which nobody may read any more."""
 
     checkpoints: list[int]
     branches: list[int]
 
 
-def drop(tx: Tx, thread: int, doomed: Iterable[Doomed]) -> Freed:
+def drop(tx: Tx, thread: int, doomed: Iterable[CheckpointRef]) -> DroppedCheckpoints:
     """Take checkpoints away from all lines of a thread. A row that another thread's line still shows is only hidden."""
     mine = lines(tx, thread)
     taken, freed = [], []
@@ -383,7 +386,7 @@ def drop(tx: Tx, thread: int, doomed: Iterable[Doomed]) -> Freed:
             freed.append(gone[0])
         if gone is not None or _hide(tx, mine, key):
             taken.append(key)
-    return Freed(taken, freed)
+    return DroppedCheckpoints(taken, freed)
 
 
 def _hide(tx: Tx, mine: list[int], key: int) -> bool:

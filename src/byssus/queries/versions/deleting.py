@@ -15,10 +15,11 @@ from byssus.queries.accounts import usage
 from byssus.queries.log import branches, leases, marks
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import VISITOR
+from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints
-from byssus.queries.versions.checkpoints import Doomed, Row
+from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 TRASH = "\x7ftrash"  # a namespace that nobody can name
 CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
@@ -32,12 +33,12 @@ class Dropped(NamedTuple):
     left: list[int]
 
 
-def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "") -> Dropped:
+def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
     """Take checkpoints away from a thread, and remove what only they needed."""
     held = tx.one(
         "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if held is None:
         return Dropped([], 0, [])
@@ -48,9 +49,9 @@ def drop(tx: Tx, thread_id: str, doomed: Sequence[Doomed], *, namespace: str = "
     return Dropped(freed.checkpoints, collected.messages, collected.left)
 
 
-def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, namespace: str = "") -> Dropped:
+def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None) -> Dropped:
     """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return Dropped([], 0, [])
     wanted = branches.unread(tx, thread.key) if candidates is None else candidates
@@ -58,23 +59,23 @@ def collect(tx: Tx, thread_id: str, candidates: Sequence[int] | None = None, *, 
     return Dropped([], collected.messages, collected.left)
 
 
-def below(tx: Tx, thread_id: str, step: int, *, namespace: str = "") -> list[Doomed]:
+def below(tx: Tx, thread_key: ThreadKey, step: int) -> list[CheckpointRef]:
     """The checkpoints of a thread below a step, on whichever of its lines."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
 
 
 def doomed(
-    tx: Tx, thread_id: str, *, last: int, seconds: float, tags: Collection[str], namespace: str = ""
-) -> list[tuple[Doomed, str]]:
+    tx: Tx, thread_key: ThreadKey, *, last: int, seconds: float, tags: Collection[str]
+) -> list[tuple[CheckpointRef, str]]:
     """The checkpoints of a thread, with their ids, that are none of the last ones, older than so many seconds, and
     without any of the tags. What a rewind has left is none of the last ones."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return []
-    row = tx.one("SELECT :since", since=tx.later(-seconds))
+    row = tx.one("SELECT :since", since=tx.after(-seconds))
     since: str = row[0] if row and seconds else "~"
-    found: dict[Doomed, str] = {}
+    found: dict[CheckpointRef, str] = {}
     for line in checkpoints.lines(tx, thread.key):
         rows = checkpoints.shown(tx, line)
         if line == thread.line:
@@ -83,19 +84,19 @@ def doomed(
     return sorted((row, name) for row, name in found.items() if row not in kept)
 
 
-def set_ttl(tx: Tx, thread_id: str, ttl: str | None, *, namespace: str = "") -> None:
+def set_ttl(tx: Tx, thread_key: ThreadKey, ttl: str | None) -> None:
     """Say what is kept of a thread's checkpoints; None: everything."""
     row = tx.one(
         "UPDATE threads SET ttl = :ttl, version = version + 1 WHERE namespace = :namespace AND id = :id RETURNING key",
         ttl=ttl,
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise checkpoints.unknown_thread(thread_id)
+        raise checkpoints.unknown_thread(thread_key.id)
 
 
-def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
+def with_ttl(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
     """The threads with checkpoints that have a time to live, each with what it keeps."""
     return tx.all(
         "SELECT id, ttl FROM threads WHERE latest IS NOT NULL AND ttl IS NOT NULL AND namespace = :namespace"
@@ -104,29 +105,29 @@ def mortals(tx: Tx, *, namespace: str = "") -> list[tuple[str, str]]:
     )
 
 
-def _has_tag(row: Row, tags: Collection[str]) -> bool:
+def _has_tag(row: CheckpointRow, tags: Collection[str]) -> bool:
     return bool(tags) and not set(tags).isdisjoint(json.loads(row.about)["tags"])
 
 
-def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[Doomed]:
+def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
     return {row.doomed for line in checkpoints.lines(tx, thread) for row in checkpoints.shown(tx, line, below=below)}
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def discard(tx: Tx, thread_id: str, *, by: By = VISITOR, namespace: str = "") -> int | None:
+def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
     held = tx.one(
-        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Visit']}"
+        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']}"
         " RETURNING key, version, lease_epoch, origin, origin_seq",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
         now=tx.now(),
         **leases.parameters(tx, by),
     )
     if held is None:
-        leases.refuse(tx, thread_id, namespace, by)
+        leases.refuse(tx, thread_key, by)
         return None
     key, version, epoch, origin, seq = held
     shown = _shown(tx, key)
@@ -182,7 +183,7 @@ def empty_trash(tx: Tx) -> Emptied:
         thread=thread,
         limit=CHUNK,
     )
-    freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in rows]).branches
+    freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in rows]).branches
     mine = [key for (key,) in tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)]
     collected = branches.collect(tx, {*freed, *mine}, limit=CHUNK)
     if len(rows) < CHUNK and not collected.left:
@@ -222,7 +223,7 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
             "SELECT c.key, c.version FROM hidden h JOIN checkpoints c ON c.key = h.checkpoint WHERE h.line = :source",
             source=source,
         )
-        freed += checkpoints.drop(tx, thread, [Doomed(*row) for row in kept]).branches
+        freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in kept]).branches
     return freed
 
 
@@ -231,10 +232,10 @@ def _bequeath(tx: Tx, thread: int) -> None:
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
     for (branch,) in left:
         marks.forget(tx, branch)
-    heirs = [
-        heir
+    successors = [
+        successor
         for (branch,) in left
-        for (heir,) in tx.all(
+        for (successor,) in tx.all(
             "SELECT b.thread FROM segments s JOIN branches b ON b.key = s.branch"
             " WHERE s.source = :branch AND b.thread <> :thread"
             " UNION SELECT b.thread FROM inherited i JOIN branches b ON b.key = i.line"
@@ -243,21 +244,25 @@ def _bequeath(tx: Tx, thread: int) -> None:
             thread=thread,
         )
     ]
-    if heirs:
-        heir = min(heirs)
+    if successors:
+        successor = min(successors)
         for (branch,) in left:
-            _mark_as(tx, heir, branch)
-        tx.run("UPDATE branches SET thread = :heir, uncounted = 1 WHERE thread = :thread", heir=heir, thread=thread)
+            _mark_as(tx, successor, branch)
+        tx.run(
+            "UPDATE branches SET thread = :successor, uncounted = 1 WHERE thread = :thread",
+            successor=successor,
+            thread=thread,
+        )
 
 
-def _mark_as(tx: Tx, heir: int, branch: int) -> None:
+def _mark_as(tx: Tx, successor: int, branch: int) -> None:
     """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
     row = tx.one(
         "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
-        " WHERE t.key = :heir",
+        " WHERE t.key = :successor",
         branch=branch,
-        heir=heir,
+        successor=successor,
     )
     if row is not None and row[1] is not None:
-        worn = branches.bearing(tx, heir, row[0], Point(branch, row[1], 0))
-        marks.inherit(tx, worn.branch, branch, upto=worn.seq)
+        marked_point = branches.marks_point(tx, successor, row[0], Point(branch, row[1], 0))
+        marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)

@@ -17,6 +17,7 @@ from byssus.queries.log.leases import By
 from byssus.queries.moving import exporting
 from byssus.queries.versions import checkpoints, deleting, erasure_notes
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
 class Fork(NamedTuple):
@@ -26,7 +27,7 @@ class Fork(NamedTuple):
     owner: str | None
 
 
-class Begun(NamedTuple):
+class ErasedRows(NamedTuple):
     """Threads and checkpoints that do not exist any more, and forks that somebody must decide about first."""
 
     threads: int
@@ -35,20 +36,20 @@ class Begun(NamedTuple):
     kept: Sequence[str] = ()  # the forks that stay
 
 
-def begin_thread(tx: Tx, thread_id: str, *, forks: str | None, by: By, namespace: str = "") -> Begun:
+def begin_thread(tx: Tx, thread_key: ThreadKey, *, forks: str | None, by: By) -> ErasedRows:
     """Put a thread into the trash, and its forks with it or not. While that is not said, nothing happens."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
-        return Begun(0, 0, [])
+        return ErasedRows(0, 0, [])
     found = descendants(tx, thread.key)
     if found and forks is None:
-        return Begun(0, 0, found)
+        return ErasedRows(0, 0, found)
     names = [fork.id for fork in found]
-    doomed = [thread_id, *(names if forks == "erase" else [])]
-    return _begin(tx, doomed, by=by, namespace=namespace)._replace(kept=names if forks == "keep" else [])
+    doomed = [thread_key.id, *(names if forks == "erase" else [])]
+    return _begin(tx, doomed, by=by, namespace=thread_key.namespace)._replace(kept=names if forks == "keep" else [])
 
 
-def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
+def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> ErasedRows:
     """The same for a user and all threads of theirs. Forks of those that belong to the user go anyway."""
     with suppress(NotFound):  # memories are kept for people who are no users
         quotas.take(tx, user_id)  # from here on, no thread becomes theirs
@@ -62,7 +63,7 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
     mine = {(namespace, name) for namespace, name, _ in rows}
     others = {fork for _, _, key in rows for fork in descendants(tx, key) if ("", fork.id) not in mine}
     if others and forks is None:
-        return Begun(0, 0, sorted(others))
+        return ErasedRows(0, 0, sorted(others))
     doomed = {namespace: [name for space, name, _ in rows if space == namespace] for namespace, _ in sorted(mine)}
     if forks == "erase":
         doomed.setdefault("", []).extend(sorted(fork.id for fork in others))
@@ -70,7 +71,7 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> Begun:
     if users.remove(tx, user_id) and not begun:
         erasure_notes.add(tx)
     kept = sorted(fork.id for fork in others) if forks == "keep" else []
-    return Begun(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [], kept)
+    return ErasedRows(sum(one.threads for one in begun), sum(one.checkpoints for one in begun), [], kept)
 
 
 def descendants(tx: Tx, thread: int) -> list[Fork]:
@@ -84,8 +85,8 @@ def descendants(tx: Tx, thread: int) -> list[Fork]:
     return [Fork(*row) for row in rows]
 
 
-def _begin(tx: Tx, doomed: Sequence[str], *, by: By, namespace: str) -> Begun:
+def _begin(tx: Tx, doomed: Sequence[str], *, by: By, namespace: str) -> ErasedRows:
     # The last one first: a fork then still knows what it was forked from.
-    counts = [deleting.discard(tx, name, by=by, namespace=namespace) for name in reversed(doomed)]
+    counts = [deleting.discard(tx, ThreadKey(namespace, name), by=by) for name in reversed(doomed)]
     erasure_notes.add(tx)
-    return Begun(sum(count is not None for count in counts), sum(count or 0 for count in counts), [])
+    return ErasedRows(sum(count is not None for count in counts), sum(count or 0 for count in counts), [])

@@ -13,10 +13,11 @@ from byssus.queries.accounts import quotas
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import VISITOR
+from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints, putting
-from byssus.queries.versions.checkpoints import Anchor, New, Row
+from byssus.queries.versions.checkpoints import CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 At = str | int | None
 
@@ -40,34 +41,34 @@ class Parting(NamedTuple):
 class Node(NamedTuple):
     """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
 
-    thread: Anchor
+    thread: ThreadState
     origin: str | None
     origin_seq: int | None
-    shown: list[Row]
-    left: list[Row]
+    shown: list[CheckpointRow]
+    left: list[CheckpointRow]
     forks: list[str]
 
 
-def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = None, namespace: str = "") -> None:
+def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | None = None) -> None:
     """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
 
     It is called the same and belongs to the same user, unless an owner is named, who must exist. What was spent and
     done in the other one stays there: its usage, its tasks, and what an application has logged of tools.
     """
-    thread = _held(tx, thread_id, namespace)
+    thread = _held(tx, thread_key)
     parting = part(tx, thread, at)
-    key = threads.key_of(tx, new_id, namespace)
-    new = checkpoints.anchor_of(tx, key)
+    key = threads.key_of(tx, ThreadKey(thread_key.namespace, new_id))
+    new = checkpoints.thread_state_of(tx, key)
     if key == thread.key or not _is_taken_new(tx, key):
-        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_id!r}")
+        raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_key.id!r}")
     user = owner or thread.owner
     if user is not None:  # also the same one: whoever removes a user has seen all of their threads
         quotas.take(tx, user)
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     point = parting.point
-    branches.lay(tx, new.branch, branches.cut(tx, point))
-    worn = branches.bearing(tx, thread.key, thread.branch, point)
-    marks.inherit(tx, worn.branch, new.branch, upto=worn.seq)
+    branches.write_segments(tx, new.branch, branches.segments_upto(tx, point))
+    marked_point = branches.marks_point(tx, thread.key, thread.branch, point)
+    marks.inherit(tx, marked_point.branch, new.branch, upto=marked_point.seq)
     called = ", ".join(f"{name} = (SELECT o.{name} FROM threads o WHERE o.key = :origin)" for name in _CALLED)
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
@@ -90,17 +91,17 @@ def fork(tx: Tx, thread_id: str, new_id: str, at: At, *, owner: str | None = Non
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, namespace: str = "") -> str:
+def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, left: NewCheckpointRow, by: By = UNLEASED) -> str:
     """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
-    _held(tx, thread_id, namespace)
-    threads.advance(tx, thread_id, namespace, by, create=False)
-    thread = _held(tx, thread_id, namespace)
+    _held(tx, thread_key)
+    threads.advance(tx, thread_key, by, create=False)
+    thread = _held(tx, thread_key)
     key = thread.key
     parting = part(tx, thread, to)
     name = putting.leave(tx, thread, left)
-    branch = branches.begin(tx, key, branches.cut(tx, parting.point))
-    worn = branches.bearing(tx, key, thread.branch, parting.point)
-    marks.inherit(tx, worn.branch, branch, upto=worn.seq)
+    branch = branches.begin(tx, key, branches.segments_upto(tx, parting.point))
+    marked_point = branches.marks_point(tx, key, thread.branch, parting.point)
+    marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
     putting.close_calls(tx, key)
@@ -110,7 +111,7 @@ def rewind(tx: Tx, thread_id: str, to: At, *, left: New, by: By = VISITOR, names
     return name
 
 
-def part(tx: Tx, thread: Anchor, at: At) -> Parting:
+def part(tx: Tx, thread: ThreadState, at: At) -> Parting:
     """The point that somebody means."""
     if at is None:
         return Parting(thread.point, thread.extra, thread.line, 2**62, 2**62)
@@ -128,12 +129,12 @@ def part(tx: Tx, thread: Anchor, at: At) -> Parting:
     return Parting(point, thread.extra, thread.line, step, version)
 
 
-def _count_upto(tx: Tx, thread: Anchor, seq: int) -> int:
+def _count_upto(tx: Tx, thread: ThreadState, seq: int) -> int:
     """How many messages there are up to a seq; without empty places, the seq says it."""
     return seq if thread.message_count == thread.head else branches.count(tx, thread.branch, seq)
 
 
-def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
+def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | None:
     """The latest checkpoint whose messages are the first of those up to a point."""
     path = branches.segments_of(tx, point.branch, point.seq)
     known = {point.branch: point.seq}
@@ -150,17 +151,17 @@ def _last_upto(tx: Tx, thread: Anchor, point: Point) -> Row | None:
         limit *= 16
 
 
-def _held(tx: Tx, thread_id: str, namespace: str) -> Anchor:
+def _held(tx: Tx, thread_key: ThreadKey) -> ThreadState:
     """The thread's row, taken: nobody writes to it meanwhile."""
     row = tx.one(
         "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
         " WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
-        raise checkpoints.unknown_thread(thread_id)
-    return checkpoints.anchor_of(tx, row[0])
+        raise checkpoints.unknown_thread(thread_key.id)
+    return checkpoints.thread_state_of(tx, row[0])
 
 
 def _is_taken_new(tx: Tx, key: int) -> bool:
@@ -200,15 +201,15 @@ def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def node(tx: Tx, thread_id: str, *, namespace: str = "") -> Node | None:
+def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
     """A thread as a tree shows it."""
-    thread = checkpoints.anchor(tx, thread_id, namespace=namespace)
+    thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return None
     above = _lines_above(tx, thread.key)
     shown = [row for row in checkpoints.shown(tx, thread.line) if row.line not in above]
     known = {row.key for row in shown}
-    left: list[Row] = []
+    left: list[CheckpointRow] = []
     for line in checkpoints.lines(tx, thread.key):
         fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
         known.update(row.key for row in fresh)
@@ -232,11 +233,11 @@ def _lines_above(tx: Tx, thread: int) -> set[int]:
     return {key for (key,) in rows}
 
 
-def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[Anchor, Anchor, int]:
+def shared(tx: Tx, a: str, b: str, *, namespace: str = "") -> tuple[ThreadState, ThreadState, int]:
     """Two threads, and the seq up to which they read the very same rows."""
     found = []
     for name in (a, b):
-        thread = checkpoints.anchor(tx, name, namespace=namespace)
+        thread = checkpoints.thread_state(tx, ThreadKey(namespace, name))
         if thread is None:
             raise checkpoints.unknown_thread(name)
         found.append(thread)

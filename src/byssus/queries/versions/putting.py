@@ -13,53 +13,53 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ANY, VISITOR, Position, Stored
+from byssus.queries.log.threads import ANY, UNLEASED, MessageRow, Position
 from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
     LINES,
     ON_LINE,
-    Anchor,
-    New,
-    Place,
-    anchor_of,
+    Agreement,
+    NewCheckpointRow,
+    ThreadState,
     drop,
     inherit,
     named,
     show_latest,
     shown,
+    thread_state_of,
 )
 from byssus.store.database import Moment, Tx
+from byssus.values.thread_key import ThreadKey
 
 
 def put(
     tx: Tx,
-    thread_id: str,
-    new: New,
-    tail: Sequence[Stored],
-    place: Place,
+    thread_key: ThreadKey,
+    new: NewCheckpointRow,
+    tail: Sequence[MessageRow],
+    agreement: Agreement,
     *,
-    left: New,
-    by: By = VISITOR,
+    left: NewCheckpointRow,
+    by: By = UNLEASED,
     expect: int = ANY,
-    namespace: str = "",
-) -> Anchor:
+) -> ThreadState:
     """Make a checkpoint whose messages agree with the thread's up to a place, and go on with a tail of their own.
 
     Behind the thread's last message, the tail is appended to it. Elsewhere it becomes a branch; the thread goes over to
     it, unless it is at a higher step already. What it leaves gets a name, if it has none: `left`. The thread is made if
     it is new.
     """
-    size = len(tail) if place.is_end else 0
-    key, _ = threads.advance(tx, thread_id, namespace, by, size=size, count=size, expect=expect)
+    size = len(tail) if agreement.is_end else 0
+    key, _ = threads.advance(tx, thread_key, by, size=size, count=size, expect=expect)
     thread = on_its_line(tx, key)
     freed = _make_room(tx, thread, new)
-    if place.is_end:
+    if agreement.is_end:
         threads.add(tx, thread.branch, thread.head - size, tail, thread=key)
         point = thread.point
     elif not tail:
-        point = Point(thread.branch, place.seq, place.messages)
+        point = Point(thread.branch, agreement.seq, agreement.messages)
     else:
-        point = _diverge(tx, thread, new, left, tail, place)
+        point = _diverge(tx, thread, new, left, tail, agreement)
     insert(tx, thread, new, point)
     if freed:
         branches.collect(tx, freed)
@@ -68,10 +68,10 @@ def put(
 
 
 def put_here(
-    tx: Tx, thread_id: str, new: New, *, by: By, expect: int = ANY, extra: str | None = None, namespace: str = ""
+    tx: Tx, thread_key: ThreadKey, new: NewCheckpointRow, *, by: By, expect: int = ANY, extra: str | None = None
 ) -> Position:
     """Make a checkpoint of a thread as it stands, behind its latest one."""
-    key, position = threads.advance(tx, thread_id, namespace, by, expect=expect)
+    key, position = threads.advance(tx, thread_key, by, expect=expect)
     if extra is not None:
         threads.set_extra(tx, key, extra)
     thread = on_its_line(tx, key)
@@ -80,43 +80,42 @@ def put_here(
     return position
 
 
-def on_its_line(tx: Tx, key: int) -> Anchor:
+def on_its_line(tx: Tx, key: int) -> ThreadState:
     """The thread, with the line that it is on written down: from here on its branch may change."""
     tx.run(f"UPDATE threads AS t SET line = {ON_LINE} WHERE key = :key AND line = 0", key=key)
-    return anchor_of(tx, key)
+    return thread_state_of(tx, key)
 
 
 def append(
     tx: Tx,
-    thread_id: str,
-    messages: Sequence[Stored],
+    thread_key: ThreadKey,
+    messages: Sequence[MessageRow],
     *,
-    new: New,
+    new: NewCheckpointRow,
     by: By,
     extra: str | None = None,
     release: str = "",
-    whole: bool = False,
+    clear_partial: bool = False,
     charge: Charge | None = None,
-    namespace: str = "",
 ) -> Position:
     """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
     open. It asks nothing, and costs no round trip."""
     position = threads.append(
-        tx, thread_id, messages, namespace=namespace, by=by, extra=extra, release=release, whole=whole, charge=charge
+        tx, thread_key, messages, by=by, extra=extra, release=release, clear_partial=clear_partial, charge=charge
     )
-    _add_here(tx, thread_id, namespace, new)
+    _add_here(tx, thread_key, new)
     return position
 
 
-def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
+def _add_here(tx: Tx, thread_key: ThreadKey, new: NewCheckpointRow) -> None:
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"
         f" created_at) SELECT {ON_LINE}, :id,"
         " CASE WHEN c.step = :highest THEN c.step ELSE COALESCE(c.step, 0) + 1 END, t.version, c.id, t.branch, t.head,"
         " t.message_count, :about, :body, t.extra, :now FROM threads t LEFT JOIN checkpoints c ON c.key = t.latest"
         " WHERE t.namespace = :namespace AND t.id = :thread",
-        namespace=namespace,
-        thread=thread_id,
+        namespace=thread_key.namespace,
+        thread=thread_key.id,
         highest=HIGHEST_STEP,
         id=new.id,
         about=new.about,
@@ -127,14 +126,14 @@ def _add_here(tx: Tx, thread_id: str, namespace: str, new: New) -> None:
         f"UPDATE threads AS t SET line = {ON_LINE},"
         f" latest = (SELECT MAX(c.key) FROM checkpoints c WHERE c.id = :id AND c.line = {ON_LINE}), latest_at = :now"
         " WHERE namespace = :namespace AND id = :thread",
-        namespace=namespace,
-        thread=thread_id,
+        namespace=thread_key.namespace,
+        thread=thread_key.id,
         id=new.id,
         now=tx.now(),
     )
 
 
-def following(tx: Tx, thread: Anchor, new: New) -> New:
+def following(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> NewCheckpointRow:
     """The checkpoint as the child of the latest one."""
     latest = shown(tx, thread.line, limit=1)
     if not latest:
@@ -142,7 +141,7 @@ def following(tx: Tx, thread: Anchor, new: New) -> New:
     return new._replace(step=min(latest[0].step + 1, HIGHEST_STEP), parent=latest[0].id)
 
 
-def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None = None) -> None:
+def insert(tx: Tx, thread: ThreadState, new: NewCheckpointRow, point: Point, *, line: int | None = None) -> None:
     """Add the row. Where results may still arrive before its point, it gets a branch where those places stay empty."""
     branch = branches.make(tx, thread.key, point) if branches.empty_places(tx, point) else point.branch
     now: Moment | str = tx.now() if new.created_at is None else new.created_at
@@ -165,14 +164,14 @@ def insert(tx: Tx, thread: Anchor, new: New, point: Point, *, line: int | None =
     )
 
 
-def _make_room(tx: Tx, thread: Anchor, new: New) -> list[int]:
+def _make_room(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> list[int]:
     """Take the one away that has the same id; returns the branches that it was read along."""
     _refuse_cycle(tx, thread, new)
     old = named(tx, thread.line, new.id)
     return [] if old is None else drop(tx, thread.key, [old.doomed]).branches
 
 
-def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
+def _refuse_cycle(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> None:
     """Refuse a checkpoint that would be its own ancestor. A new id can only be one if somebody names it as a parent."""
     if new.parent is None:
         return
@@ -197,16 +196,23 @@ def _refuse_cycle(tx: Tx, thread: Anchor, new: New) -> None:
         )
 
 
-def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored], place: Place) -> Point:
+def _diverge(
+    tx: Tx,
+    thread: ThreadState,
+    new: NewCheckpointRow,
+    left: NewCheckpointRow,
+    tail: Sequence[MessageRow],
+    agreement: Agreement,
+) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
-    start = Point(thread.branch, place.seq, place.messages)
+    start = Point(thread.branch, agreement.seq, agreement.messages)
     # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
     # much gets a branch of its own, and the rest goes where the next one finds it.
-    lasting = len(tail) - (thread.message_count - place.messages)
+    lasting = len(tail) - (thread.message_count - agreement.messages)
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
-    branch = branches.begin(tx, thread.key, branches.cut(tx, start))
-    marks.inherit(tx, thread.branch, branch, upto=place.seq)  # also if it leaves another branch: these are of today
+    branch = branches.begin(tx, thread.key, branches.segments_upto(tx, start))
+    marks.inherit(tx, thread.branch, branch, upto=agreement.seq)  # also if it leaves another branch: these are of today
     threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced
@@ -217,7 +223,7 @@ def _diverge(tx: Tx, thread: Anchor, new: New, left: New, tail: Sequence[Stored]
     return point
 
 
-def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> Point:
+def _go_on(tx: Tx, thread: ThreadState, start: Point, messages: Sequence[MessageRow]) -> Point:
     """Store messages behind a point, on a branch that later ones can go on with."""
     branch = branches.free_source(tx, thread.key, start)
     if branch is None:
@@ -226,7 +232,7 @@ def _go_on(tx: Tx, thread: Anchor, start: Point, messages: Sequence[Stored]) -> 
     return Point(branch, start.seq + len(messages), start.messages + len(messages))
 
 
-def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str:
+def leave(tx: Tx, thread: ThreadState, left: NewCheckpointRow, *, apart: bool = False) -> str:
     """Make sure that where the thread stands has a name: what it leaves stays reachable. Returns the name.
 
     `apart` keeps a new one out of the thread's line.
@@ -244,7 +250,7 @@ def leave(tx: Tx, thread: Anchor, left: New, *, apart: bool = False) -> str:
     return left.id
 
 
-def _name_of_head(tx: Tx, thread: Anchor) -> str | None:
+def _name_of_head(tx: Tx, thread: ThreadState) -> str | None:
     """The checkpoint that holds a thread as it stands, if there is one."""
     path = branches.segments_of(tx, thread.branch, thread.head)
     for branch in dict.fromkeys([thread.branch, *(segment.source for segment in path[-1:])]):

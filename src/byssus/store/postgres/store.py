@@ -27,7 +27,7 @@ import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from byssus.store import sharing
-from byssus.store.database import Job, Store, Tx
+from byssus.store.database import NO_THREAD, Job, Store, Tx
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
     Connection,
@@ -339,14 +339,16 @@ class _Writer(_Worker):
         tx.run_along(_MARK, writer=self._id, number=self._number)
         threads = [None, *(job.thread for job in group)]
         if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
-            tx.foresee([job for job, before in zip(group, threads, strict=False) if job.thread not in ("", before)])
+            tx.foresee(
+                [job for job, before in zip(group, threads, strict=False) if job.thread not in (NO_THREAD, before)]
+            )
         for job, following in zip(group, [*group[1:], None], strict=True):
             tx.turn_to(job)
             if carefully:
                 self._attempt_one(job, tx)
             else:
                 job.run(tx)
-            if job.thread and following is not None and following.thread != job.thread:
+            if job.thread != NO_THREAD and following is not None and following.thread != job.thread:
                 tx.leave_thread()
         if not tx.is_answered:
             tx.flush()  # the mark must be there before the COMMIT is sent: see `_was_committed`

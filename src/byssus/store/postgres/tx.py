@@ -70,7 +70,7 @@ class _Trial:
     def now(self) -> Moment:
         return _NOW
 
-    def later(self, seconds: float, /) -> Moment:
+    def after(self, seconds: float, /) -> Moment:
         return Moment(seconds)
 
 
@@ -158,7 +158,7 @@ class PostgresTx:
     def now(self) -> Moment:
         return _NOW
 
-    def later(self, seconds: float, /) -> Moment:
+    def after(self, seconds: float, /) -> Moment:
         return Moment(seconds)
 
     def leave_thread(self) -> None:

@@ -55,12 +55,12 @@ class SQLiteTx:
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.cursor().execute
         self._now: str | None = None
-        self._later: dict[float, str] = {}
+        self._after: dict[float, str] = {}
 
     def begin(self, statement: str) -> None:
         self._execute(statement)
         self._now = None
-        self._later.clear()
+        self._after.clear()
 
     def one(self, sql: str, /, **params: Any) -> Row | None:
         rows = self._execute(sql, params).fetchall()
@@ -82,10 +82,10 @@ class SQLiteTx:
             self._now = clock.now()
         return self._now
 
-    def later(self, seconds: float, /) -> str:
-        if seconds not in self._later:
-            self._later[seconds] = clock.later(self.now(), seconds)
-        return self._later[seconds]
+    def after(self, seconds: float, /) -> str:
+        if seconds not in self._after:
+            self._after[seconds] = clock.after(self.now(), seconds)
+        return self._after[seconds]
 
 
 class _Pauses:

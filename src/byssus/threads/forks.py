@@ -1,0 +1,130 @@
+"""Forks and rewinds of a thread, and where threads part.
+
+A fork is a thread that shares the past of another one; a rewind lets a thread go on from an earlier point. Neither
+copies a message, and neither removes one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from byssus.errors import InputError
+from byssus.queries.log import branches, threads
+from byssus.queries.log.leases import Unleased
+from byssus.queries.versions import forks
+from byssus.queries.versions.checkpoints import HIGHEST_STEP, ThreadState
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads.checkpoints import checked_checkpoint_id, is_same, left_behind, metadata_of
+from byssus.threads.encoding import PAGE
+from byssus.threads.waiting import retry_while_driven
+from byssus.values import clock
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
+from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.thread_key import ThreadKey
+
+At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
+
+
+async def fork(
+    store: Runner, thread_id: ThreadId, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None
+) -> str:
+    """A new thread that shares the past of this one: up to a checkpoint, a seq, or its head. Returns its id.
+
+    Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
+    same user, unless `user_id` says otherwise.
+    """
+    new = clock.new_id() if new_id is None else checked_id(new_id)
+    point = None if at is None else checked_at(at, "at")
+    owner = None if user_id is None else checked_id(user_id, "a user id")
+    await store.write(forks.fork, checked_thread(thread_id), new, point, owner=owner)
+    return new
+
+
+async def rewind(store: Runner, thread_id: ThreadId, to: At, *, wait: float = 0) -> str:
+    """Let the thread go on from an earlier checkpoint or seq.
+
+    Nothing is removed: what came after stays in the tree. Returns the id of the checkpoint that holds where the
+    thread stood (made if there was none), so that rewinding to that one undoes this.
+    """
+    point, thread_key = checked_at(to, "to"), checked_thread(thread_id)
+    left = left_behind(f"where the thread stood before it was rewound to {to!r}")
+    return await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(forks.rewind, thread_key, point, left=left, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
+
+
+def checked_at(at: object, what: str) -> str | int:
+    """A point of a thread as callers name it: a checkpoint, its metadata or its id, or a seq."""
+    if isinstance(at, Checkpoint):
+        at = at.metadata
+    if isinstance(at, CheckpointMetadata):
+        at = at.checkpoint_id
+    if isinstance(at, str):
+        return checked_checkpoint_id(at)
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= HIGHEST_STEP:
+        raise InputError(f"{what} must be a checkpoint, its id, or a seq from 0 up, got {at!r:.80}")
+    return at
+
+
+async def tree(store: Runner, thread_id: ThreadId) -> Tree | None:
+    """The thread with its checkpoints, what rewinds have left, and its forks with theirs; None if it is unknown."""
+    root = checked_thread(thread_id)
+    bare: dict[str, tuple[Tree, list[str]]] = {}
+    waiting = [root.id]
+    while waiting:  # however deep it is
+        name = waiting.pop()
+        found = await store.read(_bare_tree, ThreadKey(root.namespace, name))
+        if found is not None:
+            bare[name] = found
+            waiting += [fork for fork in found[1] if fork not in bare]
+    trees: dict[str, Tree] = {}
+    for name, (tree, names) in reversed(bare.items()):  # a fork is found after the thread that it was forked from
+        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees])
+    return trees.get(root.id)
+
+
+def _bare_tree(tx: Tx, thread_key: ThreadKey) -> tuple[Tree, list[str]] | None:
+    """A thread as a tree shows it, without its forks; and their ids."""
+    node = forks.node(tx, thread_key)
+    if node is None:
+        return None
+    name = thread_key.id
+    shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))
+    return Tree(name, node.thread.message_count, node.origin, node.origin_seq, shown, left, []), node.forks
+
+
+async def diff(store: Runner, a: str, b: str) -> Difference:
+    """Where two threads part."""
+    one, other, seq = await store.read(forks.shared, checked_id(a), checked_id(b))
+    # What they share is skipped; behind that, they may still say the same.
+    shared = await store.read(_count, one, seq)
+    after = [seq, seq]
+    while True:
+        pages = [
+            await store.read(_bodies, thread.branch, after=start, upto=thread.head)
+            for thread, start in zip((one, other), after, strict=True)
+        ]
+        same = _same_at_the_start(*pages)
+        if same:
+            seq, shared = pages[0][same - 1][0], shared + same
+            after = [page[same - 1][0] for page in pages]
+        if same < PAGE:
+            return Difference(seq, shared, one.message_count - shared, other.message_count - shared)
+
+
+def _same_at_the_start(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> int:
+    for position, ((_, one), (_, other)) in enumerate(zip(a, b, strict=False)):
+        if not is_same(one, other):
+            return position
+    return min(len(a), len(b))
+
+
+def _bodies(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, str]]:
+    return threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
+
+
+def _count(tx: Tx, thread: ThreadState, seq: int) -> int:
+    return branches.count(tx, thread.branch, seq)

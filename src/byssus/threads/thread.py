@@ -1,0 +1,140 @@
+"""Threads: load, append, list, and stop what drives one.
+
+A thread is read and decoded page by page on a reader, so that a long one does not stall the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from byssus.errors import InputError
+from byssus.messages import AssistantMessage, Message, decode
+from byssus.queries.log import leases, threads
+from byssus.queries.log.leases import Unleased
+from byssus.queries.log.threads import Position, ThreadInfo, ThreadRow
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
+from byssus.threads.waiting import owner_is_gone, retry_while_driven
+from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_thread, checked_wait
+from byssus.values.thread_key import ThreadKey
+
+
+class Thread(NamedTuple):
+    """A thread as it was loaded.
+
+    `partial` is what has arrived of a reply that is not complete: its run goes on elsewhere, or was interrupted. The
+    rest is for the agent: the messages' seqs, where the thread stands, and the run that has not ended.
+    """
+
+    messages: list[Message]
+    extra: dict[str, Any]
+    partial: AssistantMessage | None = None
+    seqs: Sequence[int] = ()
+    position: Position = Position(0, 0)
+    run_id: str | None = None
+    unledgered: int = 0
+    mail: int = 0
+    has_ttl: bool = False  # whether its checkpoints are removed when they are old
+    owner: str | None = None
+
+
+async def load(store: Runner, thread_id: ThreadId) -> Thread | None:
+    """The whole thread, or None when nothing was ever stored under this id."""
+    thread_key = checked_thread(thread_id)
+    while True:
+        row, page = await store.read(_first_page, thread_key)
+        if row is None:
+            return None
+        messages, seqs = [message for _, message in page], [seq for seq, _ in page]
+        is_long = len(page) == PAGE
+        while len(page) == PAGE:
+            page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
+            messages.extend(message for _, message in page)
+            seqs.extend(seq for seq, _ in page)
+        # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
+        if not is_long or await store.read(threads.is_at, thread_key, row.key, row.branch, row.created_at):
+            break
+    position = Position(row.head, row.version, row.branch)
+    partial = None if row.partial is None else decode(row.partial)
+    assert isinstance(partial, AssistantMessage | None)
+    extra, has_ttl = json.loads(row.extra), row.ttl is not None
+    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, has_ttl, row.owner)
+
+
+def _first_page(tx: Tx, thread_key: ThreadKey) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
+    row = threads.find(tx, thread_key)
+    return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
+
+
+def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
+    rows = threads.page(tx, branch, after=after, upto=upto, limit=PAGE)
+    return [(seq, decode(body)) for seq, body in rows]
+
+
+async def append(
+    store: Runner, thread_id: ThreadId, messages: Appendable | Iterable[Appendable], *, wait: float = 0
+) -> None:
+    """Add messages at the end, all or none; they are on disk when this returns.
+
+    While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
+    """
+    rows = [*map(message_row, as_list(messages))]
+    thread_key, seconds = checked_thread(thread_id), checked_wait(wait)
+    if rows:
+        await retry_while_driven(
+            store,
+            lambda dead_epoch: store.write(threads.append, thread_key, rows, by=Unleased(dead_epoch)),
+            seconds,
+        )
+
+
+async def save_extra(store: Runner, thread_id: ThreadId, extra: dict[str, Any], *, wait: float = 0) -> None:
+    """Replace the thread's extra: a key that is not there any more is gone. Waits for a run as `append` does."""
+    thread_key, text = checked_thread(thread_id), encode_extra(extra)
+    await retry_while_driven(
+        store,
+        lambda dead_epoch: store.write(threads.save_extra, thread_key, text, by=Unleased(dead_epoch)),
+        checked_wait(wait),
+    )
+
+
+async def set_user(store: Runner, thread_id: ThreadId, user_id: str | None) -> None:
+    """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
+    user = None if user_id is None else checked_id(user_id, "a user id")
+    await store.write(threads.set_owner, checked_thread(thread_id), user)
+
+
+async def info(store: Runner, thread_id: ThreadId) -> ThreadInfo | None:
+    """A thread as a list shows it, or None when nothing was ever stored under this id."""
+    return await store.read(threads.info, checked_thread(thread_id))
+
+
+async def list_threads(store: Runner, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
+    """Threads, most recently updated first. For the next page, pass the last one of this list as `before`."""
+    checked_count("limit", limit)
+    if isinstance(before, str):
+        known = await info(store, before)
+        if known is None:
+            raise InputError(f"there is no thread {before!r} to list the ones before")
+        before = known
+    elif not isinstance(before, ThreadInfo | None):
+        raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
+    return await store.read(threads.recent, limit=limit, before=before)
+
+
+async def unfinished(store: Runner) -> list[ThreadInfo]:
+    """Threads whose run was interrupted: a service resumes them when it starts.
+
+    A run that goes on in some process is not listed, nor one that waits for a person's answer.
+    """
+    found = await store.read(threads.unfinished)
+    return [thread for thread, owner, _ in found if owner is None or owner_is_gone(owner)]
+
+
+async def abort(store: Runner, thread_id: ThreadId) -> bool:
+    """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
+    owner = await store.write(leases.abort, checked_thread(thread_id))
+    return owner is not None and not owner_is_gone(owner)
