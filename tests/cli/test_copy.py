@@ -19,6 +19,8 @@ from byssus.maintenance.copy import Progress
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 SLOWLY = slow_command("copying.PAGE_ROWS = 5")
 
 

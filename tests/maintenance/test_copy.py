@@ -391,6 +391,7 @@ copying.copy(source, target)
 """
 
 
+@pytest.mark.processes
 def test_killed_at_any_commit_and_run_again_it_ends_equal(filled: str, target: str, small_pages: None) -> None:
     for number in (0, 1, 2, 3, 4, 5, 7, 12, 19, 20):
         command = [sys.executable, "-W", "error", "-c", COPY_AND_DIE, filled, target, str(number)]

@@ -981,6 +981,7 @@ async def age_imports(cp: Checkpointer) -> None:
     await cp.store.write(change)
 
 
+@pytest.mark.processes
 def test_killed_at_any_commit_it_is_there_whole_or_not_at_all(database: Database, tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
 

@@ -587,6 +587,7 @@ OPEN_AND_CLOSE = """
 """
 
 
+@pytest.mark.processes
 def test_a_process_that_lives_for_a_moment_leaves_no_byte_of_an_erasure_that_was_killed(directory: Path) -> None:
     for boundary in (2, 8, 14):
         word, place = needle(), directory / f"x{boundary}.db"
@@ -597,6 +598,7 @@ def test_a_process_that_lives_for_a_moment_leaves_no_byte_of_an_erasure_that_was
         assert traces(directory, word) == {}
 
 
+@pytest.mark.processes
 def test_a_process_does_not_stay_for_somebody_who_still_reads(directory: Path) -> None:
     word, place = needle(), directory / "x.db"
 
