@@ -320,6 +320,7 @@ def test_a_forked_child_loads_a_model_of_its_own() -> None:
     assert run.returncode == 7, run.stderr
 
 
+@pytest.mark.processes
 def test_a_stranger_cannot_use_the_port_that_the_runtime_opens() -> None:
     run = in_a_process(
         HELLO

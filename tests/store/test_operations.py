@@ -314,6 +314,7 @@ def test_a_place_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> 
     gc.collect()
 
 
+@pytest.mark.processes
 def test_a_process_that_never_closes_its_storage_ends_well_and_everything_is_stored(
     database: Database, storage: AgentStorage
 ) -> None:
