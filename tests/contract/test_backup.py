@@ -26,7 +26,7 @@ from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
-from byssus.queries.moving.copying import TABLES
+from byssus.queries.moving.tables import TABLES
 from byssus.storage import AgentStorage
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx

@@ -27,7 +27,7 @@ from byssus.queries.accounts import usage as counting
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import exporting as queries
-from byssus.queries.moving.copying import TABLES
+from byssus.queries.moving.tables import TABLES
 from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
 from byssus.threads.encoding import message_row

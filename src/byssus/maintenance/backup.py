@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
 from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery, copy_into
 from byssus.queries.moving import checks, copying
-from byssus.queries.moving.copying import TABLES, Backup, Digest
+from byssus.queries.moving.copying import Backup, Digest
+from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
