@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from byssus.accounts import sessions, tasks, tool_log, usage, users
     from byssus.maintenance import backup as backups
     from byssus.maintenance import check as checking
-    from byssus.maintenance import export
+    from byssus.maintenance import export, import_
+    from byssus.maintenance import repair as repairing
+    from byssus.maintenance import restore as restoring
     from byssus.queries.versions import checkpoints, deleting, forks
     from byssus.search import search as searching
     from byssus.threads import checkpoints as versions
@@ -77,6 +79,7 @@ else:  # an agent that starts needs none of them
         "maintenance.backup", "maintenance.check", "threads.erasure", "threads.retention", "search.search"
     )
     export, versions, watching = lazy_modules("maintenance.export", "threads.checkpoints", "threads.watching")
+    import_, repairing, restoring = lazy_modules("maintenance.import_", "maintenance.repair", "maintenance.restore")
     checkpoints, deleting, forks = lazy_modules(
         "queries.versions.checkpoints", "queries.versions.deleting", "queries.versions.forks"
     )
@@ -405,12 +408,12 @@ class Checkpointer(abc.ABC):
         """The same for all threads of a user."""
         return export.export_user(self.store, checked_id(user_id, "a user id"))
 
-    async def import_from(self, lines: export.Lines, as_id: str | None = None) -> list[str]:
+    async def import_from(self, lines: import_.Lines, as_id: str | None = None) -> list[str]:
         """Bring back what was exported, all of it or nothing; returns the threads' ids.
 
         `lines` is the path of a file, or whatever gives lines. `as_id` is another id for it, where it is one thread.
         """
-        return await export.import_lines(self.store, lines, as_id)
+        return await import_.import_lines(self.store, lines, as_id)
 
     # --- users, sessions, tools and usage: as AgentStorage has them ---------------------------------------------------
 
@@ -463,9 +466,9 @@ class Checkpointer(abc.ABC):
     index = awaited(searching.index)
     reindex = awaited(searching.reindex)
     backup = awaited(backups.backup)
-    restore = awaited(backups.restore)
+    restore = awaited(restoring.restore)
     check = awaited(checking.check)
-    repair = awaited(checking.repair)
+    repair = awaited(repairing.repair)
     recount = awaited(checking.recount)
 
     # --- removing -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
 from byssus.maintenance import backup as backups
 from byssus.maintenance import check as checking
+from byssus.maintenance import repair as repairing
+from byssus.maintenance import restore as restoring
 from byssus.search import search as searching
 from byssus.store import opening, sharing
 from byssus.store.database import Store
@@ -130,7 +132,7 @@ class AgentStorage:
     index = blocking(searching.index)
     reindex = blocking(searching.reindex)
     backup = blocking(backups.backup)
-    restore = blocking(backups.restore)
+    restore = blocking(restoring.restore)
     check = blocking(checking.check)
-    repair = blocking(checking.repair)
+    repair = blocking(repairing.repair)
     recount = blocking(checking.recount)

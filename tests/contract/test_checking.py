@@ -14,6 +14,7 @@ from byssus import AssistantMessage, Usage, UserMessage
 from byssus.accounts import tool_log, usage, users
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.maintenance import check as checking
+from byssus.maintenance import repair as repairing
 from byssus.queries.log import memories
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving.tables import THREADS
@@ -34,7 +35,7 @@ def check(store: Store, **options: Any) -> dict[str, Any]:
 
 
 def repair(store: Store) -> dict[str, Any]:
-    return to_the_end(checking.repair(Blocking(store)))
+    return to_the_end(repairing.repair(Blocking(store)))
 
 
 def recount(store: Store) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import pytest
 from byssus import Agent, AssistantMessage, ToolCall, ToolResultMessage, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last, keep_tagged
 from byssus.errors import InputError, NotFound, StoreError
-from byssus.maintenance.export import export_thread, export_user, import_lines
+from byssus.maintenance.export import export_thread, export_user
+from byssus.maintenance.import_ import import_lines
 from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps, from_value
 from byssus.queries.accounts import usage as counting
@@ -62,7 +63,6 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", 2)
-    monkeypatch.setattr("byssus.maintenance.export.PAGE_ROWS", 2)
 
 
 def with_both(
@@ -952,11 +952,11 @@ import asyncio, os, signal, sys
 from byssus.checkpointer import checkpointer_for
 from byssus.store.database import Store
 from byssus.queries.moving import importing as queries
-from byssus.maintenance.export import import_lines
+from byssus.maintenance.import_ import import_lines
 
 place, path, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
-import byssus.maintenance.export
-byssus.maintenance.export.PAGE_ROWS = 2
+from byssus.queries.moving import exporting
+exporting.PAGE_ROWS = 2
 
 def boundary(_):
     global left

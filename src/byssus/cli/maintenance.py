@@ -15,7 +15,7 @@ from typing import Any
 
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add, count, work_on
-from byssus.maintenance import backup, check
+from byssus.maintenance import backup, check, repair, restore
 
 _WIDTH = 24  # of the bar
 _SECONDS = 0.1  # between two looks of it
@@ -61,13 +61,13 @@ def _backup(args: argparse.Namespace) -> int:
 
 
 def _restore(args: argparse.Namespace) -> int:
-    backup.checked_source(args.file)  # or a new database would be made for nothing
+    restore.checked_source(args.file)  # or a new database would be made for nothing
     checkpointer = database.checkpointer_of(args)
     bar = _Bar("restore")
 
     async def main() -> tuple[str, Result]:
         async with checkpointer as cp:
-            return cp.name, await backup.restore(cp.store, args.file, progress=bar.show)
+            return cp.name, await restore.restore(cp.store, args.file, progress=bar.show)
 
     try:
         name, made = asyncio.run(main())
@@ -92,7 +92,7 @@ def _tell_rows(made: Result) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    found = work_on(args, lambda cp: check.repair(cp.store) if args.repair else check.check(cp.store))
+    found = work_on(args, lambda cp: repair.repair(cp.store) if args.repair else check.check(cp.store))
     if args.json:
         print(json.dumps(found, indent=2))
         return 0 if found["ok"] else 1
