@@ -69,8 +69,7 @@ LATE = {
     *("pathlib", "tempfile"),
     *(
         "byssus.accounts.users",
-        "byssus.maintenance.backup",
-        "byssus.maintenance.check",
+        *(f"byssus.maintenance.{name}" for name in ("backup", "restore", "check", "repair", "export", "import_")),
         "byssus.threads.erasure",
         "byssus.threads.retention",
     ),
@@ -81,7 +80,7 @@ LATE = {
         "byssus.accounts.tasks",
         "byssus.accounts.tool_log",
     ),
-    *("byssus.maintenance.export", "byssus.threads.checkpoints", "byssus.threads.watching", "byssus.search.tokens"),
+    *("byssus.threads.checkpoints", "byssus.threads.watching", "byssus.search.tokens"),
     *("byssus.queries.moving.copying", "byssus.queries.log.memories", "byssus.queries.search.search"),
 }
 PUBLIC = [

@@ -48,12 +48,14 @@ from byssus.values.thread_key import ThreadKey
 if TYPE_CHECKING:
     from byssus.maintenance import backup as backup_operations
     from byssus.maintenance import check as check_operations
-    from byssus.maintenance import export
+    from byssus.maintenance import export, import_
+    from byssus.maintenance import repair as repair_operations
+    from byssus.maintenance import restore as restore_operations
     from byssus.search import search as search_operations
 else:  # large, and of no use to an agent that starts
-    backup_operations, check_operations, export, search_operations = lazy_modules(
-        "maintenance.backup", "maintenance.check", "maintenance.export", "search.search"
-    )
+    export, import_, search_operations = lazy_modules("maintenance.export", "maintenance.import_", "search.search")
+    backup_operations, restore_operations = lazy_modules("maintenance.backup", "maintenance.restore")
+    check_operations, repair_operations = lazy_modules("maintenance.check", "maintenance.repair")
 
 __all__ = [
     "Checkpoint",
@@ -197,7 +199,7 @@ class Checkpointer(abc.ABC):
 
     export_thread = direct(export.export_thread)
     export_user = direct(export.export_user)
-    import_from = direct(export.import_lines)
+    import_from = direct(import_.import_lines)
 
     # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
 
@@ -250,9 +252,9 @@ class Checkpointer(abc.ABC):
     index = awaited(search_operations.index)
     reindex = awaited(search_operations.reindex)
     backup = awaited(backup_operations.backup)
-    restore = awaited(backup_operations.restore)
+    restore = awaited(restore_operations.restore)
     check = awaited(check_operations.check)
-    repair = awaited(check_operations.repair)
+    repair = awaited(repair_operations.repair)
     recount = awaited(check_operations.recount)
 
 

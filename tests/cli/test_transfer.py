@@ -19,7 +19,7 @@ from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpoint
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
-SLOWLY = slow_command("transfer.PAGE_ROWS = 2")
+SLOWLY = slow_command("exporting.PAGE_ROWS = 2")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Backups: all of a database in one SQLite file, taken while others write; and the way back.
+"""Backups: all of a database in one SQLite file, taken while others write.
 
 - A backup is the database as it was at one moment. A SQLite file is copied page by page; from any other database, rows
   are read in one snapshot.
@@ -7,8 +7,6 @@
 - An incremental backup changes the rows that differ, in one transaction. Until that is committed, the file is the old
   backup. It only changes what is a backup of this very database, and only while nobody has worked with the file: a
   hash over all rows tells.
-- A restore fills an empty database, and leaves the backup as it is. One that was interrupted is known by its mark, and
-  goes on.
 
 What is long runs on a thread of its own, and stops at the next page when its caller is cancelled.
 """
@@ -27,9 +25,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
-from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery, copy_into
+from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery
 from byssus.queries.moving import checks, copying
-from byssus.queries.moving.copying import TABLES, Backup, Digest
+from byssus.queries.moving.copying import Backup, Digest
+from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
@@ -42,7 +41,6 @@ Result = dict[str, Any]
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
 _BESIDE = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file
-_NAMED = ("threads", "users", "tasks", "prices")  # what people know of a database
 
 
 async def backup(
@@ -56,8 +54,8 @@ async def backup(
     target = _checked_target(path)
     began = time.monotonic()
 
-    def work(meter: _Meter) -> Result:
-        _refuse_unfinished(store.base)
+    def work(meter: Meter) -> Result:
+        refuse_unfinished(store.base)
         if incremental and os.path.lexists(target):
             result = _renewed(store.base, target, meter)
         else:
@@ -66,23 +64,7 @@ async def backup(
         size = os.stat(target).st_size  # noqa: PTH116
         return {"path": target, "bytes": size, **result, "seconds": round(time.monotonic() - began, 3)}
 
-    return await _stoppable(store, work, progress)
-
-
-async def restore(store: Runner, path: str | os.PathLike[str], *, progress: Hear | None = None) -> Result:
-    """Bring a backup into this database, which must be empty; it is verified.
-
-    A restore that was interrupted goes on when it is run again. `progress` is called as in `backup`.
-    """
-    source = checked_source(path)
-    began = time.monotonic()
-
-    def work(meter: _Meter) -> Result:
-        result = _restored(store.base, source, meter)
-        meter.end()
-        return {"path": source, **result, "seconds": round(time.monotonic() - began, 3)}
-
-    return await _stoppable(store, work, progress)
+    return await stoppable(store, work, progress)
 
 
 # --- what takes long --------------------------------------------------------------------------------------------------
@@ -92,7 +74,7 @@ class _Stopped(ByssusError):
     """The caller was cancelled."""
 
 
-class _Meter:
+class Meter:
     """How far something is that has several steps. It never goes back, also if a step has to be done again."""
 
     def __init__(self, progress: Hear | None) -> None:
@@ -127,10 +109,10 @@ class _Meter:
             self._progress(done, self._units * self._steps)
 
 
-async def _stoppable(store: Runner, work: Callable[[_Meter], T], progress: Hear | None) -> T:
+async def stoppable(store: Runner, work: Callable[[Meter], T], progress: Hear | None) -> T:
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be a function of two numbers, got {progress!r:.80}")
-    meter = _Meter(progress)
+    meter = Meter(progress)
     outcome: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -178,26 +160,26 @@ def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
 # --- a new backup -----------------------------------------------------------------------------------------------------
 
 
-def _new(store: Store, target: str, meter: _Meter) -> Result:
+def _new(store: Store, target: str, meter: Meter) -> Result:
     if os.path.lexists(target):
         raise _taken(target)
     meter.of(2)
     with _unfinished(target) as part:
         rows = store.pages_to(part, lambda done, total: meter.tell(0, done, total))
-        with _opened(part) as file:
+        with opened(part) as file:
             if rows is None:
                 database, sha256, rows = _copy_rows(store, file, meter)
             else:
                 database = file.read_now(copying.identity)
                 sha256 = _verified(file, rows, meter)
             file.write_now(copying.mark_backup, database, store.name, sha256)
-            _refuse_damaged(file, target)
+            refuse_damaged(file, target)
         fold(part)
         _publish(part, target)
     return {"rows": rows, "written": sum(rows.values()), "incremental": False, "verified": True, "sha256": sha256}
 
 
-def _copy_rows(store: Store, file: Store, meter: _Meter) -> tuple[str, str, dict[str, int]]:
+def _copy_rows(store: Store, file: Store, meter: Meter) -> tuple[str, str, dict[str, int]]:
     """Copy all rows, as of one moment, and compare both."""
     steps = {"comparing": 0, "copying": 0, "verifying": 1}
 
@@ -230,7 +212,7 @@ def _rows(found: Comparison) -> dict[str, int]:
     return {table.name: digest.rows for table, digest in zip(TABLES, found.digests, strict=True)}
 
 
-def _verified(file: Store, expected: dict[str, int], meter: _Meter) -> str:
+def _verified(file: Store, expected: dict[str, int], meter: Meter) -> str:
     sha256, rows = _sha256(file.read_now, lambda done, total: meter.tell(1, done, total))
     if rows != expected:
         wrong = next(name for name in expected if rows[name] != expected[name])
@@ -241,7 +223,7 @@ def _verified(file: Store, expected: dict[str, int], meter: _Meter) -> str:
     return sha256
 
 
-def _refuse_unfinished(store: Store) -> None:
+def refuse_unfinished(store: Store) -> None:
     mark = store.read_now(copying.last_mark)
     if mark is not None and mark.finished_at is None:
         raise InputError(
@@ -249,7 +231,7 @@ def _refuse_unfinished(store: Store) -> None:
         )
 
 
-def _refuse_damaged(file: Store, name: str) -> None:
+def refuse_damaged(file: Store, name: str) -> None:
     found = file.integrity()
     if not found:
         dangling = file.read_now(checks.dangling)
@@ -266,7 +248,7 @@ def _refuse_damaged(file: Store, name: str) -> None:
 
 def _checked_target(path: object) -> str:
     """Where a backup goes. A directory is not made: the disk that belongs there may not be mounted."""
-    name = _checked_name(path)
+    name = checked_name(path)
     folder = None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # of which `checked_path` tells
         folder = Path(name).expanduser().absolute().parent
@@ -275,15 +257,7 @@ def _checked_target(path: object) -> str:
     return checked_path(name)
 
 
-def checked_source(path: object) -> str:
-    """Where a backup is, if there is a file."""
-    name = _checked_name(path)
-    if not opening.exists(name):
-        raise InputError(f"there is no backup at {name!r}; check where it is")
-    return checked_path(name)
-
-
-def _checked_name(path: object) -> str:
+def checked_name(path: object) -> str:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"a backup is a file: pass its name, got {path!r:.80}")
@@ -335,7 +309,7 @@ def _publish(part: str, target: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
+def opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
     store = sqlite.open_store(path, read_only=read_only)
     try:
         yield store
@@ -346,18 +320,18 @@ def _opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
 # --- an earlier backup ------------------------------------------------------------------------------------------------
 
 
-def _renewed(store: Store, target: str, meter: _Meter) -> Result:
+def _renewed(store: Store, target: str, meter: Meter) -> Result:
     """Make an earlier backup equal to the database, in one transaction."""
     if os.stat(target).st_size == 0:  # noqa: PTH116
         raise InputError(f"{target!r} is empty, and no earlier backup; name another file")
     meter.of(4)
-    with _opened(target) as file:
+    with opened(target) as file:
         if file is store:
             raise InputError(f"{target!r} is the database itself; name another file for the backup")
         database = store.read_now(copying.identity)
         _refuse_others(file.read_now(copying.backup_mark), target, database)
         written, found = file.write_now(_apply, store, target, meter)
-        _refuse_damaged(file, target)
+        refuse_damaged(file, target)
     fold(target)
     changed = sum(written.values())
     return {"rows": _rows(found), "written": changed, "incremental": True, "verified": True, "sha256": found.sha256}
@@ -373,12 +347,12 @@ def _refuse_others(mark: Backup | None, target: str, database: str) -> Backup:
     return mark
 
 
-def _apply(tx: Tx, store: Store, target: str, meter: _Meter) -> tuple[dict[str, int], Comparison]:
+def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, int], Comparison]:
     """All that an incremental backup does to its file. Whatever goes wrong undoes all of it."""
     steps = {"comparing": 1, "copying": 2, "verifying": 3}
     database = store.read_now(copying.identity)
     mark = _refuse_others(copying.backup_mark(tx), target, database)  # again: from here on nobody else writes
-    _refuse_changed(_within(tx), mark, target, lambda done, total: meter.tell(0, done, total))
+    refuse_changed(_within(tx), mark, target, lambda done, total: meter.tell(0, done, total))
 
     def hear(progress: Progress) -> None:
         meter.tell(steps[progress.step], progress.done, progress.total)
@@ -395,59 +369,10 @@ def _apply(tx: Tx, store: Store, target: str, meter: _Meter) -> tuple[dict[str, 
     return mirror.written, found
 
 
-def _refuse_changed(ask: RunQuery, mark: Backup, name: str, hear: Hear) -> None:
+def refuse_changed(ask: RunQuery, mark: Backup, name: str, hear: Hear) -> None:
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
     if mark.shape == copying.shape() and _sha256(ask, hear)[0] != mark.sha256:
         raise InputError(
             f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): somebody has worked with it, or "
             "it is damaged; name another file ('byssus copy' takes it as it is)"
-        )
-
-
-# --- the way back -----------------------------------------------------------------------------------------------------
-
-
-def _restored(store: Store, source: str, meter: _Meter) -> Result:
-    meter.of(4)
-    steps = {"comparing": 1, "copying": 2, "verifying": 3}
-    if os.stat(source).st_size == 0:  # noqa: PTH116
-        raise InputError(f"{source!r} is empty, and no backup; check where the backup is")
-    with _opened(source, read_only=True) as file:
-        if file is store:
-            raise InputError(f"{source!r} is the database itself; open a new one to restore it there")
-        _refuse_unfinished(file)
-        _refuse_unless_empty(store, file.name)
-        _refuse_damaged(file, source)
-        mark = file.read_now(copying.backup_mark)
-        if mark is not None:
-            _refuse_changed(file.read_now, mark, source, lambda done, total: meter.tell(0, done, total))
-
-        def hear(progress: Progress) -> None:
-            meter.tell(steps[progress.step], progress.done, progress.total)
-
-        copied = copy_into(file, store, hear)
-    return {
-        "rows": {table.name: table.rows for table in copied.tables},
-        "written": sum(table.written for table in copied.tables),
-        "taken_at": None if mark is None else mark.taken_at,
-        "verified": True,
-        "sha256": copied.sha256,
-    }
-
-
-def _refuse_unless_empty(store: Store, source: str) -> None:
-    mark = store.read_now(copying.last_mark)
-    if mark is not None and mark.finished_at is None:
-        if mark.source != source:
-            raise InputError(
-                f"{store.name} is an unfinished copy of {mark.source}, and not of {source}; restore into a new file or "
-                "schema"
-            )
-        return
-    counts = {name: count for name, count in store.read_now(copying.counts).items() if count}
-    if counts:
-        what = ", ".join(f"{counts[name]} {name}" for name in _NAMED if name in counts) or "what others have left"
-        raise InputError(
-            f"{store.name} is not empty (it holds {what}); a backup is restored into an empty database: name a new "
-            "file, or another schema"
         )

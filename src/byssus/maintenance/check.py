@@ -1,10 +1,8 @@
-"""Checks: whether what a database says about itself is true, and what can be made true again.
+"""Checks: whether what a database says about itself is true.
 
 - A check writes nothing. It names what is wrong: each problem has a word for its kind (`what`), a place (`where`), a
   sentence, and whether a repair can mend it.
 - A thread is looked at in one snapshot, so one that is written to meanwhile is not taken for a broken one.
-- A repair only touches what is derived from something else: counters, the latest checkpoint, usage, the leaves of
-  preferences, the indexes. It counts again under the thread's row, and then checks everything once more.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from byssus.queries.accounts.usage import Spent
 from byssus.queries.log.threads import END
 from byssus.queries.moving import checks
 from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts, Shown, ThreadFacts, UserFacts
-from byssus.queries.search import search
-from byssus.queries.versions import checkpoints
-from byssus.search import search as searching
+from byssus.queries.search.search import CALL, MESSAGE
 from byssus.search import tokens
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
@@ -34,7 +30,7 @@ Result = dict[str, Any]
 
 _ALONG = ("message_count", "head")  # what is counted along the pieces of a branch
 _PAGE = 200  # threads, checkpoints, messages in one query
-_INDEXES = ((search.MESSAGE, "messages", "message_words"), (search.CALL, "tool_calls", "call_words"))
+_INDEXES = ((MESSAGE, "messages", "message_words"), (CALL, "tool_calls", "call_words"))
 
 
 class Problem(NamedTuple):
@@ -56,7 +52,7 @@ async def check(store: Runner, *, deep: bool = True) -> Result:
 
     Without `deep`, messages are counted and not read, and the files and the index for search are not looked at.
     """
-    problems, checked = await _check(store, deep=deep)
+    problems, checked = await find_problems(store, deep=deep)
     return {"ok": not problems, "problems": [problem.as_dict() for problem in problems], "checked": checked}
 
 
@@ -67,35 +63,7 @@ async def recount(store: Runner) -> Result:
     return {"ok": not found, "problems": [problem.as_dict() for problem in found], "checked": checked}
 
 
-async def repair(store: Runner) -> Result:
-    """Make anew what can be made anew of what is wrong; returns what was done, and what is still wrong."""
-    problems, _ = await _check(store, deep=True)
-    done: list[Problem] = []
-    by_thread: dict[int, list[Problem]] = {}
-    for problem in problems:
-        if problem.what in _MENDS and problem.repairable:
-            by_thread.setdefault(problem.key, []).append(problem)
-    for thread, several in by_thread.items():  # the id comes first: that keeps it in order with the thread's writes
-        if await store.write(_mend, several[0].id, thread, [problem.what for problem in several]):
-            done += several
-    for problem in problems:
-        can_be_mended = problem.what == "preferences" and problem.repairable
-        if can_be_mended and await store.write(_mend_leaves, problem.id, problem.key):
-            done.append(problem)
-    of_index = [problem for problem in problems if problem.what == "index"]
-    if of_index:
-        await searching.reindex(store)
-        done += of_index
-    left, checked = await _check(store, deep=True)
-    return {
-        "ok": not left,
-        "repaired": [problem.as_dict() for problem in done],
-        "problems": [problem.as_dict() for problem in left],
-        "checked": checked,
-    }
-
-
-async def _check(store: Runner, *, deep: bool) -> tuple[list[Problem], dict[str, int]]:
+async def find_problems(store: Runner, *, deep: bool) -> tuple[list[Problem], dict[str, int]]:
     problems: list[Problem] = []
     checked: dict[str, int] = {}
     try:
@@ -271,7 +239,7 @@ _Counts = dict[tuple[str, str], tuple[int, Spent]]  # by day and model
 
 
 def _look_into(tx: Tx, thread: int, where: str) -> _Contents:
-    counts, messages, problems = _count(tx, thread, where)
+    counts, messages, problems = count_messages(tx, thread, where)
     # What an unreadable message has cost, only the sums know.
     if not problems and checks.is_there(tx, thread) and checks.is_countable(tx, thread):
         problems += _judge_usage(tx, thread, where, counts)
@@ -279,7 +247,7 @@ def _look_into(tx: Tx, thread: int, where: str) -> _Contents:
     return _Contents(messages, problems)
 
 
-def _count(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[Problem]]:
+def count_messages(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[Problem]]:
     """What the messages of a thread say that was spent."""
     counts: _Counts = {}
     problems: list[Problem] = []
@@ -330,7 +298,7 @@ class _Calls(NamedTuple):
 _CallCounts = dict[tuple[str, str, int], _Calls]
 
 
-def _count_calls(tx: Tx, thread: int) -> _CallCounts:
+def count_calls(tx: Tx, thread: int) -> _CallCounts:
     counts: _CallCounts = {}
     after = 0
     while page := checks.ended_calls(tx, thread, after, _PAGE):
@@ -347,7 +315,7 @@ def _count_calls(tx: Tx, thread: int) -> _CallCounts:
 
 
 def _judge_calls(tx: Tx, thread: int, where: str) -> Iterator[Problem]:
-    counts = _count_calls(tx, thread)
+    counts = count_calls(tx, thread)
     kept = {(row[0], row[1], row[2]): _Calls(*row[3:]) for row in checks.counted_calls(tx, thread)}
     for day, name, bucket in sorted(kept.keys() | counts.keys()):
         ours, theirs = kept.get((day, name, bucket), _Calls()), counts.get((day, name, bucket), _Calls())
@@ -371,7 +339,7 @@ def _judge_users(page: Sequence[UserFacts]) -> Iterator[Problem]:
         if user.quota_used < 0:
             told = f"{where} has used {user.quota_used} tokens; update_user({user.id!r}, quota_used=...) sets it"
             yield Problem("quota", where, told)
-        expected = _leaves_of(user.preferences)
+        expected = leaves_of(user.preferences)
         if expected is None:
             yield Problem("preferences", where, f"the preferences of {where} are no JSON: {user.preferences[:60]!r}")
         elif sorted(expected) != sorted(user.leaves):
@@ -381,7 +349,7 @@ def _judge_users(page: Sequence[UserFacts]) -> Iterator[Problem]:
             yield Problem("preferences", where, told, True, user.key, user.id)
 
 
-def _leaves_of(preferences: str) -> list[tuple[str, str]] | None:
+def leaves_of(preferences: str) -> list[tuple[str, str]] | None:
     try:
         value = json.loads(preferences)
     except (ValueError, RecursionError):
@@ -410,52 +378,4 @@ _PAGED: dict[str, tuple[Callable[..., Any], Any, Callable[..., Iterator[Problem]
     "checkpoints": (checks.checkpoints_by_branch, (0, 0, 0), _judge_checkpoints),
     "marks": (checks.marks, 0, _judge_marks),
     "users": (checks.users, 0, _judge_users),
-}
-
-
-# --- mending ----------------------------------------------------------------------------------------------------------
-
-
-def _mend(tx: Tx, _: str, thread: int, kinds: Sequence[str]) -> bool:
-    """Put right what is wrong with a thread; False if it is gone."""
-    if not checks.hold(tx, thread):
-        return False
-    for kind in dict.fromkeys(kinds):
-        _MENDS[kind](tx, thread)
-    return True
-
-
-def _mend_usage(tx: Tx, thread: int) -> None:
-    if checks.is_countable(tx, thread):  # something may have been removed since it was checked
-        counts, _, _ = _count(tx, thread, "")
-        usage.set_counted(tx, thread, [(day, number, spent) for (day, _), (number, spent) in sorted(counts.items())])
-
-
-def _mend_calls(tx: Tx, thread: int) -> None:
-    if not checks.is_countable(tx, thread):
-        return
-    kept = {(row[0], row[1], row[2]): row[3] for row in checks.counted_calls(tx, thread)}
-    rows = []
-    for place, (calls, failures, total, doubtful) in sorted(_count_calls(tx, thread).items()):
-        more = min(max(kept.get(place, 0) - calls, 0), doubtful)
-        rows.append((*place, calls + more, failures + more, total))
-    checks.set_counted_calls(tx, thread, [row for row in rows if row[3]])
-
-
-def _mend_leaves(tx: Tx, _: str, user: int) -> bool:
-    preferences = checks.held_preferences(tx, user)
-    found = None if preferences is None else _leaves_of(preferences)
-    if found is None:
-        return False
-    checks.set_leaves(tx, user, found)
-    return True
-
-
-_MENDS: dict[str, Callable[[Tx, int], None]] = {
-    "message_count": checks.set_message_count,
-    "head": checks.raise_head,
-    "latest": checkpoints.show_latest,
-    "named": checks.unname,
-    "usage": _mend_usage,
-    "tool_usage": _mend_calls,
 }

@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from byssus.errors import InputError, StoreError
 from byssus.queries.moving import copying
-from byssus.queries.moving.copying import TABLES, CopyRow, Digest, Key, Table
+from byssus.queries.moving.copying import CopyRow, Digest
+from byssus.queries.moving.tables import TABLES, Key, Table
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store
 from byssus.store.sqlite.file import MEMORY

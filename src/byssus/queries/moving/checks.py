@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from byssus.queries.accounts.usage import LONG_NAME, RAN
 from byssus.queries.log.branches import Segment
-from byssus.queries.moving.copying import TABLES
 from byssus.queries.moving.exporting import IMPORTING
+from byssus.queries.moving.tables import LOCAL, TABLES
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import TRASH
@@ -21,11 +21,8 @@ from byssus.store.database import Row, Tx
 
 FEW = 20  # rows that are named of what is wrong in one way
 
-# Tables that no copy carries have parents too.
 _PARENTS = [
-    *((table.name, table.key[0], column, parent) for table in TABLES for column, parent in table.parents),
-    ("reservations", "thread", "thread", "threads"),
-    ("changed_calls", "call", "call", "tool_calls"),
+    (table.name, table.columns[0], column, parent) for table in (*TABLES, *LOCAL) for column, parent in table.parents
 ]
 _READ = (
     "FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
