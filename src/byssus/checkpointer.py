@@ -24,7 +24,8 @@ from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import ThreadInfo
 from byssus.queries.versions import erasure_notes
 from byssus.store import opening, sharing
-from byssus.store.database import Store, in_thread
+from byssus.store.database import Store
+from byssus.store.jobs import in_worker
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, lazy_modules
 from byssus.store.sqlite import store as sqlite
@@ -153,18 +154,18 @@ class Checkpointer(abc.ABC):
     async def open(self) -> Self:
         """Open the database, made and migrated if need be. `async with` does it for you."""
         if self._store is None:
-            opening = in_thread(self._open_store)
+            opening = in_worker(self._open_store)
             try:
                 store = await opening
             except asyncio.CancelledError:
                 if opening.exception() is None:  # nobody would ever close it
-                    await in_thread(lambda: sharing.release(opening.result()))
+                    await in_worker(lambda: sharing.release(opening.result()))
                 raise
             if self._store is None:
                 self._store, self._was_open = store, True
                 await self._finish_erasures()
             else:  # opened twice at once
-                await in_thread(lambda: sharing.release(store))
+                await in_worker(lambda: sharing.release(store))
         return self
 
     async def _finish_erasures(self) -> None:
@@ -173,7 +174,7 @@ class Checkpointer(abc.ABC):
             store = self.store
             left = await store.read(erasure_notes.unfinished) if store.has_files else []
             if left:
-                await in_thread(lambda: erasure.go_on(store))
+                await in_worker(lambda: erasure.go_on(store))
         except BaseException:
             await self.close()
             raise
@@ -182,7 +183,7 @@ class Checkpointer(abc.ABC):
         """Finish what was submitted and let go of the database."""
         store, self._store, self._blocks = self._store, None, 0
         if store is not None:
-            await in_thread(lambda: sharing.release(store))
+            await in_worker(lambda: sharing.release(store))
 
     async def __aenter__(self) -> Self:
         await self.open()

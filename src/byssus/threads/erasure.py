@@ -16,7 +16,8 @@ from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
 from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
-from byssus.store.database import Store, in_thread
+from byssus.store.database import Store
+from byssus.store.jobs import in_worker
 from byssus.threads.retention import empty_trash
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
@@ -68,11 +69,11 @@ async def _erase(store: Store, begun: ErasedRows, whose: str) -> Erased:
         return Erased(0, 0, 0, True, [], _NOTHING)
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
-    is_scrubbed = await in_thread(store.scrub)
+    is_scrubbed = await in_worker(store.scrub)
     if is_scrubbed:
         await store.write(erasure_notes.finish, keys)
     else:
-        await in_thread(lambda: _finish_later(store))
+        await in_worker(lambda: _finish_later(store))
     note = store.remains if is_scrubbed else _PINNED + store.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
