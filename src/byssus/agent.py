@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from byssus import telemetry
 from byssus.checkpointer import At, Checkpointer
@@ -30,9 +30,8 @@ from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import ThreadJournal
-from byssus.store.operations import lazy_modules, preload
 from byssus.stream import Backlog, EventStream
-from byssus.threads import inbox
+from byssus.threads import checkpoints, inbox
 from byssus.threads.encoding import checked_id, encode_extra
 from byssus.threads.inbox import FOLLOW_UP, STEER, Modes, Receipt, Waiting
 from byssus.threads.waiting import checked_wait
@@ -43,11 +42,6 @@ from byssus.values.decisions import Answer, Pending, encode_answer
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-
-if TYPE_CHECKING:
-    from byssus.threads import checkpoints
-else:
-    (checkpoints,) = lazy_modules("threads.checkpoints")
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -145,8 +139,6 @@ class Agent:
             None if user_id is None else checked_id(user_id, "a user id"),
             _checked_every(checkpoint_every, checkpointer),
         )
-        if self._setup.checkpoint_every or at is not None:
-            preload(checkpoints)  # a reply that is there is not lost for want of it
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = history.ValidHistory(max_result_chars)

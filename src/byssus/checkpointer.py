@@ -17,19 +17,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
+from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen, ThreadBusy
 from byssus.messages import Message, UserMessage, decode, stamped
 from byssus.queries.log import inbox, leases, threads, tool_calls
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import ThreadInfo
-from byssus.queries.versions import erasure_notes
+from byssus.queries.versions import checkpoints, deleting, erasure_notes, forks
 from byssus.store import opening, sharing
 from byssus.store.database import Store
 from byssus.store.jobs import in_worker
+from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
-from byssus.store.operations import awaited, lazy_modules
+from byssus.store.operations import awaited
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
+from byssus.threads import checkpoints as versions
+from byssus.threads import erasure, retention, watching
 from byssus.threads.encoding import (
     PAGE,
     Appendable,
@@ -62,25 +66,15 @@ from byssus.values.decisions import Answer, Pending, encode_answer
 from byssus.values.prompts import single
 
 if TYPE_CHECKING:
-    from byssus.accounts import sessions, tasks, tool_log, usage, users
     from byssus.maintenance import backup as backups
     from byssus.maintenance import check as checking
     from byssus.maintenance import export
-    from byssus.queries.versions import checkpoints, deleting, forks
     from byssus.search import search as searching
-    from byssus.threads import checkpoints as versions
-    from byssus.threads import erasure, retention, watching
-else:  # an agent that starts needs none of them
-    users, sessions, tasks, tool_log, usage = lazy_modules(
-        "accounts.users", "accounts.sessions", "accounts.tasks", "accounts.tool_log", "accounts.usage"
-    )
-    backups, checking, erasure, retention, searching = lazy_modules(
-        "maintenance.backup", "maintenance.check", "threads.erasure", "threads.retention", "search.search"
-    )
-    export, versions, watching = lazy_modules("maintenance.export", "threads.checkpoints", "threads.watching")
-    checkpoints, deleting, forks = lazy_modules(
-        "queries.versions.checkpoints", "queries.versions.deleting", "queries.versions.forks"
-    )
+else:  # half of what a start would import, for what few programs do at once
+    backups = LazyModule("byssus.maintenance.backup")
+    checking = LazyModule("byssus.maintenance.check")
+    export = LazyModule("byssus.maintenance.export")
+    searching = LazyModule("byssus.search.search")
 
 
 __all__ = [
@@ -459,15 +453,15 @@ class Checkpointer(abc.ABC):
     get_prices = awaited(usage.get_prices)
     delete_price = awaited(usage.delete_price)
 
-    search = awaited(searching.search)
-    find_messages = awaited(searching.find_messages)
-    index = awaited(searching.index)
-    reindex = awaited(searching.reindex)
-    backup = awaited(backups.backup)
-    restore = awaited(backups.restore)
-    check = awaited(checking.check)
-    repair = awaited(checking.repair)
-    recount = awaited(checking.recount)
+    search = awaited.late(lambda: searching.search)
+    find_messages = awaited.late(lambda: searching.find_messages)
+    index = awaited.late(lambda: searching.index)
+    reindex = awaited.late(lambda: searching.reindex)
+    backup = awaited.late(lambda: backups.backup)
+    restore = awaited.late(lambda: backups.restore)
+    check = awaited.late(lambda: checking.check)
+    repair = awaited.late(lambda: checking.repair)
+    recount = awaited.late(lambda: checking.recount)
 
     # --- removing -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,31 +21,22 @@ from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessa
 from byssus.providers import history
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import inbox, threads, tool_calls
+from byssus.queries.log import inbox, memories, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
+from byssus.queries.versions import forks, putting
 from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
-from byssus.store.operations import lazy_modules, preload
+from byssus.threads import checkpoints
 from byssus.threads.encoding import Thread, checked_id, column_text, encode_extra, load, message_row
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.marks import MarkedMessages
-
-if TYPE_CHECKING:
-    from byssus.queries.log import memories
-    from byssus.queries.versions import forks, putting
-    from byssus.threads import checkpoints, retention
-else:
-    retention, checkpoints = lazy_modules("threads.retention", "threads.checkpoints")
-    forks, memories, putting = lazy_modules(
-        "queries.versions.forks", "queries.log.memories", "queries.versions.putting"
-    )
 
 T = TypeVar("T")
 _GRACE = 30.0  # an abort waits for a claim that is being written, as for any commit
@@ -127,8 +118,6 @@ class ThreadJournal:
                 f"{self._user_id!r}; use another thread, or a fork: cp.fork({self._thread_id!r}, user_id=...)"
             )
         self._has_ttl, self._is_owned = thread.has_ttl, thread.owner is not None
-        if thread.has_ttl:
-            preload(retention)
         self.payer = self._user_id or thread.owner
         self.messages = thread.messages
         # What the program put there before the first run counts on top of what is stored.

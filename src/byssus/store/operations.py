@@ -15,10 +15,9 @@ that is running is in the way.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from byssus.store.database import Store, Tx
 
@@ -82,17 +81,23 @@ class HasStore(Protocol):
 
 
 class _Operation(Generic[P, T]):
-    """An operation of a surface. What it looks like to help() and editors is worked out when somebody first asks."""
+    """An operation of a surface. What it looks like to help() and editors is worked out when it is first used."""
 
     def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
-        self._operation = operation
+        self._find: Callable[[], Callable[..., Coroutine[Any, Any, T]]] = lambda: operation
         self._method: Any = None
+
+    @classmethod
+    def late(cls, find: Callable[[], Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]]) -> Self:
+        """An operation of a module that is imported with its first use: `awaited.late(lambda: search.search)`."""
+        made = cls.__new__(cls)
+        made._find, made._method = find, None
+        return made
 
     def _bound(self, owner: HasStore | None) -> Any:
         if self._method is None:
-            if isinstance(self._operation, _LazyModule):
-                self._operation = self._operation.found()
-            self._method = _described(self._made(self._operation), self._operation)
+            operation = self._find()
+            self._method = _described(self._made(operation), operation)
         return self._method if owner is None else functools.partial(self._method, owner)
 
     def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
@@ -131,37 +136,6 @@ class awaited(_Operation[P, T]):  # noqa: N801
             return await operation(owner.store, *args, **kwargs)
 
         return method
-
-
-def lazy_modules(*names: str) -> list[_LazyModule]:
-    """Modules of byssus that most programs never need: each is imported when a function of it is first called."""
-    return [_LazyModule(f"byssus.{name}") for name in names]
-
-
-def preload(*modules: Any) -> None:
-    """Import these now: what comes next must not fail for want of a module."""
-    for module in modules:
-        if isinstance(module, _LazyModule):
-            importlib.import_module(module.__module__)
-
-
-class _LazyModule:
-    """A module that is not imported yet, or one of its functions."""
-
-    def __init__(self, module: str, name: str = "") -> None:
-        self.__module__ = module
-        self.__name__ = name
-
-    def __getattr__(self, name: str) -> _LazyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _LazyModule(self.__module__, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.found()(*args, **kwargs)
-
-    def found(self) -> Any:
-        return getattr(importlib.import_module(self.__module__), self.__name__)
 
 
 def _described(method: Any, operation: Callable[..., Any]) -> Any:
