@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, NotFound
@@ -146,18 +145,21 @@ class StoredMessage(NamedTuple):
 _SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
 
 
-def save(
-    tx: Tx, session_id: str, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED, namespace: str = ""
-) -> str:
-    """Add a message, which is made when the session's model is known; returns its id."""
+def model(tx: Tx, session_id: str, *, namespace: str = "") -> str | None:
+    """The model that a session was given, which must exist; None if it was given none."""
     row = tx.one(
         "SELECT model FROM threads WHERE namespace = :namespace AND id = :id", namespace=namespace, id=session_id
     )
     if row is None:
         raise unknown(session_id)
-    message = make(row[0])
+    found: str | None = row[0]
+    return found
+
+
+def save(tx: Tx, session_id: str, message: MessageRow, *, by: By = UNLEASED, namespace: str = "") -> None:
+    """Add a message to a session, which must exist."""
+    model(tx, session_id, namespace=namespace)
     threads.append(tx, session_id, [message], namespace=namespace, by=by)
-    return message.id
 
 
 def history(
