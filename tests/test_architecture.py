@@ -64,24 +64,11 @@ ONLY_IN = {
     "xllamacpp": ["providers/local.py"],
 }
 
-# What is imported when it is first used: each of them would cost every start a millisecond or so.
+# What is imported when it is first used: together they would make a start take twice as long.
 LATE = {
     *("pathlib", "tempfile"),
-    *(
-        "byssus.accounts.users",
-        *(f"byssus.maintenance.{name}" for name in ("backup", "restore", "check", "repair", "export", "import_")),
-        "byssus.threads.erasure",
-        "byssus.threads.retention",
-    ),
-    *(
-        "byssus.search.search",
-        "byssus.accounts.sessions",
-        "byssus.accounts.usage",
-        "byssus.accounts.tasks",
-        "byssus.accounts.tool_log",
-    ),
-    *("byssus.threads.checkpoints", "byssus.threads.watching", "byssus.search.tokens"),
-    *("byssus.queries.moving.copying", "byssus.queries.log.memories", "byssus.queries.search.search"),
+    *(f"byssus.maintenance.{name}" for name in ("backup", "restore", "check", "repair", "export", "import_")),
+    *("byssus.search.search", "byssus.search.tokens", "byssus.queries.search.search", "byssus.queries.moving.copying"),
 }
 PUBLIC = [
     "Agent",
@@ -227,20 +214,6 @@ def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> N
         "print(*sorted(late & sys.modules.keys()))"
     )
     assert printed_by(script) == ["2"]
-
-
-def test_an_agent_has_at_hand_what_its_run_will_need() -> None:
-    script = (
-        "import sys\n"
-        "from byssus import Agent, Model\n"
-        "from byssus.checkpointer import SQLiteCheckpointer\n"
-        "from byssus.providers.scripted import ScriptedProvider\n"
-        "cp = SQLiteCheckpointer('a.db')\n"
-        "provider, model = ScriptedProvider(), Model('m')\n"
-        "Agent(provider=provider, model=model, checkpointer=cp, thread_id='t', checkpoint_every='turn')\n"
-        "print({'byssus.threads.checkpoints', 'byssus.queries.versions.putting'} <= sys.modules.keys())"
-    )
-    assert printed_by(script) == ["True"]
 
 
 def printed_by(script: str) -> list[str]:

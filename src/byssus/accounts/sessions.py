@@ -6,7 +6,6 @@ continues the session reads it as one of its own.
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -148,12 +147,17 @@ async def save_message(
     seconds first.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
-    name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
-    return await retry_while_driven(
+    name = checked_id(session_id, "a session id")
+    thread_key = ThreadKey("", name)
+    if ("token_count" in value or "usage" in value) and (model := await store.read(sessions.model, thread_key)):
+        value["model"] = model  # its tokens are counted as those of the model that it names
+    row = json_row(value)
+    await retry_while_driven(
         store,
-        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)),
+        lambda dead_epoch: store.write(sessions.save, thread_key, row, by=Unleased(dead_epoch)),
         checked_wait(wait),
     )
+    return row.id
 
 
 async def get_conversation_history(
@@ -293,12 +297,6 @@ def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e15:
         raise InputError(f"usage['cost'] must be a number from 0 up, got {cost!r:.80}")
     return dict(usage)
-
-
-def _row_of(value: dict[str, Any], model: str | None) -> MessageRow:
-    """With the session's model, so that its tokens are counted as that model's."""
-    is_counted = "token_count" in value or "usage" in value
-    return json_row({**value, "model": model} if model and is_counted else value)
 
 
 def _edited(said: StoredMessage, content: Any) -> MessageRow:

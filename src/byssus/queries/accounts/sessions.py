@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, NotFound
@@ -145,8 +144,8 @@ class StoredMessage(NamedTuple):
 _SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
 
 
-def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED) -> str:
-    """Add a message, which is made when the session's model is known; returns its id."""
+def model(tx: Tx, thread_key: ThreadKey) -> str | None:
+    """The model that a session was given, which must exist; None if it was given none."""
     row = tx.one(
         "SELECT model FROM threads WHERE namespace = :namespace AND id = :id",
         namespace=thread_key.namespace,
@@ -154,9 +153,14 @@ def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow]
     )
     if row is None:
         raise unknown(thread_key.id)
-    message = make(row[0])
+    found: str | None = row[0]
+    return found
+
+
+def save(tx: Tx, thread_key: ThreadKey, message: MessageRow, *, by: By = UNLEASED) -> None:
+    """Add a message to a session, which must exist."""
+    model(tx, thread_key)
     threads.append(tx, thread_key, [message], by=by)
-    return message.id
 
 
 def history(tx: Tx, thread_key: ThreadKey, limit: int, *, before: int = END) -> list[StoredMessage] | None:

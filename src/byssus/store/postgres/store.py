@@ -27,7 +27,8 @@ import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from byssus.store import sharing
-from byssus.store.database import NO_THREAD, Job, Store, Tx
+from byssus.store.database import Store, Tx
+from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
     Connection,
@@ -203,7 +204,7 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
                 for member in group:
                     member.error = member.error or self._store.server.translate(error)
-            Job.deliver(group)
+            deliver(group)
         self._leave()
         self.session.close()
 

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from byssus.errors import StoreError
-from byssus.store.database import Job, Row
+from byssus.store.database import Row
+from byssus.store.jobs import Job
 from byssus.store.postgres.server import Connection, Selector, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters

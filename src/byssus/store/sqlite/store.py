@@ -25,7 +25,8 @@ import apsw
 
 from byssus.errors import InputError, StoreNotOpen
 from byssus.store import sharing
-from byssus.store.database import Job, Row, Store, Tx
+from byssus.store.database import Row, Store, Tx
+from byssus.store.jobs import Job, deliver
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -302,7 +303,7 @@ class SQLiteStore(Store):
                         tx.run("ROLLBACK")
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(as_read(error))
-        Job.deliver([job])
+        deliver([job])
 
     def _reader(self) -> SQLiteTx:
         known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
@@ -333,7 +334,7 @@ class SQLiteStore(Store):
                 _log.warning("%d write(s) to %r failed: %s", len(group), self.path, why)
             if (took := time.monotonic() - began) > _SLOW_SECONDS:
                 _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
-            Job.deliver(group)
+            deliver(group)
 
     def _commit_group(self, job: Job[Any], group: list[Job[Any]]) -> None:
         """Run the job and all that waits behind it in one transaction."""
