@@ -239,7 +239,7 @@ class ThreadJournal:
         more |= {"by": self._lease(), "release": release, "extra": extra, "clear_partial": self._saves_partial}
         if spent is not None and self.payer is not None:
             more["charge"] = Charge(self.payer, spent)
-        await self._written(note, query, self._thread_id, rows, **more)
+        await self._written(note, query, ThreadKey("", self._thread_id), rows, **more)
 
     async def set_aside(self, wanted: int, least: int) -> int | None:
         if self.payer is None:
