@@ -25,7 +25,7 @@ from byssus.queries.log import inbox, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
-from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
+from byssus.run.journal import ANSWERED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.keeper import Keeper
@@ -36,6 +36,7 @@ from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.marks import MarkedMessages
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class ThreadJournal:
         messages: Sequence[Message],
         *,
         reserve: int = 0,
-        release: str = "",
+        release: Release | None = None,
         checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
@@ -227,7 +228,7 @@ class ThreadJournal:
         try:
             extra = self._changed_extra() if release or checkpoint else None
         except InputError:  # the reply is worth more; `finish` says it
-            extra, release = None, ""
+            extra, release = None, None
         query: Callable[..., Position]
         more: dict[str, Any]
         if checkpoint is None:
@@ -447,7 +448,7 @@ class ThreadJournal:
             )
             write.add_done_callback(_report_partial)
 
-    async def finish(self, release: str, *, spent: int = 0) -> bool:
+    async def finish(self, release: Release, *, spent: int = 0) -> bool:
         self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self.reply_key}
         try:
             extra = self._changed_extra()
@@ -472,7 +473,7 @@ class ThreadJournal:
                 by=by,
                 expect=expect,
                 extra=extra,
-                release=release if held else "",
+                release=release if held else None,
                 clear_partial=self._is_refused,
                 charge=self._charge(spent),
             )
@@ -489,7 +490,7 @@ class ThreadJournal:
             self._drop()
             charge = self._charge(spent)
             self._checkpointer.store.submit(
-                threads.append, ThreadKey("", self._thread_id), [], by=by, release=PAUSED, charge=charge
+                threads.append, ThreadKey("", self._thread_id), [], by=by, release=Release.PAUSE, charge=charge
             )
 
     def _charge(self, spent: int) -> Charge | None:
