@@ -377,7 +377,6 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/log/branches.py": ["threads/test_forks.py", "threads/test_checkpoint_machine.py"],
     "queries/log/editing.py": ["accounts/test_sessions.py", "search/test_search_machine.py"],
     "queries/log/inbox.py": ["threads/test_inbox.py", "threads/test_inbox_races.py"],
-    "queries/log/leases.py": ["run/test_leases.py", "run/test_leases_lost.py"],
     "queries/log/marks.py": ["threads/test_marks.py"],
     "queries/log/memories.py": ["memory/test_memory.py", "memory/test_stored.py"],
     "queries/log/tool_calls.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],

@@ -17,46 +17,79 @@ from byssus.store.database import Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
-NOBODY = -1  # the epoch of no lease
+NO_EPOCH = -1  # no lease ever has it
 
-
-class Claim(NamedTuple):
-    """A run that wants a thread's lease. `dead_epoch` is an epoch whose owner is known to be gone."""
-
-    owner: str
-    run: str
-    seconds: float
-    dead_epoch: int = NOBODY
-
-
-class Lease(NamedTuple):
-    """The right to write to a thread."""
-
-    epoch: int
-    seconds: float
-
-
-class Unleased(NamedTuple):
-    """A write from outside any run: welcome while nobody drives the thread."""
-
-    dead_epoch: int = NOBODY
-
-
-By = Claim | Lease | Unleased
-
-# What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
-# a visitor who writes over nobody's lease.
 _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
 _FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :dead_epoch)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
 _ACTIVE = "status NOT IN ('paused', 'cancelled')"
-GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Unleased": _FREE, "Lease": _MINE, "": _UNUSED}
-CHANGE = {
-    "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
-    "Unleased": "",
-    "": "",
-    "Lease": ", lease_until = :until",
-}
+_FREE_AND_ACTIVE = f"{_FREE} AND {_ACTIVE}"
+_CLAIM = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run"
+_RENEW = ", lease_until = :until"
+
+
+# Each of the three says how a statement treats the lease of the thread's row: `guard` is a condition on the row,
+# `change` goes into its SET clause, and `parameters` are the values of both.
+
+
+class Claim(NamedTuple):
+    """A run takes the thread's lease. `dead_epoch` is the epoch of a lease whose owner is known to be gone."""
+
+    owner: str
+    run: str
+    seconds: float
+    dead_epoch: int = NO_EPOCH
+
+    @property
+    def guard(self) -> str:
+        return _FREE_AND_ACTIVE
+
+    @property
+    def change(self) -> str:
+        return _CLAIM
+
+    def parameters(self, tx: Tx) -> dict[str, object]:
+        until = tx.after(self.seconds)
+        return {"owner": self.owner, "run": self.run, "until": until, "dead_epoch": self.dead_epoch}
+
+
+class Lease(NamedTuple):
+    """A run that holds the lease writes, and renews it."""
+
+    epoch: int
+    seconds: float
+
+    @property
+    def guard(self) -> str:
+        return _MINE
+
+    @property
+    def change(self) -> str:
+        return _RENEW
+
+    def parameters(self, tx: Tx) -> dict[str, object]:
+        return {"epoch": self.epoch, "until": tx.after(self.seconds)}
+
+
+class Unleased(NamedTuple):
+    """A write from outside any run, allowed while no run holds the lease. It may ignore the lease of `dead_epoch`."""
+
+    dead_epoch: int = NO_EPOCH
+
+    @property
+    def guard(self) -> str:
+        return _UNUSED if self.dead_epoch == NO_EPOCH else _FREE
+
+    @property
+    def change(self) -> str:
+        return ""
+
+    def parameters(self, tx: Tx) -> dict[str, object]:  # noqa: ARG002
+        return {"dead_epoch": self.dead_epoch}
+
+
+By = Claim | Lease | Unleased
+
 # A run that would stop goes on if a message waits for it. Where no run may start, none goes on either.
 _IS_OVER = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
 RELEASES = {
@@ -68,15 +101,6 @@ RELEASES = {
     ),
     Release.PAUSE: ", lease_owner = NULL, lease_until = NULL",
 }
-
-
-def parameters(tx: Tx, by: By) -> dict[str, object]:
-    """The values of a guard and a change."""
-    if isinstance(by, Lease):
-        return {"epoch": by.epoch, "until": tx.after(by.seconds)}
-    if isinstance(by, Claim):
-        return {"owner": by.owner, "run": by.run, "until": tx.after(by.seconds), "dead_epoch": by.dead_epoch}
-    return {"dead_epoch": by.dead_epoch}
 
 
 def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:

@@ -307,7 +307,7 @@ _THREAD = "key, branch, head, named, (SELECT COUNT(*) FROM segments WHERE segmen
 _MOVE = (
     "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :size,"
     " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
-    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']} RETURNING {_THREAD}"
+    f" WHERE namespace = :namespace AND id = :id AND {{}} RETURNING {_THREAD}"
 )
 _HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING {_THREAD}"
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
@@ -320,9 +320,9 @@ def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
         "id": thread_key.id,
         "size": size,
         "now": tx.now(),
-        **leases.parameters(tx, by),
+        **by.parameters(tx),
     }
-    while (row := tx.one(_MOVE, **values)) is None:
+    while (row := tx.one(_MOVE.format(by.guard), **values)) is None:
         leases.refuse(tx, thread_key, by)
         threads.make(tx, thread_key, tx.now())
     return _Thread(*row)

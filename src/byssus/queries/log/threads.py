@@ -25,7 +25,7 @@ from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 ANY = -1  # whatever the thread's version is
-UNLEASED = Unleased()  # the usual one, who writes over nobody's lease
+UNLEASED = Unleased()
 
 END = 2**62  # behind the last seq that there can be
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
@@ -112,7 +112,7 @@ def append(
     count = len(messages)
     size = count + reserve
     row = None
-    if by is UNLEASED and expect == ANY:  # what most writes are: made for speed
+    if by == UNLEASED and expect == ANY:  # what most writes are: made for speed
         row = tx.one(
             _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
         )
@@ -308,8 +308,14 @@ def message_id(tx: Tx, branch: int, seq: int) -> str | None:
 
 def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:
     """Take the thread's row without changing anything but the lease: its key and its branch."""
-    values = leases.parameters(tx, by)
-    row = tx.one(_TOUCHES[type(by).__name__], namespace=thread_key.namespace, id=thread_key.id, now=tx.now(), **values)
+    row = tx.one(
+        f"UPDATE threads SET head = head{by.change} WHERE namespace = :namespace AND id = :id"
+        f" AND {by.guard} RETURNING key, branch",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        now=tx.now(),
+        **by.parameters(tx),
+    )
     if row is None:
         leases.refuse(tx, thread_key, by)
         raise ThreadMoved(thread_key.id)
@@ -345,8 +351,9 @@ def advance(
         "count": count,
         "now": tx.now(),
     }
-    values |= leases.parameters(tx, by) | {"last": last, "expect": expect}
-    move = _move("" if by is UNLEASED else type(by).__name__, release, last > 0, expect != ANY)
+    values |= by.parameters(tx) | {"last": last, "expect": expect}
+    change = leases.RELEASES[release] if release else by.change
+    move = _move(by.guard, change, last > 0, expect != ANY)
     while (row := tx.one(move, **values)) is None:
         # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
         leases.refuse(tx, thread_key, by)
@@ -362,12 +369,12 @@ def advance(
 
 
 @functools.cache
-def _move(kind: str, release: Release | None, has_last: bool, has_expected: bool) -> str:
-    """The statement with the conditions that are needed: this is what every append runs. Whoever comes this way may
-    write what is not in the index of names: see 0008_memory.sql."""
-    guard, change = leases.GUARD[kind], leases.RELEASES[release] if release else leases.CHANGE[kind]
+def _move(guard: str, change: str, has_last: bool, has_expected: bool) -> str:
+    """The statement with the conditions that are needed: this is what every append runs. A write that changes the
+    lease also returns it, and what waits in the inbox. The messages of such a write need not be in the index of names:
+    see 0008_memory.sql."""
     head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
-    leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
+    leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL}" if change else ""
     return (
         f"UPDATE threads SET head = {head}, version = version + 1, message_count = message_count + :count,"
         f" updated_at = :now, named = 0{change} WHERE namespace = :namespace AND id = :id"
@@ -375,19 +382,12 @@ def _move(kind: str, release: Release | None, has_last: bool, has_expected: bool
     )
 
 
-_PLAIN_MOVE = _move("", None, False, False)
+_PLAIN_MOVE = _move(UNLEASED.guard, UNLEASED.change, False, False)
 _INSERTS = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (:branch, :seq, :id, :role, :body, :now)",
     "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
     " VALUES (:branch, :seq, :id, :role, :body, :now, 1)",
 )
-_TOUCHES = {
-    kind: (
-        f"UPDATE threads SET head = head{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
-        f" AND {leases.GUARD[kind]} RETURNING key, branch"
-    )
-    for kind in ("Claim", "Lease")
-}
 
 
 def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:

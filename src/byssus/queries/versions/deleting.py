@@ -119,12 +119,12 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
 def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
     held = tx.one(
-        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']}"
+        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {by.guard}"
         " RETURNING key, version, lease_epoch, origin, origin_seq",
         namespace=thread_key.namespace,
         id=thread_key.id,
         now=tx.now(),
-        **leases.parameters(tx, by),
+        **by.parameters(tx),
     )
     if held is None:
         leases.refuse(tx, thread_key, by)
