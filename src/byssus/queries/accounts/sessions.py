@@ -81,12 +81,8 @@ def unknown(session_id: str) -> NotFound:
 
 
 def take(tx: Tx, thread_key: ThreadKey) -> int:
-    """The key of a thread that must exist, its row taken: nobody deletes it meanwhile."""
-    row = tx.one(
-        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
+    """Lock the row of a session, which must exist, so that it is not deleted meanwhile; returns its key."""
+    row = threads.take(tx, thread_key)
     if row is None:
         raise unknown(thread_key.id)
     key: int = row[0]

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from byssus.errors import NotFound
 from byssus.queries.accounts import usage
-from byssus.queries.log import tool_calls
+from byssus.queries.log import threads, tool_calls
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
 class Logged(NamedTuple):
@@ -112,8 +113,9 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
         " ended_at, elapsed_ms, message, arguments, output, error"
     )
     that_one = _THAT_ONE.format("c.reply = 0")
-    take = f"UPDATE threads SET head = head WHERE key = (SELECT thread FROM tool_calls WHERE {that_one}) RETURNING key"
-    tx.one(take, id=call_id)  # two who change it come one after the other
+    of_call = f"SELECT id FROM threads WHERE key = (SELECT thread FROM tool_calls WHERE {that_one})"
+    if (thread := tx.one(of_call, id=call_id)) is not None:
+        threads.take(tx, ThreadKey("", thread[0]))  # of two changes at once, the second waits for the first
     row = tx.one(f"DELETE FROM tool_calls WHERE {that_one} RETURNING {columns}", id=call_id)
     if row is None:
         raise unknown_call(call_id)

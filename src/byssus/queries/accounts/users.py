@@ -102,8 +102,7 @@ def remove(tx: Tx, user_id: str) -> bool:
 
 def threads_of(tx: Tx, user_id: str) -> list[str]:
     """The ids of the threads that belong to a user, who must exist and whose row is taken: none is added meanwhile."""
-    if tx.one("UPDATE users SET updated_at = updated_at WHERE id = :id RETURNING key", id=user_id) is None:
-        raise unknown(user_id)
+    quotas.take(tx, user_id)
     rows = tx.all("SELECT id FROM threads WHERE owner = :id AND namespace = '' ORDER BY key", id=user_id)
     return [name for (name,) in rows]
 

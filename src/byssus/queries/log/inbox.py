@@ -26,9 +26,10 @@ class InboxRow(NamedTuple):
 
 def send(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
     """Put a message behind all that waits."""
+    (thread,) = threads.take_or_make(tx, thread_key)
     tx.run(
         "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (:thread, :kind, :id, :role, :body, :now)",
-        thread=threads.key_of(tx, thread_key),
+        thread=thread,
         kind=kind,
         id=message.id,
         role=message.role,

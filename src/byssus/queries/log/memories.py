@@ -309,7 +309,6 @@ _MOVE = (
     " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
     f" WHERE namespace = :namespace AND id = :id AND {{}} RETURNING {_THREAD}"
 )
-_HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING {_THREAD}"
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
@@ -330,14 +329,12 @@ def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
 
 def _held(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
     """The thread, its row taken by somebody who leaves its log as it is."""
-    row = tx.one(_HOLD, namespace=thread_key.namespace, id=thread_key.id)
+    row = threads.take(tx, thread_key, _THREAD)
     return _Thread(*row) if row else None
 
 
 def _held_or_made(tx: Tx, thread_key: ThreadKey) -> _Thread:
-    while (thread := _held(tx, thread_key)) is None:
-        threads.make(tx, thread_key, tx.now())
-    return thread
+    return _Thread(*threads.take_or_make(tx, thread_key, _THREAD))
 
 
 def _seen(tx: Tx, thread_key: ThreadKey) -> _Thread | None:

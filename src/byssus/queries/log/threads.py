@@ -20,7 +20,7 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
 from byssus.queries.log.leases import By, Unleased
-from byssus.store.database import Moment, Tx
+from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
@@ -266,7 +266,7 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
     """Say whose thread it is: a user, who must exist, or nobody. The thread is made if it is new."""
-    key = key_of(tx, thread_key)
+    (key,) = take_or_make(tx, thread_key)
     if owner is not None:
         quotas.take(tx, owner)
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
@@ -306,29 +306,37 @@ def message_id(tx: Tx, branch: int, seq: int) -> str | None:
     return row[0] if row else None
 
 
-def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:
-    """Take the thread's row without changing anything but the lease: its key and its branch."""
+def take(tx: Tx, thread_key: ThreadKey, columns: str = "key", *, by: By | None = None) -> Row | None:
+    """Lock a thread's row until the transaction ends, and return some columns of it; None if there is no such thread.
+
+    With `by`, the lease is checked and changed in the same statement; a lease that forbids the write is an error.
+    """
+    guard, change, values = (f" AND {by.guard}", by.change, by.parameters(tx)) if by is not None else ("", "", {})
     row = tx.one(
-        f"UPDATE threads SET head = head{by.change} WHERE namespace = :namespace AND id = :id"
-        f" AND {by.guard} RETURNING key, branch",
+        f"UPDATE threads SET head = head{change} WHERE namespace = :namespace AND id = :id{guard} RETURNING {columns}",
         namespace=thread_key.namespace,
         id=thread_key.id,
         now=tx.now(),
-        **by.parameters(tx),
+        **values,
     )
-    if row is None:
+    if row is None and by is not None:
         leases.refuse(tx, thread_key, by)
+    return row
+
+
+def take_or_make(tx: Tx, thread_key: ThreadKey, columns: str = "key") -> Row:
+    """Lock a thread's row as `take` does. The thread is made if it is new."""
+    while (row := take(tx, thread_key, columns)) is None:
+        make(tx, thread_key, tx.now())
+    return row
+
+
+def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:
+    """Lock the row of a thread that must exist, with a run's lease: its key and its branch."""
+    row = take(tx, thread_key, "key, branch", by=by)
+    if row is None:
         raise ThreadMoved(thread_key.id)
     return row[0], row[1]
-
-
-def key_of(tx: Tx, thread_key: ThreadKey) -> int:
-    """The thread's key, its row taken: nobody deletes it meanwhile. The thread is made if it is new."""
-    take = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key"
-    while (row := tx.one(take, namespace=thread_key.namespace, id=thread_key.id)) is None:
-        make(tx, thread_key, tx.now())
-    key: int = row[0]
-    return key
 
 
 def advance(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from byssus.queries.accounts import usage
-from byssus.queries.log import branches, leases, marks
+from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
@@ -35,14 +35,10 @@ class Dropped(NamedTuple):
 
 def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
     """Take checkpoints away from a thread, and remove what only they needed."""
-    held = tx.one(
-        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
-    if held is None:
+    row = threads.take(tx, thread_key)
+    if row is None:
         return Dropped([], 0, [])
-    thread = held[0]
+    (thread,) = row
     freed = checkpoints.drop(tx, thread, doomed)
     checkpoints.show_latest(tx, thread)
     collected = branches.collect(tx, freed.branches, limit=CHUNK)
@@ -118,18 +114,10 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
 
 def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
-    held = tx.one(
-        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {by.guard}"
-        " RETURNING key, version, lease_epoch, origin, origin_seq",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-        now=tx.now(),
-        **by.parameters(tx),
-    )
-    if held is None:
-        leases.refuse(tx, thread_key, by)
+    row = threads.take(tx, thread_key, "key, version, lease_epoch, origin, origin_seq", by=by)
+    if row is None:
         return None
-    key, version, epoch, origin, seq = held
+    key, version, epoch, origin, seq = row
     shown = _shown(tx, key)
     usage.bequeath(tx, key)
     tx.run(
@@ -164,14 +152,12 @@ class Emptied(NamedTuple):
 
 def empty_trash(tx: Tx) -> Emptied:
     """Remove something of what is in the trash."""
-    held = tx.one(
-        "UPDATE threads SET head = head WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
-        " RETURNING key",
-        trash=TRASH,
-    )
-    if held is None:  # there is nothing in it, or somebody else has just removed what we were about to
+    first = "SELECT id FROM threads WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
+    found = tx.one(first, trash=TRASH)
+    row = None if found is None else threads.take(tx, ThreadKey(TRASH, found[0]))
+    if row is None:  # the trash is empty, or another process has just removed this thread from it
         return Emptied(0, tx.one("SELECT 1 FROM threads WHERE namespace = :trash LIMIT 1", trash=TRASH) is not None)
-    thread = held[0]
+    (thread,) = row
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
     if _has_removed_a_chunk(tx, thread):

@@ -57,9 +57,9 @@ def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | Non
     """
     thread = _held(tx, thread_key)
     parting = part(tx, thread, at)
-    key = threads.key_of(tx, ThreadKey(thread_key.namespace, new_id))
+    (key,) = threads.take_or_make(tx, ThreadKey(thread_key.namespace, new_id))
     new = checkpoints.thread_state_of(tx, key)
-    if key == thread.key or not _is_taken_new(tx, key):
+    if key == thread.key or not _is_new(tx, key):
         raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_key.id!r}")
     user = owner or thread.owner
     if user is not None:  # also the same one: whoever removes a user has seen all of their threads
@@ -152,24 +152,19 @@ def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | Non
 
 
 def _held(tx: Tx, thread_key: ThreadKey) -> ThreadState:
-    """The thread's row, taken: nobody writes to it meanwhile."""
-    row = tx.one(
-        "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
-        " WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
+    """The thread, which must exist, its row locked."""
+    row = threads.take(tx, thread_key)
     if row is None:
         raise checkpoints.unknown_thread(thread_key.id)
-    return checkpoints.thread_state_of(tx, row[0])
+    return putting.on_its_line(tx, row[0])
 
 
-def _is_taken_new(tx: Tx, key: int) -> bool:
-    """Take the row of a thread that holds nothing yet, unless something was said to it that waits."""
+def _is_new(tx: Tx, key: int) -> bool:
+    """Whether a thread, whose row is locked, holds nothing yet; messages may wait in its inbox."""
     row = tx.one(
-        "UPDATE threads SET head = head WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
+        "SELECT 1 FROM threads WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
         " AND origin IS NULL AND extra = '{}' AND run IS NULL AND owner IS NULL AND title = '' AND model IS NULL"
-        " AND metadata = '{}' AND status = 'active' RETURNING key",
+        " AND metadata = '{}' AND status = 'active'",
         key=key,
     )
     return row is not None
