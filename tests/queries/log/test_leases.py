@@ -14,6 +14,7 @@ from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.queries.log.tool_calls import Start
 from byssus.queries.versions import deleting
 from byssus.store.database import Row, Store, Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 T = ThreadKey("", "t")
@@ -95,3 +96,32 @@ def test_a_lease_keeps_others_out_unless_they_know_that_its_owner_is_gone(store:
         with pytest.raises(ThreadBusy):
             store.write_now(WRITES[write], by)
     store.write_now(WRITES[write], Unleased(epoch))
+
+
+class Meanwhile:
+    """A transaction in which something happens after an update that changed nothing."""
+
+    def __init__(self, tx: Tx, happens: Callable[[Tx], object]) -> None:
+        self._tx = tx
+        self._happens = [happens]
+
+    def one(self, sql: str, /, **params: Any) -> Row | None:
+        row = self._tx.one(sql, **params)
+        if row is None and sql.startswith("UPDATE"):
+            self._happens.pop()(self._tx)
+        return row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_that_a_lease_forbade_is_made_if_the_lease_ends_meanwhile(store: Store, write: str) -> None:
+    epoch = store.write_now(threads.append, T, [ROW], by=Claim("me", "run", 30)).epoch
+
+    def release(tx: Tx) -> None:
+        threads.append(tx, T, [], by=Lease(epoch, 30), release=Release.END)
+
+    store.write_now(lambda tx: WRITES[write](Meanwhile(tx, release), Unleased()))
+    thread = store.read_now(threads.find, T)
+    assert (thread and thread.version) == (None if write == "discard" else 3)

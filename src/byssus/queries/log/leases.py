@@ -103,8 +103,8 @@ RELEASES = {
 }
 
 
-def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
-    """Say why a write was refused, if that was because of a lease."""
+def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
+    """Raise why the lease of a thread forbids a write. If it does not (any more): whether there is such a thread."""
     row = tx.one(
         "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
         " WHERE namespace = :namespace AND id = :id",
@@ -113,7 +113,7 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
         now=tx.now(),
     )
     if row is None:
-        return
+        return False
     owner, epoch, until, is_alive, status = row
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
@@ -122,6 +122,7 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
         raise ThreadBusy(thread_key.id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
         raise ThreadInactive(thread_key.id, status)
+    return True
 
 
 class Held(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from byssus.queries.log import branches, editing, leases, marks, threads
+from byssus.queries.log import branches, editing, marks, threads
 from byssus.queries.log.editing import MessageRef
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
@@ -304,31 +304,16 @@ def compress(
 # --- the thread and its messages --------------------------------------------------------------------------------------
 
 _THREAD = "key, branch, head, named, (SELECT COUNT(*) FROM segments WHERE segments.branch = threads.branch) AS pieces"
-_MOVE = (
-    "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :size,"
-    " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
-    f" WHERE namespace = :namespace AND id = :id AND {{}} RETURNING {_THREAD}"
-)
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
 def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
-    """The thread, its row taken by somebody who changes its log. It is made if it is new."""
-    values = {
-        "namespace": thread_key.namespace,
-        "id": thread_key.id,
-        "size": size,
-        "now": tx.now(),
-        **by.parameters(tx),
-    }
-    while (row := tx.one(_MOVE.format(by.guard), **values)) is None:
-        leases.refuse(tx, thread_key, by)
-        threads.make(tx, thread_key, tx.now())
-    return _Thread(*row)
+    """The thread, its row locked for a change of its log. It is made if it is new."""
+    return _Thread(*threads.advance_indexed(tx, thread_key, by, _THREAD, size=size))
 
 
 def _held(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
-    """The thread, its row taken by somebody who leaves its log as it is."""
+    """The thread, its row locked; the log stays as it is."""
     row = threads.take(tx, thread_key, _THREAD)
     return _Thread(*row) if row else None
 

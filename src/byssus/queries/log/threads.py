@@ -312,15 +312,14 @@ def take(tx: Tx, thread_key: ThreadKey, columns: str = "key", *, by: By | None =
     With `by`, the lease is checked and changed in the same statement; a lease that forbids the write is an error.
     """
     guard, change, values = (f" AND {by.guard}", by.change, by.parameters(tx)) if by is not None else ("", "", {})
-    row = tx.one(
-        f"UPDATE threads SET head = head{change} WHERE namespace = :namespace AND id = :id{guard} RETURNING {columns}",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-        now=tx.now(),
-        **values,
+    statement = (
+        f"UPDATE threads SET head = head{change} WHERE namespace = :namespace AND id = :id{guard} RETURNING {columns}"
     )
-    if row is None and by is not None:
-        leases.refuse(tx, thread_key, by)
+    values |= {"namespace": thread_key.namespace, "id": thread_key.id, "now": tx.now()}
+    while (row := tx.one(statement, **values)) is None:
+        # A lease that forbade it may have ended since: then it is tried again.
+        if by is None or not leases.refuse(tx, thread_key, by):
+            return None
     return row
 
 
@@ -351,7 +350,39 @@ def advance(
     release: Release | None = None,
     create: bool = True,
 ) -> tuple[int, Position]:
-    """Take the thread's row and move its head: one statement where the thread exists and may be written."""
+    """Take the thread's row, move its head by `size` places (or to `last`), and count the messages.
+
+    That is one statement where the thread exists and may be written. Returns its key, and where it stands.
+    """
+    change = leases.RELEASES[release] if release else by.change
+    columns = _LEASED_POSITION if change else _POSITION  # a write that changes the lease wants to know it
+    move = _move(by.guard, change, columns, has_last=last > 0, has_expected=expect != ANY)
+    row = _moved(tx, thread_key, by, move, size=size, count=count, last=last, expect=expect, create=create)
+    return row[0], Position(*row[1:])
+
+
+def advance_indexed(tx: Tx, thread_key: ThreadKey, by: By, columns: str, *, size: int = 0) -> Row:
+    """Take the row of a thread and move its head, for messages that are in the index of ids (see 0008_memory.sql).
+
+    Returns these columns of the row. The thread is made if it is new.
+    """
+    move = _move(by.guard, by.change, columns, named="CASE WHEN head = 0 THEN 1 ELSE named END")
+    return _moved(tx, thread_key, by, move, size=size, count=size)
+
+
+def _moved(
+    tx: Tx,
+    thread_key: ThreadKey,
+    by: By,
+    move: str,
+    *,
+    size: int,
+    count: int,
+    last: int = 0,
+    expect: int = ANY,
+    create: bool = True,
+) -> Row:
+    """The row that a statement of `_move` returns. A thread that is missing is made, unless it should exist."""
     values: dict[str, Any] = {
         "namespace": thread_key.namespace,
         "id": thread_key.id,
@@ -360,8 +391,6 @@ def advance(
         "now": tx.now(),
     }
     values |= by.parameters(tx) | {"last": last, "expect": expect}
-    change = leases.RELEASES[release] if release else by.change
-    move = _move(by.guard, change, last > 0, expect != ANY)
     while (row := tx.one(move, **values)) is None:
         # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
         leases.refuse(tx, thread_key, by)
@@ -373,24 +402,25 @@ def advance(
                 values["expect"] = expect = made.version
         elif known is None or expect not in (ANY, known.version):
             raise ThreadMoved(thread_key.id)
-    return row[0], Position(*row[1:])
+    return row
 
 
 @functools.cache
-def _move(guard: str, change: str, has_last: bool, has_expected: bool) -> str:
-    """The statement with the conditions that are needed: this is what every append runs. A write that changes the
-    lease also returns it, and what waits in the inbox. The messages of such a write need not be in the index of names:
-    see 0008_memory.sql."""
+def _move(
+    guard: str, change: str, columns: str, *, named: str = "0", has_last: bool = False, has_expected: bool = False
+) -> str:
+    """The statement that every write to a log runs, with only the conditions that are needed."""
     head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
-    leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL}" if change else ""
     return (
         f"UPDATE threads SET head = {head}, version = version + 1, message_count = message_count + :count,"
-        f" updated_at = :now, named = 0{change} WHERE namespace = :namespace AND id = :id"
-        f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING key, head, version, branch{leased}"
+        f" updated_at = :now, named = {named}{change} WHERE namespace = :namespace AND id = :id"
+        f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING {columns}"
     )
 
 
-_PLAIN_MOVE = _move(UNLEASED.guard, UNLEASED.change, False, False)
+_POSITION = "key, head, version, branch"
+_LEASED_POSITION = f"{_POSITION}, lease_epoch, lease_until IS NOT NULL, {_MAIL}"
+_PLAIN_MOVE = _move(UNLEASED.guard, UNLEASED.change, _POSITION)
 _INSERTS = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (:branch, :seq, :id, :role, :body, :now)",
     "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
