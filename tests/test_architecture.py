@@ -375,7 +375,6 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/accounts/usage.py": ["accounts/test_usage.py"],
     "queries/accounts/users.py": ["accounts/test_users.py"],
     "queries/log/branches.py": ["threads/test_forks.py", "threads/test_checkpoint_machine.py"],
-    "queries/log/editing.py": ["accounts/test_sessions.py", "search/test_search_machine.py"],
     "queries/log/inbox.py": ["threads/test_inbox.py", "threads/test_inbox_races.py"],
     "queries/log/marks.py": ["threads/test_marks.py"],
     "queries/log/memories.py": ["memory/test_memory.py", "memory/test_stored.py"],

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas, users
-from byssus.queries.log import threads
+from byssus.queries.log import editing, messages, threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
+from byssus.queries.log.messages import StoredMessage
+from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -126,21 +127,6 @@ def of_user(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class StoredMessage(NamedTuple):
-    """A message as it is stored."""
-
-    seq: int
-    id: str
-    role: str
-    body: str
-    plain: int
-    created_at: str
-    key: int = 0
-
-
-_SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
-
-
 def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED) -> str:
     """Add a message, which is made when the session's model is known; returns its id."""
     row = tx.one(
@@ -155,32 +141,27 @@ def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow]
     return message.id
 
 
-def history(tx: Tx, thread_key: ThreadKey, limit: int, *, before: int = END) -> list[StoredMessage] | None:
-    """The newest messages, the oldest of them first; None if there is no such session."""
-    thread = threads.find(tx, thread_key)
-    if thread is None:
-        return None
-    rows = tx.all(
-        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit",
-        branch=thread.branch,
-        after=0,
-        upto=before - 1,
-        limit=limit,
-    )
-    return [StoredMessage(*row) for row in reversed(rows)]
+def message(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage:
+    """A message of a session; both must exist."""
+    found = messages.find(tx, thread_key, message_id)
+    if found is None:
+        raise _no_message(tx, thread_key, message_id)
+    return found
 
 
-def find(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage | None:
-    """The message of this id that the session shows; of several, the last one."""
-    thread = threads.find(tx, thread_key)
-    if thread is None:
-        raise unknown(thread_key.id)
-    row = tx.one(
-        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch AND m.id = :id"
-        " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
-        branch=thread.branch,
-        after=0,
-        upto=END,
-        id=message_id,
+def replace_message(
+    tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED
+) -> None:
+    """Replace a message of a session, or remove it if `new` is None; see `editing.replace`."""
+    try:
+        editing.replace(tx, thread_key, message_id, new, by=by)
+    except NotFound:
+        raise _no_message(tx, thread_key, message_id) from None
+
+
+def _no_message(tx: Tx, thread_key: ThreadKey, message_id: str) -> NotFound:
+    if get(tx, thread_key) is None:
+        return unknown(thread_key.id)
+    return NotFound(
+        f"session {thread_key.id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
     )
-    return StoredMessage(*row) if row else None

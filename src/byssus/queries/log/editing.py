@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from byssus.errors import NotFound
-from byssus.queries.accounts.sessions import find, unknown
-from byssus.queries.log import branches, marks, threads
+from byssus.queries.log import branches, marks, messages, threads
 from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import END, UNLEASED, MessageRow
-from byssus.queries.versions.checkpoints import ThreadState
+from byssus.queries.versions.checkpoints import ThreadState, unknown_thread
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
@@ -33,26 +32,26 @@ class MessageRef(NamedTuple):
 
 
 def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED) -> None:
-    """Put another message in the place of one; None: nothing."""
+    """Replace a message, or remove it if `new` is None. The thread and the message must exist."""
     if threads.find(tx, thread_key) is None:
-        raise unknown(thread_key.id)
+        raise unknown_thread(thread_key.id)
     key, _ = threads.advance(tx, thread_key, by, create=False)
-    said = find(tx, thread_key, message_id)
-    if said is None:
-        raise missing(thread_key.id, message_id)
+    old = messages.find(tx, thread_key, message_id)
+    if old is None:
+        raise NotFound(f"thread {thread_key.id!r} has no message {message_id!r}; load the thread to see which it has")
     thread = on_its_line(tx, key)
-    kept_marks = marks.of(tx, thread.branch, said.key)
-    branch = remove(tx, thread, [MessageRef(said.key, said.seq)])
+    kept_marks = marks.of(tx, thread.branch, old.key)
+    branch = remove(tx, thread, [MessageRef(old.key, old.seq)])
     if new is not None:
         added = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
             " VALUES (:branch, :seq, :id, :role, :body, :at, :plain) RETURNING key",
             branch=branch,
-            seq=said.seq,
+            seq=old.seq,
             id=new.id,
             role=new.role,
             body=new.body,
-            at=said.created_at,
+            at=old.created_at,
             plain=new.plain,
         )
         assert added is not None
@@ -97,12 +96,6 @@ def empty(tx: Tx, thread: ThreadState) -> int:
         key=thread.key,
     )
     return branch
-
-
-def missing(thread_id: str, message_id: str) -> NotFound:
-    return NotFound(
-        f"session {thread_id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
-    )
 
 
 def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
