@@ -12,8 +12,12 @@ from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
 
-class Logged(NamedTuple):
-    """A call as an application logs it: all but its session is JSON or plain text."""
+class LoggedCall(NamedTuple):
+    """A call of the log. `input` and `output` are JSON; `message` is the id of the message that asked for the call.
+
+    An application that logs a call gives the first fields. The others are known when it is read; `result` is the
+    message with the result, of a call that an agent made.
+    """
 
     id: str
     name: str
@@ -23,34 +27,19 @@ class Logged(NamedTuple):
     status: str
     error: str | None
     message: str | None
-
-
-class LogRow(NamedTuple):
-    """A call as an application reads it, whoever made it. `result` is the message with its result, if there is one."""
-
-    id: str
-    session_id: str
-    call_id: str
-    name: str
-    input: str
-    output: str | None
-    elapsed_ms: float | None
-    status: str
-    error: str | None
-    message: str | None
-    created_at: str | None
-    result: str | None
+    session_id: str = ""
+    call_id: str = ""
+    created_at: str | None = None
+    result: str | None = None
 
 
 _LOG = (
-    "SELECT c.idempotency_key, t.id, c.call_id, c.name, c.arguments, c.output, c.elapsed_ms, c.status, c.error,"
+    "SELECT c.idempotency_key, c.name, c.arguments, c.output, c.elapsed_ms, c.status, c.error,"
     " COALESCE(c.message, (SELECT m.id FROM messages m WHERE c.reply > 0 AND m.branch = c.branch AND m.seq = c.reply)),"
-    " COALESCE(c.started_at, c.asked_at), (SELECT m.body FROM messages m WHERE c.reply > 0 AND m.branch = c.branch"
-    " AND m.seq = c.reply + 1 + c.place AND m.role = 'tool_result')"
+    " t.id, c.call_id, COALESCE(c.started_at, c.asked_at), (SELECT m.body FROM messages m WHERE c.reply > 0"
+    " AND m.branch = c.branch AND m.seq = c.reply + 1 + c.place AND m.role = 'tool_result')"
     " FROM tool_calls c JOIN threads t ON t.key = c.thread WHERE t.namespace = '' AND "
 )
-
-
 # A fork that parts at an open call has a row with the same id.
 _THAT_ONE = (
     "key = (SELECT MIN(c.key) FROM tool_calls c JOIN threads t ON t.key = c.thread"
@@ -58,7 +47,7 @@ _THAT_ONE = (
 )
 
 
-def log(tx: Tx, thread: int, call: Logged) -> None:
+def log(tx: Tx, thread: int, call: LoggedCall) -> None:
     """Add a call that an application has made. They have no reply, and are numbered instead."""
     row = tx.one(
         "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key,"
@@ -81,14 +70,14 @@ def log(tx: Tx, thread: int, call: Logged) -> None:
     usage.count_call(tx, row[0], 0, row[1], call.status, call.elapsed_ms)
 
 
-def logged(tx: Tx, call_id: str) -> LogRow | None:
+def logged(tx: Tx, call_id: str) -> LoggedCall | None:
     row = tx.one(_LOG + "c.idempotency_key = :id ORDER BY c.key LIMIT 1", id=call_id)
-    return LogRow(*row) if row else None
+    return LoggedCall(*row) if row else None
 
 
 def log_of(
     tx: Tx, session_id: str | None, *, name: str | None, status: Sequence[str] | None, limit: int, offset: int
-) -> list[LogRow]:
+) -> list[LoggedCall]:
     """The calls of a session, or of all, the newest first."""
     names = {f"status_{n}": value for n, value in enumerate(status or ())}
     among = f" AND c.status IN ({', '.join(f':{name}' for name in names)})" if names else ""
@@ -103,7 +92,7 @@ def log_of(
         **values,
         **names,
     )
-    return [LogRow(*row) for row in rows]
+    return [LoggedCall(*row) for row in rows]
 
 
 def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
