@@ -1,4 +1,4 @@
-"""Threads as sessions: whose they are, what they are called, whether they go on, and what was said in them."""
+"""Threads as sessions: their user, title, status and metadata, and their messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Session(NamedTuple):
 
 
 _SPENT = "(SELECT COALESCE(SUM({}), 0) FROM usage u WHERE u.thread = t.key AND u.owner = '')"
-# Of a thread that nobody has said a model of, it is the one that spoke last.
+# A thread without a model of its own has the one that replied last.
 _MODEL = (
     "COALESCE(t.model, (SELECT u.model FROM usage u WHERE u.thread = t.key AND u.owner = '' AND u.model <> ''"
     " ORDER BY u.day DESC, u.key DESC LIMIT 1))"
@@ -42,10 +42,10 @@ _COLUMNS = (
 
 
 def create(tx: Tx, thread_key: ThreadKey, user_id: str | None, title: str, model: str | None, metadata: str) -> Session:
-    """Make a session. A user must exist, and keeps existing meanwhile."""
+    """Make a session. The user must exist, and is locked until the transaction ends."""
     if not threads.make(tx, thread_key, tx.now()):
         raise InputError(f"there is a session {thread_key.id!r} already; use update_session, or another session_id")
-    if user_id is not None:  # not first: what a query asks first is asked before others in its transaction are done
+    if user_id is not None:  # not first: a query's first question is asked before others of its transaction have run
         quotas.take(tx, user_id)
     tx.run(
         "UPDATE threads SET owner = :owner, title = :title, model = :model, metadata = :metadata"
@@ -108,7 +108,7 @@ def update(tx: Tx, thread_key: ThreadKey, changes: dict[str, Any]) -> Session:
 def of_user(
     tx: Tx, user_id: str, *, status: str | None, limit: int, offset: int, namespace: str = ""
 ) -> list[Session] | None:
-    """A user's sessions, the one that was written last first; None if there is no such user."""
+    """A user's sessions, most recently updated first; None if there is no such user."""
     if users.get(tx, user_id) is None:
         return None
     rows = tx.all(

@@ -48,7 +48,7 @@ _THAT_ONE = (
 
 
 def log(tx: Tx, thread: int, call: LoggedCall) -> None:
-    """Add a call that an application has made. They have no reply, and are numbered instead."""
+    """Add a call that an application has made. It belongs to no reply; its `place` counts such calls."""
     row = tx.one(
         "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key,"
         " run, status, attempts, started_at, ended_at, output, error, elapsed_ms, message) SELECT t.key, t.branch, 0,"
@@ -96,7 +96,7 @@ def log_of(
 
 
 def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
-    """Change what a logged call says. It becomes a new row, so that whoever has indexed the old one notices."""
+    """Change a logged call. It becomes a new row, so that the search index notices."""
     columns = (
         "thread, branch, reply, place, call_id, name, recovery, idempotency_key, run, status, attempts, started_at,"
         " ended_at, elapsed_ms, message, arguments, output, error"
@@ -113,7 +113,7 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
 
 
 def unlog(tx: Tx, call_id: str) -> None:
-    """Remove a call from the log. One that is not over, of an agent's run, is none of the log's."""
+    """Remove a call from the log. An agent's call that has not ended cannot be removed."""
     open_ = ", ".join(f"'{status}'" for status in (*tool_calls.OPEN, "left"))
     ended = _THAT_ONE.format(f"c.status NOT IN ({open_})")
     row = tx.one(f"DELETE FROM tool_calls WHERE {ended} RETURNING branch", id=call_id)

@@ -1,10 +1,10 @@
 """Changing and removing single messages of a thread.
 
-- Others may read the same row: forks, and checkpoints. They keep it. The thread then goes over to a branch that passes
-  the message by, or has another one in its place; nobody else notices.
-- A row that nobody else reads is removed at once. A row is never changed: an edit is a new one in the same place, with
-  the same marks.
-- A place that is empty again must not look like a call that never ran: up to there, the ledger counts as unknown.
+- Forks and checkpoints may read the same row, and keep it. The thread then goes over to a branch that leaves the
+  message out, or has another one in its place; forks and checkpoints are not affected.
+- A row that only this thread reads is deleted. A row is never changed: an edit is a new row at the same seq, with the
+  same marks.
+- An emptied place must not look like a tool call that never ran: up to there, the ledger counts as unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | No
 
 
 def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
-    """Take messages out of a thread, whose row is taken; returns the branch that it reads from now on."""
+    """Remove messages from a thread, whose row is locked; returns the branch that it reads from now on."""
     if _are_its_own(tx, thread.branch, refs):
         branch, upto = thread.branch, max(spot.seq for spot in refs)
         tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in refs])
@@ -76,15 +76,15 @@ def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
         upto=upto,
         key=thread.key,
     )
-    if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
+    if branch != thread.branch:  # otherwise each deletion would leave a copy of all marks and segments of the branch
         branches.drop_if_unread(tx, thread.branch, branch)
     return branch
 
 
 def empty(tx: Tx, thread: ThreadState) -> int:
-    """Take all messages out of a thread, whose row is taken: it goes on with a new branch, and with its summary.
+    """Remove all messages from a thread, whose row is locked: it continues on a new branch, with its summary.
 
-    What nobody reads any more is left for `deleting.collect`. Returns the branch that it reads from now on.
+    The messages that are not read any more are left for `deleting.collect`. Returns the new branch.
     """
     branch = branches.begin(tx, thread.key, [Segment(OWN, 0, END)])
     marks.inherit(tx, thread.branch, branch, upto=0)
@@ -99,7 +99,7 @@ def empty(tx: Tx, thread: ThreadState) -> int:
 
 
 def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
-    """Whether these messages are a branch's own, and nobody else reads them: neither a fork nor a checkpoint."""
+    """Whether these messages are a branch's own, and neither a fork nor a checkpoint reads them."""
     own = [piece for piece in branches.segments_of(tx, branch) if piece.source == branch]
     foreign = tx.all(
         "SELECT after_seq, upto_seq FROM segments WHERE source = :branch AND branch <> :branch", branch=branch
@@ -115,7 +115,7 @@ def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
 
 
 def _passing_by(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
-    """A branch that reads what a thread does, but for some messages, whose places are its own."""
+    """A new branch that reads what a thread reads, without some messages; their places are its own."""
     passed = sorted(spot.seq for spot in refs)
     pieces: list[Segment] = []
     for source, after, upto in branches.segments_upto(tx, thread.point):

@@ -1,10 +1,10 @@
-"""Leases: who drives a thread.
+"""Leases: which run may write to a thread.
 
-A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it. A
-lease that has run out, by the database's clock, can be neither used nor renewed: whoever slept through its end finds
-out at the next write, and nothing of that write is kept.
-
-The checks are part of the statement that takes the thread's row (`threads.advance`), so they cost no round trip.
+- A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it.
+- A lease that has run out, by the database's clock, can be neither used nor renewed. A run that was suspended for too
+  long gets `LeaseLost` at its next write, and nothing of that write is kept.
+- The checks are part of the statement that locks the thread's row (`threads.advance`, `threads.take`), so they cost no
+  round trip.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Held(NamedTuple):
 def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
     """Renew leases; returns those that are lost."""
     lost = []
-    for lease in sorted(held):  # in the order in which everybody takes threads' rows
+    for lease in sorted(held):  # all transactions lock threads in this order: no deadlock
         row = tx.one(
             f"UPDATE threads SET lease_until = :until WHERE namespace = :namespace AND id = :id AND {_MINE}"
             " RETURNING lease_epoch",
@@ -161,7 +161,7 @@ def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
 
 
 def abort(tx: Tx, thread_key: ThreadKey) -> str | None:
-    """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
+    """Ask the run that holds the lease to stop; returns the lease's owner, or None if there is no run."""
     row = tx.one(
         "UPDATE threads SET lease_abort = lease_epoch"
         " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",

@@ -1,9 +1,10 @@
 """Threads and their log.
 
-- A write takes the thread's row first, so two writers of one thread queue up there on any database.
-- Every write says by what right it is made (`by`): a run's lease, a claim for one, or a visit while nobody drives.
-- `version` counts the writes to a thread. A writer that passes the version it knows (`expect`) cannot write past
-  somebody else's message.
+- A write locks the thread's row first, so the writers of one thread queue up there on any database.
+- Every write says by what right it is made (`by`): a run's lease, a claim for one, or a write without a run, which is
+  allowed while no run holds the lease.
+- `version` counts the writes to a thread. A writer that passes the version it knows (`expect`) cannot write behind a
+  message that it has not seen.
 - A reply that asks for tools reserves a seq for each call, so results that commit in any order read in call order.
 """
 
@@ -24,17 +25,17 @@ from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
-ANY = -1  # whatever the thread's version is
+ANY = -1  # any version of the thread will do
 UNLEASED = Unleased()
 
-END = 2**62  # behind the last seq that there can be
+END = 2**62  # above any seq
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
 _MAIL = (
     "COALESCE((SELECT MAX(CASE kind WHEN 'steer' THEN 2 ELSE 1 END) FROM inbox WHERE inbox.thread = threads.key), 0)"
 )
 # A branch is read along its segments.
 ALONG = (
-    # One bound on either side: of two, SQLite seeks by the segment's, and reads past all that the other one excludes.
+    # One bound on either side: with two, SQLite seeks by the segment's, and reads all rows that the other excludes.
     "segments s JOIN messages m ON m.branch = s.source"
     " AND m.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
     " AND m.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
@@ -51,8 +52,8 @@ class MessageRow(NamedTuple):
     id: str
     role: str
     body: str
-    plain: int = 0  # 1: the writer gave JSON of their own, and not one of our messages
-    spent: Spent | None = None  # None: nothing that is counted in tokens
+    plain: int = 0  # 1: the body is an application's own JSON, not an encoded Message
+    spent: Spent | None = None  # None: the message has no tokens to count
 
 
 class Position(NamedTuple):
@@ -62,7 +63,7 @@ class Position(NamedTuple):
     version: int
     branch: int = 0
     epoch: int = 0
-    is_held: int = 0  # whether somebody drives the thread
+    is_held: int = 0  # whether a run holds the lease
     mail: int = 0
 
 
@@ -106,13 +107,14 @@ def append(
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
-    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply goes.
-    `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
+    In the same step, `extra` replaces the thread's extra, `release` gives the lease back, `clear_partial` deletes the
+    saved part of a reply, and `charge` settles the tokens that were reserved for the messages. `owner` becomes the
+    thread's user, if it has none.
     """
     count = len(messages)
     size = count + reserve
     row = None
-    if by == UNLEASED and expect == ANY:  # what most writes are: made for speed
+    if by == UNLEASED and expect == ANY:  # a fast path, for most writes
         row = tx.one(
             _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
         )
@@ -129,16 +131,16 @@ def append(
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
         quotas.take(tx, owner)
-        # Asked for, and not told: who removes the user in the same transaction must see it.
+        # `one`, not `run`: a later query of the same transaction that removes the user must see it.
         claim = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
         tx.one(claim, owner=owner, key=key)
     return position
 
 
 def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:
-    """Store messages behind a seq of a branch of a thread. Whose turn that is, the caller knows."""
+    """Store messages behind a seq of a branch. The caller has locked the thread's row and moved its head."""
     now = tx.now()
-    if len(messages) == 1:  # what most writes are: made for speed
+    if len(messages) == 1:  # a fast path, for most writes
         name, role, body, plain, spent = messages[0]
         tx.run(_INSERTS[plain], branch=branch, seq=after + 1, id=name, role=role, body=body, now=now)
         if spent is None:
@@ -165,7 +167,7 @@ def fill(
     by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
-    """Put messages into reserved places. A place that is taken means that somebody else settled it."""
+    """Put messages into reserved places. Raises `ThreadMoved` if one is taken: another process has filled it."""
     last = max(seq for seq, _ in slots)
     key, position = advance(tx, thread_key, by, count=len(slots), last=last, create=False)
     for seq, m in slots:
@@ -214,17 +216,17 @@ def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, created_at: str)
 
 
 def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str]]:
-    """The next messages of a branch in order, each with its seq: short reads keep the WAL short."""
+    """The next messages of a branch, in order: seq and body. Short reads keep the WAL short."""
     return tx.all(_PAGE.format("m.seq, m.body"), branch=branch, after=after, upto=upto, limit=limit)
 
 
 def page_as_given(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str, int]]:
-    """The same, each with whether it is JSON of its writer's own."""
+    """The next messages of a branch, in order: seq, body, and whether the body is an application's own JSON."""
     return tx.all(_PAGE.format("m.seq, m.body, m.plain"), branch=branch, after=after, upto=upto, limit=limit)
 
 
 def recent(tx: Tx, *, namespace: str = "", limit: int, before: ThreadInfo | None = None) -> list[ThreadInfo]:
-    """Threads, the one that was written last first; `before` goes on after the last one of an earlier list."""
+    """Threads, most recently updated first; `before` is the last one of the previous page."""
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at FROM threads"
         " WHERE namespace = :namespace AND (updated_at, id) < (:updated_at, :id)"
@@ -247,10 +249,10 @@ def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
 
 
 def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
-    """Threads with a run that has not ended and that no living lease protects, except where a person must answer first,
-    or has said that nothing shall go on.
+    """Threads with a run that has not ended, except those that wait for a person or are paused or cancelled.
 
-    Each comes with the owner and the epoch of its lease, if that has not run out: the owner may be gone all the same.
+    Each comes with its lease's owner (None if the lease has run out) and epoch: the caller checks whether the owner
+    still runs.
     """
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at,"
@@ -265,16 +267,16 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
 
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
-    """Say whose thread it is: a user, who must exist, or nobody. The thread is made if it is new."""
+    """Set the thread's user, who must exist, or remove it (None). The thread is made if it is new."""
     (key,) = take_or_make(tx, thread_key)
     if owner is not None:
         quotas.take(tx, owner)
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
-    tx.one(change, owner=owner, key=key)  # asked for, and not told: see `append`
+    tx.one(change, owner=owner, key=key)  # `one`, not `run`: see `append`
 
 
 def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
-    """Keep what has arrived of a reply so far. That is a write to the thread: whoever knows it must look again."""
+    """Save what has arrived of a reply so far. It counts as a write: the thread's version changes."""
     key, _ = advance(tx, thread_key, by, create=False)
     tx.run(
         "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
@@ -286,7 +288,7 @@ def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
 
 
 def distrust(tx: Tx, thread_key: ThreadKey, upto: int, *, by: By) -> None:
-    """From here up, the ledger does not know which calls have run."""
+    """Record that the ledger does not know which calls up to this seq have run."""
     key, _ = hold(tx, thread_key, by)
     tx.run(
         "UPDATE threads SET unledgered = :upto WHERE key = :key AND unledgered < :upto",
@@ -296,7 +298,7 @@ def distrust(tx: Tx, thread_key: ThreadKey, upto: int, *, by: By) -> None:
 
 
 def message_id(tx: Tx, branch: int, seq: int) -> str | None:
-    """The id of the message at a place, also if its writer gave it none."""
+    """The id of the message at a seq of a branch."""
     row = tx.one(
         "SELECT m.id FROM segments s JOIN messages m ON m.branch = s.source AND m.seq = :seq"
         " WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq",
@@ -324,7 +326,7 @@ def take(tx: Tx, thread_key: ThreadKey, columns: str = "key", *, by: By | None =
 
 
 def take_or_make(tx: Tx, thread_key: ThreadKey, columns: str = "key") -> Row:
-    """Lock a thread's row as `take` does. The thread is made if it is new."""
+    """Lock a thread's row until the transaction ends, and return some columns. The thread is made if it is new."""
     while (row := take(tx, thread_key, columns)) is None:
         make(tx, thread_key, tx.now())
     return row
@@ -355,7 +357,7 @@ def advance(
     That is one statement where the thread exists and may be written. Returns its key, and where it stands.
     """
     change = leases.RELEASES[release] if release else by.change
-    columns = _LEASED_POSITION if change else _POSITION  # a write that changes the lease wants to know it
+    columns = _LEASED_POSITION if change else _POSITION  # a write that changes the lease must learn the result
     move = _move(by.guard, change, columns, has_last=last > 0, has_expected=expect != ANY)
     row = _moved(tx, thread_key, by, move, size=size, count=count, last=last, expect=expect, create=create)
     return row[0], Position(*row[1:])
@@ -392,7 +394,7 @@ def _moved(
     }
     values |= by.parameters(tx) | {"last": last, "expect": expect}
     while (row := tx.one(move, **values)) is None:
-        # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
+        # What forbade the write may have changed since, where others write at the same time: then it is tried again.
         leases.refuse(tx, thread_key, by)
         known = find(tx, thread_key)
         if known is None and create:
@@ -438,7 +440,7 @@ def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
         id=thread_key.id,
         now=now,
     )
-    if row is None:  # another writer was faster
+    if row is None:  # it exists, or another writer has just made it
         return False
     branch = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=row[0])
     assert branch is not None
@@ -447,7 +449,7 @@ def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
         branch=branch[0],
         end=END,
     )
-    # In a statement of its own: one that was deleted while we waited for its name has left its mark by now.
+    # A statement of its own: it sees the floor that a thread of this id has left, which was deleted while we waited.
     tx.run(
         "UPDATE threads SET branch = :branch, line = :branch, version = COALESCE((SELECT MAX(value) FROM floors), 0),"
         " lease_epoch = COALESCE((SELECT MAX(value) FROM floors), 0) WHERE key = :key",

@@ -1,8 +1,8 @@
 """Deleting: checkpoints by their keys, and whole threads.
 
-- A thread that is deleted goes into the trash in one short transaction: from then on it does not exist. What it held is
-  removed after that, piece by piece, and whoever deletes next goes on where an interrupted one stopped.
-- What a fork still reads stays. The branches that hold it pass to that fork, as do those of its checkpoints.
+- A deleted thread goes into the trash in one short transaction: from then on it does not exist. Its rows are removed
+  after that, in chunks; if that is interrupted, the next deletion in any process goes on with it.
+- What a fork still reads stays. Its branches pass to that fork, as do those of its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
-TRASH = "\x7ftrash"  # a namespace that nobody can name
+TRASH = "\x7ftrash"  # no caller can pass this namespace
 CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
 
 
@@ -34,7 +34,7 @@ class Dropped(NamedTuple):
 
 
 def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
-    """Take checkpoints away from a thread, and remove what only they needed."""
+    """Remove checkpoints from a thread, and the messages that only they read."""
     row = threads.take(tx, thread_key)
     if row is None:
         return Dropped([], 0, [])
@@ -46,7 +46,7 @@ def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Drop
 
 
 def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None) -> Dropped:
-    """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
+    """Delete the messages of these branches that are not read any more; None: of all branches the thread has left."""
     thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return Dropped([], 0, [])
@@ -56,7 +56,7 @@ def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = No
 
 
 def below(tx: Tx, thread_key: ThreadKey, step: int) -> list[CheckpointRef]:
-    """The checkpoints of a thread below a step, on whichever of its lines."""
+    """The checkpoints of a thread below a step, on all of its lines."""
     thread = checkpoints.thread_state(tx, thread_key)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
 
@@ -151,7 +151,7 @@ class Emptied(NamedTuple):
 
 
 def empty_trash(tx: Tx) -> Emptied:
-    """Remove something of what is in the trash."""
+    """Delete a chunk of what is in the trash."""
     first = "SELECT id FROM threads WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
     found = tx.one(first, trash=TRASH)
     row = None if found is None else threads.take(tx, ThreadKey(TRASH, found[0]))
@@ -179,7 +179,7 @@ def empty_trash(tx: Tx) -> Emptied:
 
 
 def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
-    """Remove tasks and what was logged of tools; whether there may be more.
+    """Delete a chunk of tasks and logged tool calls; True if there may be more.
 
     The rest of the ledger goes with the replies that it is about, or with the thread.
     """
@@ -196,7 +196,7 @@ def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
 
 
 def _disinherit(tx: Tx, thread: int) -> list[int]:
-    """Forget what a thread has inherited; what was kept for it alone goes. Returns the branches that it read."""
+    """Remove what a thread has inherited, and rows that were kept for it alone. Returns the branches that it read."""
     rows = tx.all(
         "SELECT i.line, i.source FROM inherited i JOIN branches b ON b.key = i.line WHERE b.thread = :thread",
         thread=thread,
@@ -214,7 +214,7 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
 
 
 def _bequeath(tx: Tx, thread: int) -> None:
-    """Pass the branches that others still need to one of those. The marks were the thread's own, and go."""
+    """Pass the branches that other threads still need to one of them. The marks were the thread's own: they go."""
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
     for (branch,) in left:
         marks.forget(tx, branch)
@@ -242,7 +242,7 @@ def _bequeath(tx: Tx, thread: int) -> None:
 
 
 def _mark_as(tx: Tx, successor: int, branch: int) -> None:
-    """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
+    """Give a branch that a checkpoint reads the marks that count there for the thread that gets it."""
     row = tx.one(
         "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
         " WHERE t.key = :successor",
