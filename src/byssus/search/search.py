@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from byssus.accounts.sessions import history_row
 from byssus.errors import InputError
-from byssus.queries.accounts.sessions import StoredMessage
+from byssus.queries.log.messages import StoredMessage
 from byssus.queries.search import search as queries
 from byssus.queries.search.search import CALL, MESSAGE, Candidate, Filters
 from byssus.search import tokens
