@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import byssus
+from tests.support import drawing
 
 ROOT = Path(byssus.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
@@ -23,7 +25,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"cli", "__main__"}, {"doors", "memory", "maintenance", "threads", "providers", "values"}),
     "adapters": ({"adapters"}, {"memory", "values"}),
     "doors": (
-        {"__init__", "agent", "checkpointer", "storage"},
+        {"__init__", "agent", "checkpointer", "storage", "testing"},
         {"run", "maintenance", "search", "accounts", "threads", "queries", "store", "middleware", "tools", "providers"}
         | {"values"},
     ),
@@ -98,6 +100,7 @@ PUBLIC = [
     "Summarize",
     "TextContent",
     "ThinkingContent",
+    "ThreadKey",
     "TokenBudget",
     "ToolCall",
     "ToolContext",
@@ -435,3 +438,47 @@ def test_the_old_name_of_the_project_is_in_the_changelog_alone() -> None:
     assert len(files) > 200
     told = [name for name in files if old in name.lower() or old.encode() in (REPOSITORY / name).read_bytes().lower()]
     assert told == ["CHANGELOG.md"]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+RETIRED = {"Settling", "Visit", "Stored", "Said", "Kept", "Told", "Anchor", "Doomed", "Spot", "Mortal", "Heir", "Place"}
+DEFINED = {node.name: file for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def glossary() -> dict[str, list[str]]:
+    """The words of the page, each with the classes that it names."""
+    rows = drawing.PAGE.read_text("utf-8").partition("## Glossary")[2].splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if row.startswith("| ")]
+    return {word: re.findall(r"`(\w+)`", names) for word, _, names in cells if word != "word"}
+
+
+def test_the_drawing_is_that_of_the_table() -> None:
+    page = drawing.PAGE.read_text("utf-8")
+    assert drawing.with_drawing(page, ROOMS) == page, "run: python -m tests.support.drawing"
+    assert "flowchart" in page
+
+
+def test_the_page_has_a_row_for_each_room() -> None:
+    page = drawing.PAGE.read_text("utf-8").partition("## From")[0]
+    rooms = [room for room in ROOMS if room != "doors"]
+    assert [room for room in rooms if f"`{room}/`" not in page] == []
+
+
+def test_the_glossary_is_short_and_names_classes_that_exist() -> None:
+    words = glossary()
+    assert 15 <= len(words) <= 25
+    assert [name for names in words.values() for name in names if name not in DEFINED] == []
+    assert all(words.values())
+
+
+def test_no_class_has_a_retired_name_and_no_public_name_is_used_twice() -> None:
+    names = [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert RETIRED.isdisjoint(names)
+    twice = {name for name in names if names.count(name) > 1 and not name.startswith("_")}
+    assert twice == {"PostgresMemory", "SQLiteMemory"}  # AgentScope's, and the ones that they stand on
+
+
+def test_no_folder_holds_more_than_about_a_dozen_modules() -> None:
+    folders = [file.rpartition("/")[0] for file in FILES if not file.endswith("__init__.py")]
+    assert {folder: folders.count(folder) for folder in folders if folders.count(folder) > 13} == {}
