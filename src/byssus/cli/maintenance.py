@@ -161,7 +161,7 @@ def _check(args: argparse.Namespace) -> int:
     if found["ok"]:
         print(f"Checked {checked}: all is well.")
         return 0
-    mendable = sum(problem["repairable"] for problem in found["problems"])
-    hint = f"--repair can mend {mendable} of them" if mendable else "a backup may still have what is lost"
+    repairable = sum(problem["repairable"] for problem in found["problems"])
+    hint = f"--repair can mend {repairable} of them" if repairable else "a backup may still have what is lost"
     print(f"Checked {checked or 'the file'}: {count(len(found['problems']), 'problem')}; {hint}.")
     return 1

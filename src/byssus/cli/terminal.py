@@ -54,7 +54,7 @@ def write(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """The same, beside the output: whoever takes our output elsewhere gets only what was asked for."""
+    """The same on stderr, so that redirected output holds only what was asked for."""
     print(clean(text), end="", file=sys.stderr, flush=True)
 
 
@@ -86,7 +86,7 @@ def keys_to_ourselves() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # whoever started us may be gone
+        with suppress(OSError):  # the program that started us may be gone
             os.tcsetpgrp(sys.stdin.fileno(), group)
             os.setpgid(0, group)
         for number, handler in before.items():

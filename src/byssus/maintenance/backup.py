@@ -5,8 +5,8 @@
 - It is made under another name and gets its own when it is whole, verified and on the disk. A file that is there is
   never written over: two backups at once cannot harm each other, and one that fails leaves nothing.
 - An incremental backup changes the rows that differ, in one transaction. Until that is committed, the file is the old
-  backup. It only changes what is a backup of this very database, and only while nobody has worked with the file: a
-  hash over all rows tells.
+  backup. It only changes what is a backup of this very database, and only while the file is as the backup left it: a
+  hash over all rows is compared.
 
 What is long runs on a thread of its own, and stops at the next page when its caller is cancelled.
 """
@@ -36,7 +36,7 @@ from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import MEMORY, checked_path, fold, sync
 
 T = TypeVar("T")
-Hear = Callable[[int, int], object]
+OnProgress = Callable[[int, int], object]
 Result = dict[str, Any]
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
@@ -44,7 +44,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file
 
 
 async def backup(
-    store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: Hear | None = None
+    store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: OnProgress | None = None
 ) -> Result:
     """Write all that the database holds into a new SQLite file, while others go on writing; it is verified.
 
@@ -77,7 +77,7 @@ class _Stopped(ByssusError):
 class Meter:
     """How far something is that has several steps. It never goes back, also if a step has to be done again."""
 
-    def __init__(self, progress: Hear | None) -> None:
+    def __init__(self, progress: OnProgress | None) -> None:
         self._progress = progress
         self._stopped = threading.Event()
         self._done = 0
@@ -90,13 +90,13 @@ class Meter:
     def of(self, steps: int) -> None:
         self._steps = steps
 
-    def tell(self, step: int, done: int, total: int) -> None:
+    def report(self, step: int, done: int, total: int) -> None:
         """So much of a step is done, the first of which has number 0."""
         if self._stopped.is_set():
             raise _Stopped
         self._units = self._units or max(total, 1)
         share = min(done / total, 1) if total else 1
-        last = self._units * self._steps - 1  # all of it is told when there is nothing left to do
+        last = self._units * self._steps - 1  # the end is reported when there is nothing left to do
         self._show(max(self._done, min(int((step + share) * self._units), last)))
 
     def end(self) -> None:
@@ -109,7 +109,7 @@ class Meter:
             self._progress(done, self._units * self._steps)
 
 
-async def stoppable(store: Runner, work: Callable[[Meter], T], progress: Hear | None) -> T:
+async def stoppable(store: Runner, work: Callable[[Meter], T], progress: OnProgress | None) -> T:
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be a function of two numbers, got {progress!r:.80}")
     meter = Meter(progress)
@@ -142,7 +142,7 @@ def _within(tx: Tx) -> RunQuery:
     return ask
 
 
-def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
+def _sha256(ask: RunQuery, progress: OnProgress) -> tuple[str, dict[str, int]]:
     """The hash over all rows of a database, and how many there are."""
     total = sum(ask(copying.counts).values())
     digests = [Digest(table) for table in TABLES]
@@ -151,7 +151,7 @@ def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
         while after != table.end:
             rows, after = ask(copying.page, table, after, table.end)
             digest.add(len(rows), copying.encoded(rows))
-            hear(sum(each.rows for each in digests), total)
+            progress(sum(each.rows for each in digests), total)
     return copying.combined(digest.value() for digest in digests), {
         table.name: digest.rows for table, digest in zip(TABLES, digests, strict=True)
     }
@@ -165,7 +165,7 @@ def _new(store: Store, target: str, meter: Meter) -> Result:
         raise _taken(target)
     meter.of(2)
     with _unfinished(target) as part:
-        rows = store.pages_to(part, lambda done, total: meter.tell(0, done, total))
+        rows = store.pages_to(part, lambda done, total: meter.report(0, done, total))
         with opened(part) as file:
             if rows is None:
                 database, sha256, rows = _copy_rows(store, file, meter)
@@ -183,13 +183,13 @@ def _copy_rows(store: Store, file: Store, meter: Meter) -> tuple[str, str, dict[
     """Copy all rows, as of one moment, and compare both."""
     steps = {"comparing": 0, "copying": 0, "verifying": 1}
 
-    def hear(progress: Progress) -> None:
-        meter.tell(steps[progress.step], progress.done, progress.total)
+    def report(progress: Progress) -> None:
+        meter.report(steps[progress.step], progress.done, progress.total)
 
     def snapshot(tx: Tx) -> tuple[str, Comparison]:  # it may have to be run again, and goes on then
         mark = file.write_now(copying.begin, store.name)
         assert mark is not None
-        mirror = Mirror(_within(tx), file.read_now, file.write_now, hear)
+        mirror = Mirror(_within(tx), file.read_now, file.write_now, report)
         return copying.identity(tx), _made_equal(mirror, mark.key)
 
     database, found = store.read_now(snapshot)
@@ -204,7 +204,7 @@ def _made_equal(mirror: Mirror, mark: int) -> Comparison:
             mirror.write(mark, found)
             found = mirror.compare("verifying")
     if found.differences:
-        raise StoreError(f"the backup differs from the database ({mirror.told(found)}); try again")
+        raise StoreError(f"the backup differs from the database ({mirror.describe(found)}); try again")
     return found
 
 
@@ -213,7 +213,7 @@ def _rows(found: Comparison) -> dict[str, int]:
 
 
 def _verified(file: Store, expected: dict[str, int], meter: Meter) -> str:
-    sha256, rows = _sha256(file.read_now, lambda done, total: meter.tell(1, done, total))
+    sha256, rows = _sha256(file.read_now, lambda done, total: meter.report(1, done, total))
     if rows != expected:
         wrong = next(name for name in expected if rows[name] != expected[name])
         raise StoreCorrupt(
@@ -293,13 +293,13 @@ def _unfinished(target: str) -> Iterator[str]:
 
 
 def _publish(part: str, target: str) -> None:
-    """Give the file its name, if nobody else has it by now."""
+    """Give the file its name, unless there is such a file by now."""
     try:
         try:
             os.link(part, target)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links: whoever makes the name has it
+        except OSError:  # a file system without links: the first to make the file has the name
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             os.replace(part, target)  # noqa: PTH105
     except FileExistsError:
@@ -351,16 +351,16 @@ def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, i
     """All that an incremental backup does to its file. Whatever goes wrong undoes all of it."""
     steps = {"comparing": 1, "copying": 2, "verifying": 3}
     database = store.read_now(copying.identity)
-    mark = _refuse_others(copying.backup_mark(tx), target, database)  # again: from here on nobody else writes
-    refuse_changed(_within(tx), mark, target, lambda done, total: meter.tell(0, done, total))
+    mark = _refuse_others(copying.backup_mark(tx), target, database)  # again: this transaction keeps other writers out
+    refuse_changed(_within(tx), mark, target, lambda done, total: meter.report(0, done, total))
 
-    def hear(progress: Progress) -> None:
-        meter.tell(steps[progress.step], progress.done, progress.total)
+    def report(progress: Progress) -> None:
+        meter.report(steps[progress.step], progress.done, progress.total)
 
     key = copying.reopen(tx, store.name)
 
     def snapshot(source: Tx) -> tuple[Mirror, Comparison]:  # it may have to be run again, and goes on then
-        mirror = Mirror(_within(source), _within(tx), _within(tx), hear)
+        mirror = Mirror(_within(source), _within(tx), _within(tx), report)
         return mirror, _made_equal(mirror, key)
 
     mirror, found = store.read_now(snapshot)
@@ -369,9 +369,9 @@ def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, i
     return mirror.written, found
 
 
-def refuse_changed(ask: RunQuery, mark: Backup, name: str, hear: Hear) -> None:
+def refuse_changed(ask: RunQuery, mark: Backup, name: str, progress: OnProgress) -> None:
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
-    if mark.shape == copying.shape() and _sha256(ask, hear)[0] != mark.sha256:
+    if mark.shape == copying.shape() and _sha256(ask, progress)[0] != mark.sha256:
         raise InputError(
             f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): somebody has worked with it, or "
             "it is damaged; name another file ('byssus copy' takes it as it is)"

@@ -1,7 +1,7 @@
 """Checks: whether what a database says about itself is true.
 
 - A check writes nothing. It names what is wrong: each problem has a word for its kind (`what`), a place (`where`), a
-  sentence, and whether a repair can mend it.
+  sentence, and whether a repair can fix it.
 - A thread is looked at in one snapshot, so one that is written to meanwhile is not taken for a broken one.
 """
 
@@ -57,7 +57,7 @@ async def check(store: Runner, *, deep: bool = True) -> Result:
 
 
 async def recount(store: Runner) -> Result:
-    """Count again what was said and spent, and what tools did, and tell where that is not what is kept."""
+    """Count messages, usage and tool calls again, and report where the stored sums differ."""
     problems, checked = await _check_contents(store)
     found = [problem for problem in problems if problem.what in ("usage", "tool_usage")]
     return {"ok": not found, "problems": [problem.as_dict() for problem in found], "checked": checked}
@@ -73,7 +73,7 @@ async def find_problems(store: Runner, *, deep: bool) -> tuple[list[Problem], di
             problems += await _check_rows(store, checked, deep=deep)
     except StoreCorrupt as error:
         problems.append(Problem("file", store.name, str(error)))
-    return _without_false_hope(problems), checked
+    return _mark_unrepairable(problems), checked
 
 
 async def _check_rows(store: Runner, checked: dict[str, int], *, deep: bool) -> list[Problem]:
@@ -91,8 +91,8 @@ async def _check_rows(store: Runner, checked: dict[str, int], *, deep: bool) -> 
     return problems
 
 
-def _without_false_hope(problems: list[Problem]) -> list[Problem]:
-    """What is read along pieces that are wrong cannot be counted."""
+def _mark_unrepairable(problems: list[Problem]) -> list[Problem]:
+    """A counter along segments that are wrong cannot be counted again."""
     broken = {problem.key for problem in problems if problem.what == "segments"}
     return [
         problem._replace(repairable=False) if problem.what in _ALONG and problem.key in broken else problem
@@ -141,23 +141,23 @@ async def _check_threads(store: Runner) -> tuple[list[Problem], dict[str, int]]:
 def _judge_thread(thread: ThreadFacts, latest: Shown) -> Iterator[Problem]:
     where, key = _name(thread.namespace, thread.id), thread.key
     if thread.thread_of_branch != key:
-        told = f"{where} is on branch {thread.branch}, which {_belongs(thread.thread_of_branch)}"
-        yield Problem("branch", where, told)
+        detail = f"{where} is on branch {thread.branch}, which {_belongs(thread.thread_of_branch)}"
+        yield Problem("branch", where, detail)
         return  # nothing can be counted along it
     if thread.line and thread.thread_of_line != key:
         yield Problem("branch", where, f"{where} is on line {thread.line}, which {_belongs(thread.thread_of_line)}")
     if thread.message_count != thread.messages:
-        told = f"{where} says that it has {thread.message_count} messages, and {thread.messages} can be read"
-        yield Problem("message_count", where, told, True, key, thread.id)
+        detail = f"{where} says that it has {thread.message_count} messages, and {thread.messages} can be read"
+        yield Problem("message_count", where, detail, True, key, thread.id)
     if thread.highest is not None and thread.head < thread.highest:
-        told = f"the head of {where} is {thread.head}, below its last message at {thread.highest}"
-        yield Problem("head", where, told, True, key, thread.id)
+        detail = f"the head of {where} is {thread.head}, below its last message at {thread.highest}"
+        yield Problem("head", where, detail, True, key, thread.id)
     if (thread.latest, thread.latest_at) != latest:
-        told = f"the latest checkpoint of {where} is row {latest.key} of {latest.at}, and row {thread.latest} of"
-        yield Problem("latest", where, f"{told} {thread.latest_at} is kept as that", True, key, thread.id)
+        detail = f"the latest checkpoint of {where} is row {latest.key} of {latest.at}, and row {thread.latest} of"
+        yield Problem("latest", where, f"{detail} {thread.latest_at} is kept as that", True, key, thread.id)
     if thread.is_misnamed:
-        told = f"messages of {where} are looked for in an index by their ids, and not all of them are in it"
-        yield Problem("named", where, told, True, key, thread.id)
+        detail = f"messages of {where} are looked for in an index by their ids, and not all of them are in it"
+        yield Problem("named", where, detail, True, key, thread.id)
 
 
 def _belongs(thread: int | None) -> str:
@@ -177,13 +177,13 @@ def _judge_branches(page: Sequence[BranchFacts]) -> Iterator[Problem]:
             if after >= upto:
                 yield Problem("segments", where, f"{piece}: that is nothing", key=branch.thread or 0)
             elif after < before:
-                told = f"{piece}, and another one up to {before}: they overlap"
-                yield Problem("segments", where, told, key=branch.thread or 0)
+                detail = f"{piece}, and another one up to {before}: they overlap"
+                yield Problem("segments", where, detail, key=branch.thread or 0)
             before = max(before, upto)
         last = branch.segments[-1] if branch.segments else None
         if branch.thread is not None and (last is None or (last.source, last.upto) != (branch.key, END)):
-            told = f"{where} does not end with a piece of its own, so what is written there cannot be read"
-            yield Problem("segments", where, told, key=branch.thread)
+            detail = f"{where} does not end with a piece of its own, so what is written there cannot be read"
+            yield Problem("segments", where, detail, key=branch.thread)
 
 
 def _judge_checkpoints(page: Sequence[CheckpointFacts]) -> Iterator[Problem]:
@@ -193,17 +193,19 @@ def _judge_checkpoints(page: Sequence[CheckpointFacts]) -> Iterator[Problem]:
         branch = point.branch
         if point.message_count != count:
             where = f"checkpoint {point.id!r}"
-            told = f"{where} (row {point.key}) is of {point.message_count} messages, and {count} can be read on branch"
-            yield Problem("checkpoint", where, f"{told} {point.branch} up to {point.seq}")
+            detail = (
+                f"{where} (row {point.key}) is of {point.message_count} messages, and {count} can be read on branch"
+            )
+            yield Problem("checkpoint", where, f"{detail} {point.branch} up to {point.seq}")
 
 
 def _judge_marks(page: Sequence[MarkFacts]) -> Iterator[Problem]:
     for mark in page:
         if not mark.is_read:
-            told = (
+            detail = (
                 f"mark {mark.mark!r:.80} (row {mark.key}) is on message {mark.message}, which is not read along branch"
             )
-            yield Problem("mark", f"branch {mark.branch}", f"{told} {mark.branch}, to which the mark belongs")
+            yield Problem("mark", f"branch {mark.branch}", f"{detail} {mark.branch}, to which the mark belongs")
 
 
 # --- what threads hold ------------------------------------------------------------------------------------------------
@@ -259,8 +261,8 @@ def count_messages(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[
                 message = decode(body)
                 spent = spent_by(message) if plain or not isinstance(message, Note) else None
             except StoreCorrupt:
-                told = f"message {key} of {where} is no JSON: {body[:60]!r}"
-                problems.append(Problem("message", where, told))
+                detail = f"message {key} of {where} is no JSON: {body[:60]!r}"
+                problems.append(Problem("message", where, detail))
             known, total = counts.get((day, spent.model if spent else ""), (0, Spent(spent.model if spent else "")))
             counts[day, total.model] = (known + 1, total + spent if spent else total)
         messages += len(page)
@@ -273,8 +275,8 @@ def _judge_usage(tx: Tx, thread: int, where: str, counts: _Counts) -> Iterator[P
     for day, model in sorted(kept.keys() | counts.keys()):
         ours, theirs = kept.get((day, model), (0, Spent(model))), counts.get((day, model), (0, Spent(model)))
         if ours[0] != theirs[0] or ours[1][:-1] != theirs[1][:-1] or not _same(ours[1].cost, theirs[1].cost):
-            told = f"on {day}, with model {model!r}, {_spent(*ours)} are kept for {where}, and its messages say"
-            yield Problem("usage", where, f"{told} {_spent(*theirs)}", True, thread)
+            detail = f"on {day}, with model {model!r}, {_spent(*ours)} are kept for {where}, and its messages say"
+            yield Problem("usage", where, f"{detail} {_spent(*theirs)}", True, thread)
 
 
 def _spent(messages: int, spent: Spent) -> str:
@@ -322,8 +324,8 @@ def _judge_calls(tx: Tx, thread: int, where: str) -> Iterator[Problem]:
         more = ours.calls - theirs.calls
         is_right = 0 <= more <= theirs.doubtful and ours.failures - theirs.failures == more
         if not is_right or not _same(ours.total_ms, theirs.total_ms):
-            told = f"on {day}, {_called(ours)} of {name!r} are kept for {where} (bucket {bucket}), and its ledger has"
-            yield Problem("tool_usage", where, f"{told} {_called(theirs)}", True, thread)
+            detail = f"on {day}, {_called(ours)} of {name!r} are kept for {where} (bucket {bucket}), and its ledger has"
+            yield Problem("tool_usage", where, f"{detail} {_called(theirs)}", True, thread)
 
 
 def _called(calls: _Calls) -> str:
@@ -337,16 +339,16 @@ def _judge_users(page: Sequence[UserFacts]) -> Iterator[Problem]:
     for user in page:
         where = f"user {user.id!r}"
         if user.quota_used < 0:
-            told = f"{where} has used {user.quota_used} tokens; update_user({user.id!r}, quota_used=...) sets it"
-            yield Problem("quota", where, told)
+            detail = f"{where} has used {user.quota_used} tokens; update_user({user.id!r}, quota_used=...) sets it"
+            yield Problem("quota", where, detail)
         expected = leaves_of(user.preferences)
         if expected is None:
             yield Problem("preferences", where, f"the preferences of {where} are no JSON: {user.preferences[:60]!r}")
         elif sorted(expected) != sorted(user.leaves):
-            told = f"{where} is found by {len(user.leaves)} preferences, and has {len(expected)}"
+            detail = f"{where} is found by {len(user.leaves)} preferences, and has {len(expected)}"
             if len(expected) == len(user.leaves):
-                told = f"{where} is found by other preferences than it has"
-            yield Problem("preferences", where, told, True, user.key, user.id)
+                detail = f"{where} is found by other preferences than it has"
+            yield Problem("preferences", where, detail, True, user.key, user.id)
 
 
 def leaves_of(preferences: str) -> list[tuple[str, str]] | None:
@@ -365,8 +367,8 @@ async def _check_index(store: Runner) -> list[Problem]:
             continue
         if facts.missing:
             some = ", ".join(map(str, facts.missing[:5]))
-            told = f"rows of {table} are not in the index for search, which should have them: {some}"
-            problems.append(Problem("index", name, told, True))
+            detail = f"rows of {table} are not in the index for search, which should have them: {some}"
+            problems.append(Problem("index", name, detail, True))
         if facts.surplus:
             some = ", ".join(map(str, facts.surplus[:5]))
             problems.append(Problem("index", name, f"the index for search has rows that {table} has not: {some}", True))

@@ -10,8 +10,8 @@ import time
 
 from byssus.errors import InputError
 from byssus.maintenance.backup import (
-    Hear,
     Meter,
+    OnProgress,
     Result,
     checked_name,
     opened,
@@ -30,7 +30,7 @@ from byssus.store.sqlite.file import checked_path
 _NAMED = ("threads", "users", "tasks", "prices")  # what people know of a database
 
 
-async def restore(store: Runner, path: str | os.PathLike[str], *, progress: Hear | None = None) -> Result:
+async def restore(store: Runner, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Result:
     """Bring a backup into this database, which must be empty; it is verified.
 
     A restore that was interrupted goes on when it is run again. `progress` is called as in `backup`.
@@ -67,12 +67,12 @@ def _restored(store: Store, source: str, meter: Meter) -> Result:
         refuse_damaged(file, source)
         mark = file.read_now(copying.backup_mark)
         if mark is not None:
-            refuse_changed(file.read_now, mark, source, lambda done, total: meter.tell(0, done, total))
+            refuse_changed(file.read_now, mark, source, lambda done, total: meter.report(0, done, total))
 
-        def hear(progress: Progress) -> None:
-            meter.tell(steps[progress.step], progress.done, progress.total)
+        def report(progress: Progress) -> None:
+            meter.report(steps[progress.step], progress.done, progress.total)
 
-        copied = copy_into(file, store, hear)
+        copied = copy_into(file, store, report)
     return {
         "rows": {table.name: table.rows for table in copied.tables},
         "written": sum(table.written for table in copied.tables),

@@ -147,7 +147,7 @@ def _latest(tx: Tx, thread: ThreadFacts) -> Shown:
 
 
 def hold(tx: Tx, thread: int) -> bool:
-    """Take a thread's row: nobody writes to it meanwhile. False if it is gone."""
+    """Take a thread's row, which keeps other writers out. False if it is gone."""
     row = tx.one(
         "UPDATE threads SET head = head WHERE key = :key AND namespace <> :trash RETURNING key", key=thread, trash=TRASH
     )

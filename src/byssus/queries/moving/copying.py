@@ -233,10 +233,10 @@ def backup_mark(tx: Tx) -> Backup | None:
 
 
 def mark_backup(tx: Tx, database: str, source: str, sha256: str) -> None:
-    """Say whose backup this is, and that nobody drives a thread here. The file is a database of its own."""
+    """Record which database this is a backup of, and release every lease. The file is a database of its own."""
     tx.run("UPDATE threads SET lease_owner = NULL, lease_until = NULL WHERE lease_owner IS NOT NULL")
     tx.run("DELETE FROM reservations")
-    # Should somebody work with the backup, and make backups of that, they are not taken for backups of the original.
+    # A backup that is used as a database has an identity of its own: its backups are not backups of the original.
     tx.run("UPDATE identity SET id = :id WHERE key = 1 AND id = :database", id=clock.new_id(), database=database)
     tx.run("DELETE FROM backups")
     tx.run(

@@ -157,10 +157,10 @@ def _branches(tx: Tx, plan: _Plan) -> Iterator[Line]:
             [numbers[line], None if step == LAST else step, plan.version(version), plan.version(as_of)]
             for line, step, version, as_of in plan.inherited.get(key, [])
         ]
-        told = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
+        summary = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
         yield (
             "branch",
-            {"number": number, "segments": segments, "inherited": inherited, "summary": told or tables.NO_SUMMARY},
+            {"number": number, "segments": segments, "inherited": inherited, "summary": summary or tables.NO_SUMMARY},
         )
 
 

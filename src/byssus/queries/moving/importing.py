@@ -1,6 +1,6 @@
 """The queries of an import: rows become a thread again.
 
-An import writes into hidden threads, in a namespace that nobody can name, and gives them their names in its last
+An import writes into hidden threads, in a namespace that no caller can name, and gives them their names in its last
 transaction. Until then a mark stands for it there, with a time that each page puts off. A mark whose time has run out
 belongs to an import that was interrupted: the next import puts what is left of it into the trash. (Had it been written
 into the trash, the next deletion in any process would have removed it while it was under way.)
@@ -98,7 +98,7 @@ def publish(
                 f"there is already a thread {thread_id!r}; delete it first, or import under another id (as_id=, --as)"
             )
         tx.run("DELETE FROM threads WHERE key = :key", key=held)
-        # As with any new thread, nobody may take it for one that they knew under this name.
+        # As with any new thread: a writer that knew another thread of this name must notice.
         tx.run(
             "UPDATE threads SET namespace = :namespace, id = :id, owner = :owner, version = (SELECT MAX(value) FROM"
             " (SELECT value FROM floors UNION ALL SELECT version FROM threads WHERE key = :key) AS known),"
@@ -123,7 +123,7 @@ def publish(
 
 
 def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
-    """Give tasks the ids that they had, where nobody has these; else new ones."""
+    """Give tasks the ids that they had, where these are free; else new ones."""
     own = {"thread": thread, "start": len(token) + 2}
     # Rows that only hold the ids, as with threads.
     held = tx.all(
@@ -175,7 +175,7 @@ def _hold_user(tx: Tx, user_id: str) -> None:
     """Take a user's row, made if there is none."""
     while True:
         users.ensure(tx, user_id)
-        with suppress(NotFound):  # somebody has just removed them
+        with suppress(NotFound):  # deleted in between
             return quotas.take(tx, user_id)
 
 
@@ -378,7 +378,7 @@ def _add_inbox(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
 
 
 def _add_tasks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
-    # Under ids that nobody knows, until the thread exists.
+    # Under temporary ids, until the thread exists.
     tx.many(_INSERT_TASK, [{**row, "thread": arriving.key, "id": f"{arriving.token}:{row['id']}"} for row in rows])
 
 
