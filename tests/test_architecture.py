@@ -48,7 +48,6 @@ TO_TURN = {
     ("middleware/windows.py", "threads/encoding.py"),
     ("run/thread_journal.py", "checkpointer.py"),
     ("store/handle.py", "threads/erasure.py"),
-    ("store/keeper.py", "queries/log/leases.py"),
 }
 
 # Packages that only these files may import, so that everything else works without them.
