@@ -741,7 +741,7 @@ def test_the_backup_of_a_file_begins_only_once(tmp_path: Path, monkeypatch: pyte
             say(store, "busy", "x" * 5_000)
 
         (tmp_path / "pages").touch()
-        store.pages_to(str(tmp_path / "pages"), hear)
+        store.pages_to(str(tmp_path / "pages"), lambda tx: tx.now(), hear)
     pages = heard[0][1]
     assert heard == [(min(5 * step, pages), pages) for step in range(1, len(heard) + 1)]
 

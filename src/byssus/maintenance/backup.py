@@ -165,7 +165,7 @@ def _new(store: Store, target: str, meter: Meter) -> Result:
         raise _taken(target)
     meter.of(2)
     with _unfinished(target) as part:
-        rows = store.pages_to(part, lambda done, total: meter.report(0, done, total))
+        rows = store.pages_to(part, copying.counts, lambda done, total: meter.report(0, done, total))
         with opened(part) as file:
             if rows is None:
                 database, sha256, rows = _copy_rows(store, file, meter)

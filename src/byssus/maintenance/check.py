@@ -20,7 +20,9 @@ from byssus.queries.accounts.usage import Spent
 from byssus.queries.log.threads import END
 from byssus.queries.moving import checks
 from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts, Shown, ThreadFacts, UserFacts
-from byssus.queries.search.search import CALL, MESSAGE
+from byssus.queries.search import kinds
+from byssus.queries.versions import checkpoints
+from byssus.search import search as searching
 from byssus.search import tokens
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
@@ -30,7 +32,6 @@ Result = dict[str, Any]
 
 _ALONG = ("message_count", "head")  # what is counted along the pieces of a branch
 _PAGE = 200  # threads, checkpoints, messages in one query
-_INDEXES = ((MESSAGE, "messages", "message_words"), (CALL, "tool_calls", "call_words"))
 
 
 class Problem(NamedTuple):
@@ -361,8 +362,8 @@ def leaves_of(preferences: str) -> list[tuple[str, str]] | None:
 
 async def _check_index(store: Runner) -> list[Problem]:
     problems: list[Problem] = []
-    for kind, table, name in _INDEXES:
-        facts = await store.read(checks.index, tokens.VERSION, kind, table, name, store.base.index_keys[name])
+    for kind, (name, table, *_) in kinds.KINDS.items():
+        facts = await store.read(checks.index, tokens.VERSION, kind)
         if facts is None:
             continue
         if facts.missing:

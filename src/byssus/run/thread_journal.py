@@ -20,7 +20,7 @@ from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessa
 from byssus.providers import history
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import inbox, memories, threads, tool_calls
+from byssus.queries.log import inbox, leases, memories, threads, tool_calls
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
@@ -83,7 +83,7 @@ class ThreadJournal:
         self._loaded = False
         self._position: Position | None = None  # None: not loaded yet, or stale
         self._held: Held | None = None  # the lease of the run that is going on
-        self._keeper: Keeper | None = None  # who renews it
+        self._keeper: Keeper[Held] | None = None  # who renews it
         self._reply_id: str | None = None
         self._first_result_seq = 0  # the seq that is reserved for the first call of the last reply
         self._reserved = 0  # the last seq that may be a place of the last reply
@@ -542,7 +542,7 @@ class _Claimed:
         held = Held(
             journal._thread_key.id, journal._thread_key.namespace, position.epoch, self.claim.seconds, self._token
         )
-        journal._held, journal._keeper = held, keeper.of(self._store)
+        journal._held, journal._keeper = held, keeper.of(self._store, leases.renew, leases.aborted)
         journal._keeper.keep(held, self._signal.abort)
         journal._position = position
         journal.messages.extend(messages)

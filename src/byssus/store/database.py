@@ -19,7 +19,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from byssus import telemetry
 from byssus.errors import ByssusError
@@ -32,8 +32,18 @@ Row = tuple[Any, ...]
 Moment = object  # a time by the database's clock: good as a parameter, and for nothing else
 
 
+class Dialect(NamedTuple):
+    """In what the SQL of databases differs, as far as queries have to know it."""
+
+    name: str  # the kind of database, as OpenTelemetry writes it
+    skip_locked: str  # ends a SELECT that takes rows: rows that another transaction has taken are passed over
+
+
 class Tx(Protocol):
     """One transaction. SQL has `:name` parameters; values are always bound, never pasted."""
+
+    @property
+    def dialect(self) -> Dialect: ...
 
     def one(self, sql: str, /, **params: Any) -> Row | None:
         """The first row, if there is one."""
@@ -57,10 +67,8 @@ class Tx(Protocol):
 class Store(Upkeep, abc.ABC):
     """Runs queries. A database implements `_submit` and what it needs for it."""
 
-    system: str  # the database's kind, as OpenTelemetry writes it
+    dialect: Dialect
     name: str  # this very database, as people may see it: no password
-    # Where the index for search has the keys of what it is about.
-    index_keys: ClassVar[dict[str, str]] = {"message_words": "message", "call_words": "call"}
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -103,7 +111,7 @@ class Store(Upkeep, abc.ABC):
     def write_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a write and block until it is committed. Needs no event loop."""
         job = Job(query, args, kwargs, Future())
-        with telemetry.commit(query, self.system) as span:
+        with telemetry.commit(query, self.dialect.name) as span:
             try:
                 return self._submitted(job, writes=True).result()
             finally:
@@ -153,7 +161,7 @@ class Store(Upkeep, abc.ABC):
         return job.future
 
     def _trace(self, job: Job[Any], future: CommitFuture[Any]) -> None:
-        span = telemetry.commit(job.query, self.system)
+        span = telemetry.commit(job.query, self.dialect.name)
 
         def end(_: object) -> None:  # the first callback of its future, so the span ends before the caller goes on
             span.committed(job.group, job.error)

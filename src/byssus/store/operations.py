@@ -34,9 +34,6 @@ class Runner(Protocol):
     def name(self) -> str: ...
 
     @property
-    def system(self) -> str: ...
-
-    @property
     def base(self) -> Store:
         """The store itself, for what blocks and runs aside."""
 
@@ -55,7 +52,6 @@ class Blocking:
     def __init__(self, store: Store) -> None:
         self.base = store
         self.name = store.name
-        self.system = store.system
 
     async def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.base.read_now(query, *args, **kwargs)

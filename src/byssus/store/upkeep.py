@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Upkeep:
@@ -18,8 +21,13 @@ class Upkeep:
         """
         return True
 
-    def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:  # noqa: ARG002
-        """Copy the database page by page, as of one moment, into an empty file; returns the row count of each table.
+    def pages_to(
+        self,
+        path: str,  # noqa: ARG002
+        look: Callable[[Any], T],  # noqa: ARG002
+        hear: Callable[[int, int], object],  # noqa: ARG002
+    ) -> T | None:
+        """Copy the database page by page, as of one moment, into an empty file; returns what a query sees then.
 
         `hear` is called with the pages copied so far and their total. None: this database has no pages to copy.
         """

@@ -14,6 +14,8 @@ from byssus.queries.accounts.usage import LONG_NAME, RAN
 from byssus.queries.log.branches import Segment
 from byssus.queries.moving.exporting import IMPORTING
 from byssus.queries.moving.tables import LOCAL, TABLES
+from byssus.queries.search import engines
+from byssus.queries.search.kinds import KINDS
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import TRASH
@@ -337,11 +339,12 @@ class IndexFacts(NamedTuple):
     surplus: list[int]
 
 
-def index(tx: Tx, tokenizer: int, kind: str, table: str, words: str, column: str) -> IndexFacts | None:
+def index(tx: Tx, tokenizer: int, kind: str) -> IndexFacts | None:
     """How the index of a kind agrees with its rows; None if it is to be made anew anyway."""
     state = tx.one("SELECT upto, tokenizer FROM indexing WHERE kind = :kind", kind=kind)
     if state is None or state[1] != tokenizer:
         return None
+    table, words, column = KINDS[kind].table, KINDS[kind].tokens, engines.of(tx).key_column(kind)
     missing = tx.all(
         f"SELECT r.key FROM {table} r WHERE r.key <= :upto AND NOT EXISTS"
         f" (SELECT 1 FROM {words} w WHERE w.{column} = r.key) ORDER BY r.key LIMIT :few",

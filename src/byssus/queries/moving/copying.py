@@ -21,7 +21,7 @@ import msgspec
 
 from byssus.errors import StoreError
 from byssus.queries.moving.tables import TABLES, Key, Table
-from byssus.queries.search import search
+from byssus.queries.search import index
 from byssus.store.database import Row, Tx
 from byssus.values import clock
 
@@ -181,7 +181,7 @@ def finish(tx: Tx, sha256: str) -> None:
     tx.run(
         "UPDATE copies SET finished_at = :now, sha256 = :digest WHERE finished_at IS NULL", now=tx.now(), digest=sha256
     )
-    search.reset(tx)  # rows came with keys of their own, and some were changed
+    index.reset(tx)  # rows came with keys of their own, and some were changed
 
 
 def reopen(tx: Tx, source: str) -> int:

@@ -40,7 +40,7 @@ from byssus.store.postgres.server import (
     is_passing,
     is_refused,
 )
-from byssus.store.postgres.tx import PostgresTx
+from byssus.store.postgres.tx import DIALECT, PostgresTx
 from byssus.store.sqlite.file import check_durability
 from byssus.values import clock
 
@@ -388,7 +388,7 @@ class _Writer(_Worker):
 class PostgresStore(Store):
     """One schema of a Postgres database. Get it from `open_store`, which shares it within the process."""
 
-    system = "postgresql"
+    dialect = DIALECT
     remains = (
         "The rows are deleted. Postgres keeps their dead versions in its files until VACUUM has run and the space is "
         "used again (VACUUM FULL rewrites the tables at once), and copies in WAL archives, replicas and backups until "
