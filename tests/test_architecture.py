@@ -74,7 +74,12 @@ ONLY_IN = {
 LATE = {
     *("pathlib", "tempfile"),
     *(f"byssus.maintenance.{name}" for name in ("backup", "restore", "check", "repair", "export", "import_")),
-    *("byssus.search.search", "byssus.search.tokens", "byssus.queries.search.candidates", "byssus.queries.moving.copying"),
+    *(
+        "byssus.search.search",
+        "byssus.search.tokens",
+        "byssus.queries.search.candidates",
+        "byssus.queries.moving.copying",
+    ),
 }
 PUBLIC = [
     "Agent",

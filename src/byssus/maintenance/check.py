@@ -21,8 +21,6 @@ from byssus.queries.log.threads import END
 from byssus.queries.moving import checks
 from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts, Shown, ThreadFacts, UserFacts
 from byssus.queries.search import kinds
-from byssus.queries.versions import checkpoints
-from byssus.search import search as searching
 from byssus.search import tokens
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
