@@ -110,7 +110,7 @@ def measure(storage: AgentStorage, user: str) -> None:
     since = clock.after(clock.now(), -86_400.0 * 29)[:10]
 
     def scan(tx: Tx) -> Any:
-        return tx.all(_SCAN[storage.store.system], user=user, since=since)
+        return tx.all(_SCAN[storage.store.dialect.name], user=user, since=since)
 
     started = time.perf_counter()
     (found,) = storage.store.read_now(scan)

@@ -10,7 +10,7 @@ import sys
 from byssus import Agent, Model, ToolCall, tool
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.providers.base import Request
-from byssus.providers.scripted import ScriptedProvider
+from byssus.testing import ScriptedProvider
 
 
 @tool(approval=True)

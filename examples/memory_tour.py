@@ -13,7 +13,7 @@ from typing import Any
 from byssus import Agent, ExcludeMarked, Model
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.memory import Msg, SQLiteMemory, compress
-from byssus.providers.scripted import ScriptedProvider
+from byssus.testing import ScriptedProvider
 
 
 async def first_process(path: str) -> dict[str, Any]:

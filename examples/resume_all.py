@@ -11,7 +11,7 @@ import sys
 from byssus import Agent, Model, ToolCall, tool
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.providers.base import Request
-from byssus.providers.scripted import ScriptedProvider
+from byssus.testing import ScriptedProvider
 
 dying = sys.argv[1:] == ["crash"]
 last_words = asyncio.Barrier(3)

@@ -4,7 +4,7 @@ import asyncio
 
 from byssus import Agent, Model, SlidingWindow
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.providers.scripted import ScriptedProvider
+from byssus.testing import ScriptedProvider
 
 
 async def main() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from byssus import Agent, AssistantMessage, Model, ToolCall, Usage, tool
 from byssus.checkpointer import checkpointer_for
 from byssus.errors import InputError, ThreadInactive
-from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
+from byssus.testing import ScriptedProvider
 
 
 @tool

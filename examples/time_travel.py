@@ -4,7 +4,7 @@ import asyncio
 
 from byssus import Agent, Model
 from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, keep_last
-from byssus.providers.scripted import ScriptedProvider
+from byssus.testing import ScriptedProvider
 
 
 def planner(cp: Checkpointer, replies: list[str], *, at: str | None = None) -> Agent:

@@ -18,6 +18,7 @@ from byssus.run.settings import Limits
 from byssus.tools import Done, NotDone, ToolContext, Unknown, tool
 from byssus.values.decisions import Ask, Deny, Pending
 from byssus.values.results import RunResult, ToolResult
+from byssus.values.thread_key import ThreadKey
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "Summarize",
     "TextContent",
     "ThinkingContent",
+    "ThreadKey",
     "TokenBudget",
     "ToolCall",
     "ToolContext",

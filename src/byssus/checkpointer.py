@@ -21,9 +21,11 @@ from byssus.errors import InputError, StoreNotOpen
 from byssus.queries.log.threads import ThreadInfo
 from byssus.queries.versions import erasure_notes
 from byssus.store import opening, sharing
-from byssus.store.database import Store, in_thread
+from byssus.store.database import Store
+from byssus.store.jobs import in_worker
+from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
-from byssus.store.operations import awaited, direct, lazy_modules
+from byssus.store.operations import awaited, direct
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
 from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
@@ -48,12 +50,18 @@ from byssus.values.thread_key import ThreadKey
 if TYPE_CHECKING:
     from byssus.maintenance import backup as backup_operations
     from byssus.maintenance import check as check_operations
-    from byssus.maintenance import export
+    from byssus.maintenance import export, import_
+    from byssus.maintenance import repair as repair_operations
+    from byssus.maintenance import restore as restore_operations
     from byssus.search import search as search_operations
-else:  # large, and of no use to an agent that starts
-    backup_operations, check_operations, export, search_operations = lazy_modules(
-        "maintenance.backup", "maintenance.check", "maintenance.export", "search.search"
-    )
+else:  # half of what a start would import, for what few programs do at once
+    backup_operations = LazyModule("byssus.maintenance.backup")
+    check_operations = LazyModule("byssus.maintenance.check")
+    export = LazyModule("byssus.maintenance.export")
+    import_ = LazyModule("byssus.maintenance.import_")
+    repair_operations = LazyModule("byssus.maintenance.repair")
+    restore_operations = LazyModule("byssus.maintenance.restore")
+    search_operations = LazyModule("byssus.search.search")
 
 __all__ = [
     "Checkpoint",
@@ -103,18 +111,18 @@ class Checkpointer(abc.ABC):
     async def open(self) -> Self:
         """Open the database, made and migrated if need be. `async with` does it for you."""
         if self._store is None:
-            opening = in_thread(self._open_store)
+            opening = in_worker(self._open_store)
             try:
                 store = await opening
             except asyncio.CancelledError:
                 if opening.exception() is None:  # nobody would ever close it
-                    await in_thread(lambda: sharing.release(opening.result()))
+                    await in_worker(lambda: sharing.release(opening.result()))
                 raise
             if self._store is None:
                 self._store, self._was_open = store, True
                 await self._finish_erasures()
             else:  # opened twice at once
-                await in_thread(lambda: sharing.release(store))
+                await in_worker(lambda: sharing.release(store))
         return self
 
     async def _finish_erasures(self) -> None:
@@ -123,7 +131,7 @@ class Checkpointer(abc.ABC):
             store = self.store
             left = await store.read(erasure_notes.unfinished) if store.has_files else []
             if left:
-                await in_thread(lambda: erasure.go_on(store))
+                await in_worker(lambda: erasure.go_on(store))
         except BaseException:
             await self.close()
             raise
@@ -132,7 +140,7 @@ class Checkpointer(abc.ABC):
         """Finish what was submitted and let go of the database."""
         store, self._store, self._blocks = self._store, None, 0
         if store is not None:
-            await in_thread(lambda: sharing.release(store))
+            await in_worker(lambda: sharing.release(store))
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -195,9 +203,9 @@ class Checkpointer(abc.ABC):
     erase_thread = awaited(erasure.erase_thread)
     erase_user = awaited(erasure.erase_user)
 
-    export_thread = direct(export.export_thread)
-    export_user = direct(export.export_user)
-    import_from = direct(export.import_lines)
+    export_thread = direct.late(lambda: export.export_thread)
+    export_user = direct.late(lambda: export.export_user)
+    import_from = direct.late(lambda: import_.import_lines)
 
     # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
 
@@ -245,15 +253,15 @@ class Checkpointer(abc.ABC):
     get_prices = awaited(usage.get_prices)
     delete_price = awaited(usage.delete_price)
 
-    search = awaited(search_operations.search)
-    find_messages = awaited(search_operations.find_messages)
-    index = awaited(search_operations.index)
-    reindex = awaited(search_operations.reindex)
-    backup = awaited(backup_operations.backup)
-    restore = awaited(backup_operations.restore)
-    check = awaited(check_operations.check)
-    repair = awaited(check_operations.repair)
-    recount = awaited(check_operations.recount)
+    search = awaited.late(lambda: search_operations.search)
+    find_messages = awaited.late(lambda: search_operations.find_messages)
+    index = awaited.late(lambda: search_operations.index)
+    reindex = awaited.late(lambda: search_operations.reindex)
+    backup = awaited.late(lambda: backup_operations.backup)
+    restore = awaited.late(lambda: restore_operations.restore)
+    check = awaited.late(lambda: check_operations.check)
+    repair = awaited.late(lambda: repair_operations.repair)
+    recount = awaited.late(lambda: check_operations.recount)
 
 
 class SQLiteCheckpointer(Checkpointer):

@@ -20,6 +20,8 @@ from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
 from byssus.maintenance import backup as backup_operations
 from byssus.maintenance import check as check_operations
+from byssus.maintenance import repair as repair_operations
+from byssus.maintenance import restore as restore_operations
 from byssus.messages import UserMessage
 from byssus.search import search as search_operations
 from byssus.store import opening, sharing
@@ -181,7 +183,7 @@ class AgentStorage:
     index = blocking(search_operations.index)
     reindex = blocking(search_operations.reindex)
     backup = blocking(backup_operations.backup)
-    restore = blocking(backup_operations.restore)
+    restore = blocking(restore_operations.restore)
     check = blocking(check_operations.check)
-    repair = blocking(check_operations.repair)
+    repair = blocking(repair_operations.repair)
     recount = blocking(check_operations.recount)

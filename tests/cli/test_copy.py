@@ -14,8 +14,6 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.cli.copy import _Bar
-from byssus.maintenance.copy import Progress
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
@@ -117,17 +115,6 @@ def test_a_person_sees_a_bar_that_goes_away(db: Path, tmp_path: Path) -> None:
         assert tty.process.wait(60) == 0
     finally:
         tty.close()
-
-
-def test_the_bar_fits_into_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    bar = _Bar()
-    bar.show(Progress("copying", "messages", 5, 0, 0))
-    bar.clear()
-    assert [len(line) for line in capsys.readouterr().err.split("\r")] == [0, 19, 19, 0]
 
 
 @pytest.mark.parametrize(

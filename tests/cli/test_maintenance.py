@@ -12,7 +12,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.cli.maintenance import _Bar
+from byssus.cli.terminal import ProgressBar
 from tests.support.commands import Command, command
 
 pytestmark = pytest.mark.processes
@@ -129,9 +129,9 @@ def test_the_bar_fits_into_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    bar = _Bar("backup")
-    bar.show(5, 10)
-    bar.show(6, 10)  # too soon
+    bar = ProgressBar()
+    bar.show("copying", 5, 0, "  5 of 0 rows")
+    bar.show("copying", 6, 10)  # too soon
     bar.clear()
     assert [len(line) for line in capsys.readouterr().err.split("\r")] == [0, 19, 19, 0]
 

@@ -21,7 +21,7 @@ from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
 
-SLOWLY = slow_command("transfer.PAGE_ROWS = 2")
+SLOWLY = slow_command("exporting.PAGE_ROWS = 2")
 
 
 @pytest.fixture

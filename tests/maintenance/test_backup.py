@@ -21,6 +21,7 @@ from byssus.checkpointer import SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreFull, StoreUnusable
 from byssus.maintenance import backup as backups
 from byssus.maintenance import copy as copying
+from byssus.maintenance import restore as restoring
 from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
 from byssus.queries.log.threads import MessageRow
@@ -58,7 +59,7 @@ def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
 
 
 def restore(store: Store, path: Path, **options: Any) -> dict[str, Any]:
-    return to_the_end(backups.restore(Blocking(store), path, **options))
+    return to_the_end(restoring.restore(Blocking(store), path, **options))
 
 
 def rows_at(path: Path) -> dict[str, list[Row]]:
@@ -477,13 +478,13 @@ def test_a_cancelled_backup_stops_and_leaves_nothing(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = threading.Event()
-    stop = backups._Meter.stop
+    stop = backups.Meter.stop
 
-    def noticed(meter: backups._Meter) -> None:
+    def noticed(meter: backups.Meter) -> None:
         stop(meter)
         stopped.set()
 
-    monkeypatch.setattr(backups._Meter, "stop", noticed)
+    monkeypatch.setattr(backups.Meter, "stop", noticed)
 
     async def main() -> None:
         async with database.checkpointer() as cp:
@@ -742,7 +743,7 @@ def test_the_backup_of_a_file_begins_only_once(tmp_path: Path, monkeypatch: pyte
             say(store, "busy", "x" * 5_000)
 
         (tmp_path / "pages").touch()
-        store.pages_to(str(tmp_path / "pages"), hear)
+        store.pages_to(str(tmp_path / "pages"), lambda tx: tx.now(), hear)
     pages = heard[0][1]
     assert heard == [(min(5 * step, pages), pages) for step in range(1, len(heard) + 1)]
 

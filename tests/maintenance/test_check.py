@@ -14,8 +14,10 @@ from byssus import AssistantMessage, Usage, UserMessage
 from byssus.accounts import tool_log, usage, users
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.maintenance import check as checking
+from byssus.maintenance import repair as repairing
 from byssus.queries.log import memories
 from byssus.queries.log.threads import MessageRow
+from byssus.queries.moving.tables import THREADS
 from byssus.queries.versions import deleting
 from byssus.search import search
 from byssus.storage import AgentStorage
@@ -34,7 +36,7 @@ def check(store: Store, **options: Any) -> dict[str, Any]:
 
 
 def repair(store: Store) -> dict[str, Any]:
-    return to_the_end(checking.repair(Blocking(store)))
+    return to_the_end(repairing.repair(Blocking(store)))
 
 
 def recount(store: Store) -> dict[str, Any]:
@@ -238,11 +240,17 @@ BREAKS = {
 }
 
 
+def index_keys(store: Store) -> dict[str, str]:
+    """The column of each index for search that holds the keys of its rows."""
+    columns = {"sqlite": ("rowid", "rowid"), "postgresql": ("message", "call")}[store.dialect.name]
+    return dict(zip(("message_words", "call_words"), columns, strict=True))
+
+
 @pytest.mark.parametrize("name", BREAKS)
 def test_what_is_wrong_is_named_and_mended_if_it_can_be(filled: Store, name: str) -> None:
     case = BREAKS[name]
     right = rows_in(filled)
-    sql(filled, *(text.format(**filled.index_keys) if "_words" in text else text for text in case.statements))
+    sql(filled, *(text.format(**index_keys(filled)) if "_words" in text else text for text in case.statements))
     found = check(filled)
     named = [problem for problem in found["problems"] if problem["what"] == case.what]
     assert not found["ok"]
@@ -259,7 +267,7 @@ def test_what_is_wrong_is_named_and_mended_if_it_can_be(filled: Store, name: str
 def without_keys(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Rows that were made anew have other keys, a head that was raised is another version, and nothing is nothing."""
     found = {name: list(several) for name, several in rows.items()}
-    found["threads"] = [(*row[:5], *row[6:]) for row in rows["threads"]]
+    found["threads"] = [{**THREADS.values_of(row), "version": 0} for row in rows["threads"]]
     for name in ("usage", "tool_usage", "preferences"):
         found[name] = sorted(row[1:] for row in rows[name] if name != "usage" or row[5])
     found["usage"] = [(*row[:-1], 0) for row in found["usage"]]  # what was priced is looked at elsewhere

@@ -26,7 +26,7 @@ from byssus.messages import from_value
 from byssus.queries.log import memories, threads
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
-from byssus.queries.moving.copying import TABLES
+from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from byssus.values.thread_key import ThreadKey
@@ -776,48 +776,3 @@ def test_another_programs_database_is_refused_and_left_alone(side: str, tmp_path
     with pytest.raises(StoreUnusable, match="another program's database"):
         copy(*((str(theirs), ours) if side == "source" else (ours, str(theirs))))
     assert theirs.read_bytes() == before
-
-
-# --- the declaration --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def schema(tmp_path: Path) -> Iterator[apsw.Connection]:
-    """The tables as the migrations make them."""
-    with opened(str(tmp_path / "schema.db")):
-        connection = apsw.Connection(str(tmp_path / "schema.db"))
-    yield connection
-    connection.close()
-
-
-def test_every_table_is_copied_but_those_about_the_database_itself(schema: apsw.Connection) -> None:
-    there = {name for (name,) in schema.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    search = {name for name in there if name.startswith(("message_words", "call_words"))} | {
-        "indexing",
-        "changed_calls",
-    }
-    # A reservation belongs to a lease, which belongs to a process of the source.
-    itself = {"copies", "erasures", "reservations", "identity", "backups"}
-    assert {table.name for table in TABLES} == there - itself - search
-
-
-@pytest.mark.parametrize("table", TABLES, ids=[table.name for table in TABLES])
-class TestTheDeclaration:
-    def test_names_every_column(self, schema: apsw.Connection, table: queries.Table) -> None:
-        info: list[Row] = schema.execute(f"PRAGMA table_info({table.name})").fetchall()
-        assert sorted([*table.columns, *table.left]) == sorted(column[1] for column in info)
-        assert list(table.key) == [column[1] for column in sorted(info, key=lambda row: row[5]) if column[5]]
-
-    def test_names_every_parent_and_they_come_first(self, schema: apsw.Connection, table: queries.Table) -> None:
-        found = {(row[3], row[2]) for row in schema.execute(f"PRAGMA foreign_key_list({table.name})")}
-        assert set(table.parents) == found
-        names = [each.name for each in TABLES]
-        assert all(names.index(parent) < names.index(table.name) for _, parent in table.parents)
-
-    def test_names_what_is_unique(self, schema: apsw.Connection, table: queries.Table) -> None:
-        unique = {index[1] for index in schema.execute(f"PRAGMA index_list({table.name})") if index[2]}
-        found = [{row[2] for row in schema.execute(f"PRAGMA index_info({name})")} for name in unique]
-        assert [columns for columns in found if columns != set(table.key)] == (
-            [set(table.unique)] if table.unique else []
-        )
-        assert bool(table.unique) == bool(table.parked)

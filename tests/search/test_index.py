@@ -10,7 +10,8 @@ import pytest
 
 from byssus.messages import UserMessage
 from byssus.queries.log import threads
-from byssus.queries.search import search
+from byssus.queries.search import index as queries
+from byssus.queries.search.kinds import MESSAGE
 from byssus.search import search as searching
 from byssus.search.index import Indexer
 from byssus.store.operations import Blocking, to_the_end
@@ -55,7 +56,7 @@ def test_a_row_that_appears_below_others_is_found_and_indexed(store: PostgresSto
             say(store, "fast", f"word {number}")
             index(store)
             assert found(store, "word") == [f"word {each}" for each in range(number, -1, -1)]
-        assert store.read_now(search.state, search.MESSAGE).upto < late
+        assert store.read_now(queries.state, MESSAGE).upto < late
     expected = [*(f"word {number}" for number in range(5, 0, -1)), "word late", "word 0"]
     assert found(store, "word") == expected
     assert index(store) == 1
@@ -64,7 +65,7 @@ def test_a_row_that_appears_below_others_is_found_and_indexed(store: PostgresSto
     index(store)
     say(store, "fast", "word 7")
     index(store)
-    assert store.read_now(search.state, search.MESSAGE).upto > late
+    assert store.read_now(queries.state, MESSAGE).upto > late
     assert found(store, "word") == ["word 7", "word 6", *expected]
 
 
@@ -76,7 +77,7 @@ def test_a_watermark_of_another_server_is_not_trusted(store: PostgresStore) -> N
     for number in range(3, 7):
         say(store, "t", f"word {number}")
         index(store)
-    state = store.read_now(search.state, search.MESSAGE)
+    state = store.read_now(queries.state, MESSAGE)
     assert 2 < state.upto <= 6
     assert len(found(store, "word")) == 6
 

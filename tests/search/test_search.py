@@ -21,7 +21,9 @@ from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, checkpointer_f
 from byssus.errors import InputError
 from byssus.maintenance.copy import copy
 from byssus.messages import Block, ThinkingContent, ToolCall, ToolResultMessage
-from byssus.queries.search import search as queries
+from byssus.queries.search import candidates, tsvector
+from byssus.queries.search import index as queries
+from byssus.queries.search.kinds import CALL, MESSAGE
 from byssus.search import index, search, tokens
 from byssus.search.index import Indexer
 from byssus.store.database import Tx
@@ -50,8 +52,8 @@ async def in_each_state(cp: Checkpointer, check: Callable[[], Awaitable[None]]) 
     """Nothing indexed, some of it, all of it, and by a scan."""
     await search.index(cp.store)
     await cp.store.write(queries.reset)
-    await cp.store.write(queries.empty, tokens.VERSION, queries.MESSAGE, cp.store.system)
-    await cp.store.write(queries.empty, tokens.VERSION, queries.CALL, cp.store.system)
+    await cp.store.write(queries.empty, tokens.VERSION, MESSAGE)
+    await cp.store.write(queries.empty, tokens.VERSION, CALL)
     await check()
     await search.index(cp.store, 2)
     await check()
@@ -158,7 +160,7 @@ def test_the_newest_come_first_in_pages(database: Database) -> None:
 @pytest.mark.usefixtures("alone")
 def test_pages_of_candidates_are_gone_through_to_the_end(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_PAGES", (3, 4, 5))
-    monkeypatch.setattr(queries, "_NEAR", 2)
+    monkeypatch.setattr(tsvector, "_NEAR", 2)
     monkeypatch.setattr(search, "_PAGE_BYTES", 100)
 
     async def use(cp: Checkpointer) -> None:
@@ -228,7 +230,7 @@ def test_filters_leave_what_they_say(database: Database, monkeypatch: pytest.Mon
                 assert await found(cp, "hello", **nobody) == []
 
         await in_each_state(cp, check)
-        monkeypatch.setattr(queries, "MAX_SCOPES", 1)
+        monkeypatch.setattr(candidates, "MAX_SCOPES", 1)
         await in_each_state(cp, check)
 
     with_cp(database, use)
@@ -303,10 +305,10 @@ def test_a_row_of_the_ledger_that_changes_is_indexed_again(database: Database) -
             )
 
         await cp.store.write(change(1, "new 1"))
-        batch = await cp.store.read(index.next_batch, cp.store.system, queries.CALL, 10)
+        batch = await cp.store.read(index.next_batch, CALL, 10)
         assert batch is not None
         await cp.store.write(change(1, "newer 1"))  # while it is being indexed
-        assert await cp.store.write(queries.put, batch, cp.store.system)
+        assert await cp.store.write(queries.put, batch)
         for _ in range(2):
             assert await found(cp, "old") == ["old 2", "old 0"]
             assert await found(cp, "new") == []
@@ -419,12 +421,12 @@ def test_a_batch_is_not_written_when_its_rows_went_meanwhile(database: Database)
         await search.index(cp.store)
         await found(cp, "x")
         await cp.append("gone", [UserMessage("word one"), UserMessage("word two")])
-        batch = await cp.store.read(index.next_batch, cp.store.system, queries.MESSAGE, 10)
+        batch = await cp.store.read(index.next_batch, MESSAGE, 10)
         assert batch is not None
         assert len(batch.entries) == 2
         await cp.delete_thread("gone")
         await cp.append("new", UserMessage("another"))
-        await cp.store.write(queries.put, batch, cp.store.system)
+        await cp.store.write(queries.put, batch)
         for _ in range(2):
             assert await found(cp, "another") == ["another"]
             assert await found(cp, "word") == []
@@ -447,11 +449,11 @@ def test_another_version_of_the_tokens_makes_the_index_anew(
         assert await waiting(cp) == 0
         assert await found(cp, "word") == ["word 二", "word 一"]
         monkeypatch.undo()  # an older process beside a newer one: it leaves the index alone
-        before = await cp.store.read(queries.state, queries.MESSAGE)
+        before = await cp.store.read(queries.state, MESSAGE)
         await cp.append("t", UserMessage("word 三"))
         assert await found(cp, "word") == ["word 三", "word 二", "word 一"]
         assert await search.index(cp.store) == 0
-        assert await cp.store.read(queries.state, queries.MESSAGE) == before
+        assert await cp.store.read(queries.state, MESSAGE) == before
 
     with_cp(database, use)
 
@@ -615,7 +617,7 @@ def test_the_background_indexes_when_nobody_writes(database: Database) -> None:
         with_cp(database, lambda cp: cp.append("t", UserMessage("word")))
         assert background.look(store) == 0
         assert background.look(store) >= 121
-        assert store.read_now(index._state, store.system)["message"].waiting == 0
+        assert store.read_now(index._state)["message"].waiting == 0
 
 
 def test_a_long_backlog_does_not_wait_for_silence(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,7 +627,7 @@ def test_a_long_backlog_does_not_wait_for_silence(database: Database, monkeypatc
         for _ in range(4):
             with_cp(database, lambda cp: cp.append("t", [UserMessage(f"word {number}") for number in range(30)]))
             background.look(store)
-        assert store.read_now(index._state, store.system)["message"].waiting < 100
+        assert store.read_now(index._state)["message"].waiting < 100
 
 
 def test_the_thread_of_the_background_ends_with_the_store(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,10 +637,10 @@ def test_the_thread_of_the_background_ends_with_the_store(database: Database, mo
         assert index.of(store) is background
         background.start()
         background.start()
-        thread = background._thread
+        thread = background._worker
         assert thread is not None
         with_cp(database, lambda cp: cp.append("t", UserMessage("word")))
-        while store.read_now(index._state, store.system)["message"].waiting:
+        while store.read_now(index._state)["message"].waiting:
             pass
     thread.join(30)
     assert not thread.is_alive()

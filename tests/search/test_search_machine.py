@@ -18,7 +18,7 @@ from byssus.accounts import sessions, tool_log, users
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, ToolResultMessage, UserMessage
-from byssus.queries.search import search as queries
+from byssus.queries.search import index as queries
 from byssus.search import search as searching
 from byssus.search import tokens
 from byssus.search.index import Indexer

@@ -10,7 +10,7 @@ from pathlib import Path
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
-from byssus.queries.moving.copying import TABLES
+from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from byssus.values.thread_key import ThreadKey

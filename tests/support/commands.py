@@ -13,7 +13,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 _SLOWLY = """\
 import sys
 from byssus import cli
-from byssus.maintenance import export as transfer
+from byssus.queries.moving import exporting
 from byssus.queries.moving import copying
 from byssus.store.database import Store
 

@@ -446,7 +446,8 @@ def user_can(script: str, *arguments: str) -> bool:
 
 def _folder() -> Path:
     """A new directory that belongs to the server's user, where it can get at it and with room for a socket's name."""
-    for parent in filter(None, (ramdisk(), tempfile.gettempdir(), "/tmp", "/var/tmp")):
+    parents = (ramdisk(), tempfile.gettempdir(), "/tmp", "/var/tmp")
+    for parent in (str(each) for each in parents if each):
         with contextlib.suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=parent))
             _give(folder)

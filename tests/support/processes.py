@@ -21,12 +21,12 @@ from byssus.errors import *
 from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite
 from byssus.queries.log import threads
-from byssus.queries.log.threads import Stored
+from byssus.queries.log.threads import MessageRow
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
 
 def rows(*bodies):
-    return [Stored("id", "user", json.dumps(body)) for body in bodies]
+    return [MessageRow("id", "user", json.dumps(body)) for body in bodies]
 
 def bodies(store, thread_id="t"):
     row = store.read_now(threads.find, thread_id)

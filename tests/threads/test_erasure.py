@@ -28,7 +28,7 @@ from byssus.errors import InputError
 from byssus.messages import dumps
 from byssus.queries.log import memories
 from byssus.queries.log.threads import MessageRow
-from byssus.queries.moving.copying import TABLES
+from byssus.queries.moving.tables import TABLES
 from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
 from byssus.values.thread_key import ThreadKey

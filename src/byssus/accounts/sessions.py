@@ -6,7 +6,6 @@ continues the session reads it as one of its own.
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -15,9 +14,10 @@ import msgspec
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
-from byssus.queries.accounts.sessions import Session, StoredMessage
-from byssus.queries.log import editing
+from byssus.queries.accounts.sessions import Session
+from byssus.queries.log import messages
 from byssus.queries.log.leases import Unleased
+from byssus.queries.log.messages import StoredMessage
 from byssus.queries.log.threads import MessageRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
@@ -148,12 +148,17 @@ async def save_message(
     seconds first.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
-    name, make = checked_id(session_id, "a session id"), functools.partial(_row_of, value)
-    return await retry_while_driven(
+    name = checked_id(session_id, "a session id")
+    thread_key = ThreadKey("", name)
+    if ("token_count" in value or "usage" in value) and (model := await store.read(sessions.model, thread_key)):
+        value["model"] = model  # its tokens are counted as those of the model that it names
+    row = json_row(value)
+    await retry_while_driven(
         store,
-        lambda dead_epoch: store.write(sessions.save, ThreadKey("", name), make, by=Unleased(dead_epoch)),
+        lambda dead_epoch: store.write(sessions.save, thread_key, row, by=Unleased(dead_epoch)),
         checked_wait(wait),
     )
+    return row.id
 
 
 async def get_conversation_history(
@@ -169,9 +174,9 @@ async def get_conversation_history(
 async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
     """One message of the session, or None."""
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
-    if session is None or message is None or await store.read(sessions.get, ThreadKey("", session)) is None:
+    if session is None or message is None:
         return None
-    said = await store.read(sessions.find, ThreadKey("", session), message)
+    said = await store.read(messages.find, ThreadKey("", session), message)
     return None if said is None else history_row(said)
 
 
@@ -180,24 +185,23 @@ async def update_message(
 ) -> dict[str, Any]:
     """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    said, text = await store.read(sessions.find, ThreadKey("", session), message), _checked_content(content)
-    if said is None:
-        raise editing.missing(session, message)
+    said, text = await store.read(sessions.message, ThreadKey("", session), message), _checked_content(content)
     new = _edited(said, text)
-    await retry_while_driven(
-        store,
-        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, new, by=Unleased(dead_epoch)),
-        checked_wait(wait),
-    )
+    await _replace(store, session, message, new, wait)
     return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str, *, wait: float = 0) -> None:
     """Take a message out of the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
+    await _replace(store, session, message, None, wait)
+
+
+async def _replace(store: Runner, session: str, message: str, new: MessageRow | None, wait: float) -> None:
+    thread = ThreadKey("", session)
     await retry_while_driven(
         store,
-        lambda dead_epoch: store.write(editing.replace, ThreadKey("", session), message, None, by=Unleased(dead_epoch)),
+        lambda dead_epoch: store.write(sessions.replace_message, thread, message, new, by=Unleased(dead_epoch)),
         checked_wait(wait),
     )
 
@@ -227,7 +231,7 @@ def role_of(message: Message) -> str:
 
 def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
     """Read and decoded on the store's thread: a long history does not stall an event loop."""
-    found = sessions.history(tx, ThreadKey("", session_id), limit)
+    found = messages.history(tx, ThreadKey("", session_id), limit)
     return None if found is None else [history_row(said) for said in found]
 
 
@@ -293,12 +297,6 @@ def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e15:
         raise InputError(f"usage['cost'] must be a number from 0 up, got {cost!r:.80}")
     return dict(usage)
-
-
-def _row_of(value: dict[str, Any], model: str | None) -> MessageRow:
-    """With the session's model, so that its tokens are counted as that model's."""
-    is_counted = "token_count" in value or "usage" in value
-    return json_row({**value, "model": model} if model and is_counted else value)
 
 
 def _edited(said: StoredMessage, content: Any) -> MessageRow:

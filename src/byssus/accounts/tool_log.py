@@ -13,7 +13,7 @@ from byssus.errors import InputError
 from byssus.messages import decode, to_value
 from byssus.queries.accounts import sessions
 from byssus.queries.accounts import tool_log as log
-from byssus.queries.accounts.tool_log import Logged, LogRow
+from byssus.queries.accounts.tool_log import LoggedCall
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import encode_strictly
@@ -36,7 +36,7 @@ async def log_tool_call(
     message_id: str | None = None,
 ) -> str:
     """Log what a tool did, for how long and with what success; returns the call's id."""
-    call = Logged(
+    call = LoggedCall(
         clock.new_id(),
         _checked_name(tool_name),
         encode_strictly("input_data", input_data),
@@ -105,11 +105,11 @@ async def delete_tool_call(store: Runner, call_id: str) -> None:
     await store.write(log.unlog, checked_id(call_id, "a call's id"))
 
 
-def _log(tx: Tx, session_id: str, call: Logged) -> None:
+def _log(tx: Tx, session_id: str, call: LoggedCall) -> None:
     log.log(tx, sessions.take(tx, ThreadKey("", session_id)), call)
 
 
-def _as_dict(row: LogRow) -> dict[str, Any]:
+def _as_dict(row: LoggedCall) -> dict[str, Any]:
     result = None if row.result is None else decode(row.result)
     text = None if result is None else result.text
     failed = row.status in _FAILURES

@@ -13,13 +13,11 @@ from byssus import __version__
 from byssus.cli import (
     chat,
     checkpoints,
-    copy,
     maintenance,
     memory,
     retention,
     runs,
     search,
-    show,
     terminal,
     threads,
     transfer,
@@ -57,6 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, show, memory, runs, checkpoints, retention, transfer, copy, maintenance, search):
+    for command in (chat, threads, memory, runs, checkpoints, retention, transfer, maintenance, search):
         command.add_to(commands)
     return parser

@@ -1,6 +1,6 @@
-"""`byssus backup|restore|check`: that nothing is lost, and that what is there is right.
+"""`byssus copy|backup|restore|check`: all of a database in another one, in a file and back; and whether it is right.
 
-What a person watches goes to stderr, and only to a terminal; what a script reads goes to stdout.
+Progress goes to stderr, and only to a terminal; what a script reads goes to stdout.
 """
 
 from __future__ import annotations
@@ -8,22 +8,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
-import sys
-import time
 from typing import Any
 
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add, count, work_on
-from byssus.maintenance import backup, check
-
-_WIDTH = 24  # of the bar
-_SECONDS = 0.1  # between two looks of it
+from byssus.maintenance import backup, check, copy, repair, restore
+from byssus.maintenance.copy import Copied, Progress
 
 Result = dict[str, Any]
 
 
 def add_to(commands: Any) -> None:
+    _add_copy(commands)
     more = (
         "Others may go on writing meanwhile. FILE must be new; with --incremental it may be an earlier backup of the "
         "same database, in which only what differs is written."
@@ -42,57 +38,114 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--repair", action="store_true", help="mend what can be mended")
 
 
-def _backup(args: argparse.Namespace) -> int:
-    bar = _Bar("backup")
+# --- copy -------------------------------------------------------------------------------------------------------------
+
+
+def _add_copy(commands: Any) -> None:
+    description = (
+        "Copy everything from SOURCE into TARGET, and verify it. Each is the path of a SQLite file, or a DSN that "
+        "begins with postgresql://. TARGET must be new or empty. An interrupted copy goes on when the same command is "
+        "run again; a finished one is only compared."
+    )
+    parser = commands.add_parser("copy", help="copy a database into another", description=description)
+    parser.add_argument("source", metavar="SOURCE", help="the database that is read")
+    parser.add_argument("target", metavar="TARGET", help="the database that is made equal to it")
+    parser.add_argument("--json", action="store_true", help="tell the result as JSON")
+    parser.set_defaults(run=_copy)
+
+
+def _copy(args: argparse.Namespace) -> int:
     try:
-        made = work_on(
-            args,
-            lambda cp: backup.backup(cp.store, args.file, incremental=args.incremental, progress=bar.show),
-        )
-    finally:
-        bar.clear()
+        with terminal.progress_bar() as bar:
+            copied = copy.copy(args.source, args.target, lambda progress: _show(bar, progress))
+    except KeyboardInterrupt:
+        terminal.remark("Stopped. What was copied is kept: run the same command again to go on.\n")
+        raise
     if args.json:
-        print(json.dumps(made, indent=2))
-        return 0
-    what = f"is up to date: {count(made['written'], 'row')} written" if made["incremental"] else "is complete"
-    print(terminal.line(f"The backup in {made['path']} {what}."))
-    _tell_rows(made)
+        result = {**copied._asdict(), "tables": [table._asdict() for table in copied.tables]}
+        print(json.dumps(result, indent=2))
+    else:
+        _print_copied(copied)
     return 0
 
 
-def _restore(args: argparse.Namespace) -> int:
-    backup.checked_source(args.file)  # or a new database would be made for nothing
-    checkpointer = database.checkpointer_of(args)
-    bar = _Bar("restore")
-
-    async def main() -> tuple[str, Result]:
-        async with checkpointer as cp:
-            return cp.name, await backup.restore(cp.store, args.file, progress=bar.show)
-
-    try:
-        name, made = asyncio.run(main())
-    finally:
-        bar.clear()
-    if args.json:
-        print(json.dumps(made, indent=2))
-        return 0
-    taken = f", taken at {made['taken_at']}," if made["taken_at"] else ""
-    print(terminal.line(f"The backup {made['path']}{taken} is restored in {name}."))
-    _tell_rows(made)
-    return 0
+def _show(bar: terminal.ProgressBar, progress: Progress) -> None:
+    step, table, done, total, _ = progress
+    bar.show(f"{step:9}", done, total, f"  {done:,} of {total:,} rows ({table})")
 
 
-def _tell_rows(made: Result) -> None:
-    rows = {name: number for name, number in made["rows"].items() if number}
+def _print_copied(copied: Copied) -> None:
+    rows = sum(table.rows for table in copied.tables)
+    new = sum(table.written for table in copied.tables)
+    if copied.was_finished:
+        what = "was a finished copy already: nothing was written"
+    elif new < rows:
+        what = f"is complete: {new:,} rows were written, the others were there already"
+    else:
+        what = "is complete"
+    print(terminal.line(f"The copy of {copied.source} in {copied.target} {what}."))
+    _print_rows({table.name: table.rows for table in copied.tables})
+    print(f"Verified: both hold the same {rows:,} rows, sha256 {copied.sha256}")
+
+
+def _print_rows(rows: dict[str, int]) -> None:
     width = max((len(name) for name in rows), default=0)
     for name, number in rows.items():
         print(f"  {name:{width}}  {number:>12,}")
+
+
+# --- backup and restore -----------------------------------------------------------------------------------------------
+
+
+def _backup(args: argparse.Namespace) -> int:
+    with terminal.progress_bar() as bar:
+        made = work_on(
+            args,
+            lambda cp: backup.backup(
+                cp.store,
+                args.file,
+                incremental=args.incremental,
+                progress=lambda done, total: bar.show("backup", done, total),
+            ),
+        )
+    what = f"is up to date: {count(made['written'], 'row')} written" if made["incremental"] else "is complete"
+    return _report(args, made, f"The backup in {made['path']} {what}.")
+
+
+def _restore(args: argparse.Namespace) -> int:
+    restore.checked_source(args.file)  # or a new database would be made for nothing
+    checkpointer = database.checkpointer_of(args)
+
+    async def main(bar: terminal.ProgressBar) -> tuple[str, Result]:
+        async with checkpointer as cp:
+            return cp.name, await restore.restore(
+                cp.store, args.file, progress=lambda done, total: bar.show("restore", done, total)
+            )
+
+    with terminal.progress_bar() as bar:
+        name, made = asyncio.run(main(bar))
+    taken = f", taken at {made['taken_at']}," if made["taken_at"] else ""
+    return _report(args, made, f"The backup {made['path']}{taken} is restored in {name}.")
+
+
+def _report(args: argparse.Namespace, made: Result, sentence: str) -> int:
+    """Print what a backup or a restore has done."""
+    if args.json:
+        print(json.dumps(made, indent=2))
+        return 0
+    print(terminal.line(sentence))
+    rows = {name: number for name, number in made["rows"].items() if number}
+    _print_rows(rows)
     size = f", {made['bytes']:,} bytes" if "bytes" in made else ""
     print(f"Verified: {count(sum(rows.values()), 'row')}{size}, sha256 {made['sha256']}")
+    return 0
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
 
 
 def _check(args: argparse.Namespace) -> int:
-    found = work_on(args, lambda cp: check.repair(cp.store) if args.repair else check.check(cp.store))
+    found = work_on(args, lambda cp: repair.repair(cp.store) if args.repair else check.check(cp.store))
     if args.json:
         print(json.dumps(found, indent=2))
         return 0 if found["ok"] else 1
@@ -108,33 +161,7 @@ def _check(args: argparse.Namespace) -> int:
     if found["ok"]:
         print(f"Checked {checked}: all is well.")
         return 0
-    mendable = sum(problem["repairable"] for problem in found["problems"])
-    hint = f"--repair can mend {mendable} of them" if mendable else "a backup may still have what is lost"
+    repairable = sum(problem["repairable"] for problem in found["problems"])
+    hint = f"--repair can mend {repairable} of them" if repairable else "a backup may still have what is lost"
     print(f"Checked {checked or 'the file'}: {count(len(found['problems']), 'problem')}; {hint}.")
     return 1
-
-
-class _Bar:
-    """One line on a terminal that overwrites itself; elsewhere nothing."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
-        self._shown_at = float("-inf")
-        self._length = 0
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._is_shown or now < self._shown_at + _SECONDS:
-            return
-        self._shown_at = now
-        share = done / total if total else 1
-        text = f"{self._what} [{'#' * round(share * _WIDTH):{_WIDTH}}] {share:4.0%}"
-        text = text[: shutil.get_terminal_size().columns - 1]
-        print(f"\r{text:{self._length}}", end="", file=sys.stderr, flush=True)
-        self._length = len(text)
-
-    def clear(self) -> None:
-        if self._length:
-            print(f"\r{'':{self._length}}\r", end="", file=sys.stderr, flush=True)
-            self._length = 0

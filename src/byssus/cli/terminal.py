@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -20,6 +22,8 @@ with suppress(ImportError):  # not every Python has it
 _CONTROLS = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS}
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): " ", ord("\t"): " "}
+_BAR_WIDTH = 24
+_BAR_SECONDS = 0.1  # between two updates
 
 
 def prepare() -> None:
@@ -50,7 +54,7 @@ def write(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """The same, beside the output: whoever takes our output elsewhere gets only what was asked for."""
+    """The same on stderr, so that redirected output holds only what was asked for."""
     print(clean(text), end="", file=sys.stderr, flush=True)
 
 
@@ -82,11 +86,46 @@ def keys_to_ourselves() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # whoever started us may be gone
+        with suppress(OSError):  # the program that started us may be gone
             os.tcsetpgrp(sys.stdin.fileno(), group)
             os.setpgid(0, group)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class ProgressBar:
+    """One line on a terminal that overwrites itself; if stderr is not a terminal, nothing. Do not pass foreign text."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._shown_at = float("-inf")
+        self._length = 0
+
+    def show(self, label: str, done: int, total: int, detail: str = "") -> None:
+        now = time.monotonic()
+        if not self._is_shown or now < self._shown_at + _BAR_SECONDS:
+            return
+        self._shown_at = now
+        share = min(done / total, 1) if total else 1
+        text = f"{label} [{'#' * round(share * _BAR_WIDTH):{_BAR_WIDTH}}] {share:4.0%}{detail}"
+        text = text[: shutil.get_terminal_size().columns - 1]
+        print(f"\r{text:{self._length}}", end="", file=sys.stderr, flush=True)
+        self._length = len(text)
+
+    def clear(self) -> None:
+        if self._length:
+            print(f"\r{'':{self._length}}\r", end="", file=sys.stderr, flush=True)
+            self._length = 0
+
+
+@contextmanager
+def progress_bar() -> Iterator[ProgressBar]:
+    """A bar that is gone afterwards, whatever happens."""
+    bar = ProgressBar()
+    try:
+        yield bar
+    finally:
+        bar.clear()
 
 
 def complain(error: BaseException) -> None:

@@ -16,7 +16,8 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add
 from byssus.errors import InputError
-from byssus.maintenance.export import export_thread, export_user, import_lines
+from byssus.maintenance.export import export_thread, export_user
+from byssus.maintenance.import_ import import_lines
 
 
 def add_to(commands: Any) -> None:

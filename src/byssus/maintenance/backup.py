@@ -1,14 +1,12 @@
-"""Backups: all of a database in one SQLite file, taken while others write; and the way back.
+"""Backups: all of a database in one SQLite file, taken while others write.
 
 - A backup is the database as it was at one moment. A SQLite file is copied page by page; from any other database, rows
   are read in one snapshot.
 - It is made under another name and gets its own when it is whole, verified and on the disk. A file that is there is
   never written over: two backups at once cannot harm each other, and one that fails leaves nothing.
 - An incremental backup changes the rows that differ, in one transaction. Until that is committed, the file is the old
-  backup. It only changes what is a backup of this very database, and only while nobody has worked with the file: a
-  hash over all rows tells.
-- A restore fills an empty database, and leaves the backup as it is. One that was interrupted is known by its mark, and
-  goes on.
+  backup. It only changes what is a backup of this very database, and only while the file is as the backup left it: a
+  hash over all rows is compared.
 
 What is long runs on a thread of its own, and stops at the next page when its caller is cancelled.
 """
@@ -27,9 +25,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
-from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery, copy_into
+from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery
 from byssus.queries.moving import checks, copying
-from byssus.queries.moving.copying import TABLES, Backup, Digest
+from byssus.queries.moving.copying import Backup, Digest
+from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
@@ -37,16 +36,15 @@ from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import MEMORY, checked_path, fold, sync
 
 T = TypeVar("T")
-Hear = Callable[[int, int], object]
+OnProgress = Callable[[int, int], object]
 Result = dict[str, Any]
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
 _BESIDE = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file
-_NAMED = ("threads", "users", "tasks", "prices")  # what people know of a database
 
 
 async def backup(
-    store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: Hear | None = None
+    store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: OnProgress | None = None
 ) -> Result:
     """Write all that the database holds into a new SQLite file, while others go on writing; it is verified.
 
@@ -56,8 +54,8 @@ async def backup(
     target = _checked_target(path)
     began = time.monotonic()
 
-    def work(meter: _Meter) -> Result:
-        _refuse_unfinished(store.base)
+    def work(meter: Meter) -> Result:
+        refuse_unfinished(store.base)
         if incremental and os.path.lexists(target):
             result = _renewed(store.base, target, meter)
         else:
@@ -66,23 +64,7 @@ async def backup(
         size = os.stat(target).st_size  # noqa: PTH116
         return {"path": target, "bytes": size, **result, "seconds": round(time.monotonic() - began, 3)}
 
-    return await _stoppable(store, work, progress)
-
-
-async def restore(store: Runner, path: str | os.PathLike[str], *, progress: Hear | None = None) -> Result:
-    """Bring a backup into this database, which must be empty; it is verified.
-
-    A restore that was interrupted goes on when it is run again. `progress` is called as in `backup`.
-    """
-    source = checked_source(path)
-    began = time.monotonic()
-
-    def work(meter: _Meter) -> Result:
-        result = _restored(store.base, source, meter)
-        meter.end()
-        return {"path": source, **result, "seconds": round(time.monotonic() - began, 3)}
-
-    return await _stoppable(store, work, progress)
+    return await stoppable(store, work, progress)
 
 
 # --- what takes long --------------------------------------------------------------------------------------------------
@@ -92,10 +74,10 @@ class _Stopped(ByssusError):
     """The caller was cancelled."""
 
 
-class _Meter:
+class Meter:
     """How far something is that has several steps. It never goes back, also if a step has to be done again."""
 
-    def __init__(self, progress: Hear | None) -> None:
+    def __init__(self, progress: OnProgress | None) -> None:
         self._progress = progress
         self._stopped = threading.Event()
         self._done = 0
@@ -108,13 +90,13 @@ class _Meter:
     def of(self, steps: int) -> None:
         self._steps = steps
 
-    def tell(self, step: int, done: int, total: int) -> None:
+    def report(self, step: int, done: int, total: int) -> None:
         """So much of a step is done, the first of which has number 0."""
         if self._stopped.is_set():
             raise _Stopped
         self._units = self._units or max(total, 1)
         share = min(done / total, 1) if total else 1
-        last = self._units * self._steps - 1  # all of it is told when there is nothing left to do
+        last = self._units * self._steps - 1  # the end is reported when there is nothing left to do
         self._show(max(self._done, min(int((step + share) * self._units), last)))
 
     def end(self) -> None:
@@ -127,10 +109,10 @@ class _Meter:
             self._progress(done, self._units * self._steps)
 
 
-async def _stoppable(store: Runner, work: Callable[[_Meter], T], progress: Hear | None) -> T:
+async def stoppable(store: Runner, work: Callable[[Meter], T], progress: OnProgress | None) -> T:
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be a function of two numbers, got {progress!r:.80}")
-    meter = _Meter(progress)
+    meter = Meter(progress)
     outcome: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -160,7 +142,7 @@ def _within(tx: Tx) -> RunQuery:
     return ask
 
 
-def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
+def _sha256(ask: RunQuery, progress: OnProgress) -> tuple[str, dict[str, int]]:
     """The hash over all rows of a database, and how many there are."""
     total = sum(ask(copying.counts).values())
     digests = [Digest(table) for table in TABLES]
@@ -169,7 +151,7 @@ def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
         while after != table.end:
             rows, after = ask(copying.page, table, after, table.end)
             digest.add(len(rows), copying.encoded(rows))
-            hear(sum(each.rows for each in digests), total)
+            progress(sum(each.rows for each in digests), total)
     return copying.combined(digest.value() for digest in digests), {
         table.name: digest.rows for table, digest in zip(TABLES, digests, strict=True)
     }
@@ -178,36 +160,36 @@ def _sha256(ask: RunQuery, hear: Hear) -> tuple[str, dict[str, int]]:
 # --- a new backup -----------------------------------------------------------------------------------------------------
 
 
-def _new(store: Store, target: str, meter: _Meter) -> Result:
+def _new(store: Store, target: str, meter: Meter) -> Result:
     if os.path.lexists(target):
         raise _taken(target)
     meter.of(2)
     with _unfinished(target) as part:
-        rows = store.pages_to(part, lambda done, total: meter.tell(0, done, total))
-        with _opened(part) as file:
+        rows = store.pages_to(part, copying.counts, lambda done, total: meter.report(0, done, total))
+        with opened(part) as file:
             if rows is None:
                 database, sha256, rows = _copy_rows(store, file, meter)
             else:
                 database = file.read_now(copying.identity)
                 sha256 = _verified(file, rows, meter)
             file.write_now(copying.mark_backup, database, store.name, sha256)
-            _refuse_damaged(file, target)
+            refuse_damaged(file, target)
         fold(part)
         _publish(part, target)
     return {"rows": rows, "written": sum(rows.values()), "incremental": False, "verified": True, "sha256": sha256}
 
 
-def _copy_rows(store: Store, file: Store, meter: _Meter) -> tuple[str, str, dict[str, int]]:
+def _copy_rows(store: Store, file: Store, meter: Meter) -> tuple[str, str, dict[str, int]]:
     """Copy all rows, as of one moment, and compare both."""
     steps = {"comparing": 0, "copying": 0, "verifying": 1}
 
-    def hear(progress: Progress) -> None:
-        meter.tell(steps[progress.step], progress.done, progress.total)
+    def report(progress: Progress) -> None:
+        meter.report(steps[progress.step], progress.done, progress.total)
 
     def snapshot(tx: Tx) -> tuple[str, Comparison]:  # it may have to be run again, and goes on then
         mark = file.write_now(copying.begin, store.name)
         assert mark is not None
-        mirror = Mirror(_within(tx), file.read_now, file.write_now, hear)
+        mirror = Mirror(_within(tx), file.read_now, file.write_now, report)
         return copying.identity(tx), _made_equal(mirror, mark.key)
 
     database, found = store.read_now(snapshot)
@@ -222,7 +204,7 @@ def _made_equal(mirror: Mirror, mark: int) -> Comparison:
             mirror.write(mark, found)
             found = mirror.compare("verifying")
     if found.differences:
-        raise StoreError(f"the backup differs from the database ({mirror.told(found)}); try again")
+        raise StoreError(f"the backup differs from the database ({mirror.describe(found)}); try again")
     return found
 
 
@@ -230,8 +212,8 @@ def _rows(found: Comparison) -> dict[str, int]:
     return {table.name: digest.rows for table, digest in zip(TABLES, found.digests, strict=True)}
 
 
-def _verified(file: Store, expected: dict[str, int], meter: _Meter) -> str:
-    sha256, rows = _sha256(file.read_now, lambda done, total: meter.tell(1, done, total))
+def _verified(file: Store, expected: dict[str, int], meter: Meter) -> str:
+    sha256, rows = _sha256(file.read_now, lambda done, total: meter.report(1, done, total))
     if rows != expected:
         wrong = next(name for name in expected if rows[name] != expected[name])
         raise StoreCorrupt(
@@ -241,7 +223,7 @@ def _verified(file: Store, expected: dict[str, int], meter: _Meter) -> str:
     return sha256
 
 
-def _refuse_unfinished(store: Store) -> None:
+def refuse_unfinished(store: Store) -> None:
     mark = store.read_now(copying.last_mark)
     if mark is not None and mark.finished_at is None:
         raise InputError(
@@ -249,7 +231,7 @@ def _refuse_unfinished(store: Store) -> None:
         )
 
 
-def _refuse_damaged(file: Store, name: str) -> None:
+def refuse_damaged(file: Store, name: str) -> None:
     found = file.integrity()
     if not found:
         dangling = file.read_now(checks.dangling)
@@ -266,7 +248,7 @@ def _refuse_damaged(file: Store, name: str) -> None:
 
 def _checked_target(path: object) -> str:
     """Where a backup goes. A directory is not made: the disk that belongs there may not be mounted."""
-    name = _checked_name(path)
+    name = checked_name(path)
     folder = None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # of which `checked_path` tells
         folder = Path(name).expanduser().absolute().parent
@@ -275,15 +257,7 @@ def _checked_target(path: object) -> str:
     return checked_path(name)
 
 
-def checked_source(path: object) -> str:
-    """Where a backup is, if there is a file."""
-    name = _checked_name(path)
-    if not opening.exists(name):
-        raise InputError(f"there is no backup at {name!r}; check where it is")
-    return checked_path(name)
-
-
-def _checked_name(path: object) -> str:
+def checked_name(path: object) -> str:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"a backup is a file: pass its name, got {path!r:.80}")
@@ -319,13 +293,13 @@ def _unfinished(target: str) -> Iterator[str]:
 
 
 def _publish(part: str, target: str) -> None:
-    """Give the file its name, if nobody else has it by now."""
+    """Give the file its name, unless there is such a file by now."""
     try:
         try:
             os.link(part, target)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links: whoever makes the name has it
+        except OSError:  # a file system without links: the first to make the file has the name
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             os.replace(part, target)  # noqa: PTH105
     except FileExistsError:
@@ -335,7 +309,7 @@ def _publish(part: str, target: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
+def opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
     store = sqlite.open_store(path, read_only=read_only)
     try:
         yield store
@@ -346,18 +320,18 @@ def _opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
 # --- an earlier backup ------------------------------------------------------------------------------------------------
 
 
-def _renewed(store: Store, target: str, meter: _Meter) -> Result:
+def _renewed(store: Store, target: str, meter: Meter) -> Result:
     """Make an earlier backup equal to the database, in one transaction."""
     if os.stat(target).st_size == 0:  # noqa: PTH116
         raise InputError(f"{target!r} is empty, and no earlier backup; name another file")
     meter.of(4)
-    with _opened(target) as file:
+    with opened(target) as file:
         if file is store:
             raise InputError(f"{target!r} is the database itself; name another file for the backup")
         database = store.read_now(copying.identity)
         _refuse_others(file.read_now(copying.backup_mark), target, database)
         written, found = file.write_now(_apply, store, target, meter)
-        _refuse_damaged(file, target)
+        refuse_damaged(file, target)
     fold(target)
     changed = sum(written.values())
     return {"rows": _rows(found), "written": changed, "incremental": True, "verified": True, "sha256": found.sha256}
@@ -373,20 +347,20 @@ def _refuse_others(mark: Backup | None, target: str, database: str) -> Backup:
     return mark
 
 
-def _apply(tx: Tx, store: Store, target: str, meter: _Meter) -> tuple[dict[str, int], Comparison]:
+def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, int], Comparison]:
     """All that an incremental backup does to its file. Whatever goes wrong undoes all of it."""
     steps = {"comparing": 1, "copying": 2, "verifying": 3}
     database = store.read_now(copying.identity)
-    mark = _refuse_others(copying.backup_mark(tx), target, database)  # again: from here on nobody else writes
-    _refuse_changed(_within(tx), mark, target, lambda done, total: meter.tell(0, done, total))
+    mark = _refuse_others(copying.backup_mark(tx), target, database)  # again: this transaction keeps other writers out
+    refuse_changed(_within(tx), mark, target, lambda done, total: meter.report(0, done, total))
 
-    def hear(progress: Progress) -> None:
-        meter.tell(steps[progress.step], progress.done, progress.total)
+    def report(progress: Progress) -> None:
+        meter.report(steps[progress.step], progress.done, progress.total)
 
     key = copying.reopen(tx, store.name)
 
     def snapshot(source: Tx) -> tuple[Mirror, Comparison]:  # it may have to be run again, and goes on then
-        mirror = Mirror(_within(source), _within(tx), _within(tx), hear)
+        mirror = Mirror(_within(source), _within(tx), _within(tx), report)
         return mirror, _made_equal(mirror, key)
 
     mirror, found = store.read_now(snapshot)
@@ -395,59 +369,10 @@ def _apply(tx: Tx, store: Store, target: str, meter: _Meter) -> tuple[dict[str, 
     return mirror.written, found
 
 
-def _refuse_changed(ask: RunQuery, mark: Backup, name: str, hear: Hear) -> None:
+def refuse_changed(ask: RunQuery, mark: Backup, name: str, progress: OnProgress) -> None:
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
-    if mark.shape == copying.shape() and _sha256(ask, hear)[0] != mark.sha256:
+    if mark.shape == copying.shape() and _sha256(ask, progress)[0] != mark.sha256:
         raise InputError(
             f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): somebody has worked with it, or "
             "it is damaged; name another file ('byssus copy' takes it as it is)"
-        )
-
-
-# --- the way back -----------------------------------------------------------------------------------------------------
-
-
-def _restored(store: Store, source: str, meter: _Meter) -> Result:
-    meter.of(4)
-    steps = {"comparing": 1, "copying": 2, "verifying": 3}
-    if os.stat(source).st_size == 0:  # noqa: PTH116
-        raise InputError(f"{source!r} is empty, and no backup; check where the backup is")
-    with _opened(source, read_only=True) as file:
-        if file is store:
-            raise InputError(f"{source!r} is the database itself; open a new one to restore it there")
-        _refuse_unfinished(file)
-        _refuse_unless_empty(store, file.name)
-        _refuse_damaged(file, source)
-        mark = file.read_now(copying.backup_mark)
-        if mark is not None:
-            _refuse_changed(file.read_now, mark, source, lambda done, total: meter.tell(0, done, total))
-
-        def hear(progress: Progress) -> None:
-            meter.tell(steps[progress.step], progress.done, progress.total)
-
-        copied = copy_into(file, store, hear)
-    return {
-        "rows": {table.name: table.rows for table in copied.tables},
-        "written": sum(table.written for table in copied.tables),
-        "taken_at": None if mark is None else mark.taken_at,
-        "verified": True,
-        "sha256": copied.sha256,
-    }
-
-
-def _refuse_unless_empty(store: Store, source: str) -> None:
-    mark = store.read_now(copying.last_mark)
-    if mark is not None and mark.finished_at is None:
-        if mark.source != source:
-            raise InputError(
-                f"{store.name} is an unfinished copy of {mark.source}, and not of {source}; restore into a new file or "
-                "schema"
-            )
-        return
-    counts = {name: count for name, count in store.read_now(copying.counts).items() if count}
-    if counts:
-        what = ", ".join(f"{counts[name]} {name}" for name in _NAMED if name in counts) or "what others have left"
-        raise InputError(
-            f"{store.name} is not empty (it holds {what}); a backup is restored into an empty database: name a new "
-            "file, or another schema"
         )

@@ -1,10 +1,8 @@
-"""Checks: whether what a database says about itself is true, and what can be made true again.
+"""Checks: whether what a database says about itself is true.
 
 - A check writes nothing. It names what is wrong: each problem has a word for its kind (`what`), a place (`where`), a
-  sentence, and whether a repair can mend it.
+  sentence, and whether a repair can fix it.
 - A thread is looked at in one snapshot, so one that is written to meanwhile is not taken for a broken one.
-- A repair only touches what is derived from something else: counters, the latest checkpoint, usage, the leaves of
-  preferences, the indexes. It counts again under the thread's row, and then checks everything once more.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from byssus.queries.accounts.usage import Spent
 from byssus.queries.log.threads import END
 from byssus.queries.moving import checks
 from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts, Shown, ThreadFacts, UserFacts
-from byssus.queries.search import search
-from byssus.queries.versions import checkpoints
-from byssus.search import search as searching
+from byssus.queries.search import kinds
 from byssus.search import tokens
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
@@ -34,7 +30,6 @@ Result = dict[str, Any]
 
 _ALONG = ("message_count", "head")  # what is counted along the pieces of a branch
 _PAGE = 200  # threads, checkpoints, messages in one query
-_INDEXES = ((search.MESSAGE, "messages", "message_words"), (search.CALL, "tool_calls", "call_words"))
 
 
 class Problem(NamedTuple):
@@ -56,46 +51,18 @@ async def check(store: Runner, *, deep: bool = True) -> Result:
 
     Without `deep`, messages are counted and not read, and the files and the index for search are not looked at.
     """
-    problems, checked = await _check(store, deep=deep)
+    problems, checked = await find_problems(store, deep=deep)
     return {"ok": not problems, "problems": [problem.as_dict() for problem in problems], "checked": checked}
 
 
 async def recount(store: Runner) -> Result:
-    """Count again what was said and spent, and what tools did, and tell where that is not what is kept."""
+    """Count messages, usage and tool calls again, and report where the stored sums differ."""
     problems, checked = await _check_contents(store)
     found = [problem for problem in problems if problem.what in ("usage", "tool_usage")]
     return {"ok": not found, "problems": [problem.as_dict() for problem in found], "checked": checked}
 
 
-async def repair(store: Runner) -> Result:
-    """Make anew what can be made anew of what is wrong; returns what was done, and what is still wrong."""
-    problems, _ = await _check(store, deep=True)
-    done: list[Problem] = []
-    by_thread: dict[int, list[Problem]] = {}
-    for problem in problems:
-        if problem.what in _MENDS and problem.repairable:
-            by_thread.setdefault(problem.key, []).append(problem)
-    for thread, several in by_thread.items():  # the id comes first: that keeps it in order with the thread's writes
-        if await store.write(_mend, several[0].id, thread, [problem.what for problem in several]):
-            done += several
-    for problem in problems:
-        can_be_mended = problem.what == "preferences" and problem.repairable
-        if can_be_mended and await store.write(_mend_leaves, problem.id, problem.key):
-            done.append(problem)
-    of_index = [problem for problem in problems if problem.what == "index"]
-    if of_index:
-        await searching.reindex(store)
-        done += of_index
-    left, checked = await _check(store, deep=True)
-    return {
-        "ok": not left,
-        "repaired": [problem.as_dict() for problem in done],
-        "problems": [problem.as_dict() for problem in left],
-        "checked": checked,
-    }
-
-
-async def _check(store: Runner, *, deep: bool) -> tuple[list[Problem], dict[str, int]]:
+async def find_problems(store: Runner, *, deep: bool) -> tuple[list[Problem], dict[str, int]]:
     problems: list[Problem] = []
     checked: dict[str, int] = {}
     try:
@@ -105,7 +72,7 @@ async def _check(store: Runner, *, deep: bool) -> tuple[list[Problem], dict[str,
             problems += await _check_rows(store, checked, deep=deep)
     except StoreCorrupt as error:
         problems.append(Problem("file", store.name, str(error)))
-    return _without_false_hope(problems), checked
+    return _mark_unrepairable(problems), checked
 
 
 async def _check_rows(store: Runner, checked: dict[str, int], *, deep: bool) -> list[Problem]:
@@ -123,8 +90,8 @@ async def _check_rows(store: Runner, checked: dict[str, int], *, deep: bool) -> 
     return problems
 
 
-def _without_false_hope(problems: list[Problem]) -> list[Problem]:
-    """What is read along pieces that are wrong cannot be counted."""
+def _mark_unrepairable(problems: list[Problem]) -> list[Problem]:
+    """A counter along segments that are wrong cannot be counted again."""
     broken = {problem.key for problem in problems if problem.what == "segments"}
     return [
         problem._replace(repairable=False) if problem.what in _ALONG and problem.key in broken else problem
@@ -173,23 +140,23 @@ async def _check_threads(store: Runner) -> tuple[list[Problem], dict[str, int]]:
 def _judge_thread(thread: ThreadFacts, latest: Shown) -> Iterator[Problem]:
     where, key = _name(thread.namespace, thread.id), thread.key
     if thread.thread_of_branch != key:
-        told = f"{where} is on branch {thread.branch}, which {_belongs(thread.thread_of_branch)}"
-        yield Problem("branch", where, told)
+        detail = f"{where} is on branch {thread.branch}, which {_belongs(thread.thread_of_branch)}"
+        yield Problem("branch", where, detail)
         return  # nothing can be counted along it
     if thread.line and thread.thread_of_line != key:
         yield Problem("branch", where, f"{where} is on line {thread.line}, which {_belongs(thread.thread_of_line)}")
     if thread.message_count != thread.messages:
-        told = f"{where} says that it has {thread.message_count} messages, and {thread.messages} can be read"
-        yield Problem("message_count", where, told, True, key, thread.id)
+        detail = f"{where} says that it has {thread.message_count} messages, and {thread.messages} can be read"
+        yield Problem("message_count", where, detail, True, key, thread.id)
     if thread.highest is not None and thread.head < thread.highest:
-        told = f"the head of {where} is {thread.head}, below its last message at {thread.highest}"
-        yield Problem("head", where, told, True, key, thread.id)
+        detail = f"the head of {where} is {thread.head}, below its last message at {thread.highest}"
+        yield Problem("head", where, detail, True, key, thread.id)
     if (thread.latest, thread.latest_at) != latest:
-        told = f"the latest checkpoint of {where} is row {latest.key} of {latest.at}, and row {thread.latest} of"
-        yield Problem("latest", where, f"{told} {thread.latest_at} is kept as that", True, key, thread.id)
+        detail = f"the latest checkpoint of {where} is row {latest.key} of {latest.at}, and row {thread.latest} of"
+        yield Problem("latest", where, f"{detail} {thread.latest_at} is kept as that", True, key, thread.id)
     if thread.is_misnamed:
-        told = f"messages of {where} are looked for in an index by their ids, and not all of them are in it"
-        yield Problem("named", where, told, True, key, thread.id)
+        detail = f"messages of {where} are looked for in an index by their ids, and not all of them are in it"
+        yield Problem("named", where, detail, True, key, thread.id)
 
 
 def _belongs(thread: int | None) -> str:
@@ -209,13 +176,13 @@ def _judge_branches(page: Sequence[BranchFacts]) -> Iterator[Problem]:
             if after >= upto:
                 yield Problem("segments", where, f"{piece}: that is nothing", key=branch.thread or 0)
             elif after < before:
-                told = f"{piece}, and another one up to {before}: they overlap"
-                yield Problem("segments", where, told, key=branch.thread or 0)
+                detail = f"{piece}, and another one up to {before}: they overlap"
+                yield Problem("segments", where, detail, key=branch.thread or 0)
             before = max(before, upto)
         last = branch.segments[-1] if branch.segments else None
         if branch.thread is not None and (last is None or (last.source, last.upto) != (branch.key, END)):
-            told = f"{where} does not end with a piece of its own, so what is written there cannot be read"
-            yield Problem("segments", where, told, key=branch.thread)
+            detail = f"{where} does not end with a piece of its own, so what is written there cannot be read"
+            yield Problem("segments", where, detail, key=branch.thread)
 
 
 def _judge_checkpoints(page: Sequence[CheckpointFacts]) -> Iterator[Problem]:
@@ -225,17 +192,19 @@ def _judge_checkpoints(page: Sequence[CheckpointFacts]) -> Iterator[Problem]:
         branch = point.branch
         if point.message_count != count:
             where = f"checkpoint {point.id!r}"
-            told = f"{where} (row {point.key}) is of {point.message_count} messages, and {count} can be read on branch"
-            yield Problem("checkpoint", where, f"{told} {point.branch} up to {point.seq}")
+            detail = (
+                f"{where} (row {point.key}) is of {point.message_count} messages, and {count} can be read on branch"
+            )
+            yield Problem("checkpoint", where, f"{detail} {point.branch} up to {point.seq}")
 
 
 def _judge_marks(page: Sequence[MarkFacts]) -> Iterator[Problem]:
     for mark in page:
         if not mark.is_read:
-            told = (
+            detail = (
                 f"mark {mark.mark!r:.80} (row {mark.key}) is on message {mark.message}, which is not read along branch"
             )
-            yield Problem("mark", f"branch {mark.branch}", f"{told} {mark.branch}, to which the mark belongs")
+            yield Problem("mark", f"branch {mark.branch}", f"{detail} {mark.branch}, to which the mark belongs")
 
 
 # --- what threads hold ------------------------------------------------------------------------------------------------
@@ -271,7 +240,7 @@ _Counts = dict[tuple[str, str], tuple[int, Spent]]  # by day and model
 
 
 def _look_into(tx: Tx, thread: int, where: str) -> _Contents:
-    counts, messages, problems = _count(tx, thread, where)
+    counts, messages, problems = count_messages(tx, thread, where)
     # What an unreadable message has cost, only the sums know.
     if not problems and checks.is_there(tx, thread) and checks.is_countable(tx, thread):
         problems += _judge_usage(tx, thread, where, counts)
@@ -279,7 +248,7 @@ def _look_into(tx: Tx, thread: int, where: str) -> _Contents:
     return _Contents(messages, problems)
 
 
-def _count(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[Problem]]:
+def count_messages(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[Problem]]:
     """What the messages of a thread say that was spent."""
     counts: _Counts = {}
     problems: list[Problem] = []
@@ -291,8 +260,8 @@ def _count(tx: Tx, thread: int, where: str) -> tuple[_Counts, int, list[Problem]
                 message = decode(body)
                 spent = spent_by(message) if plain or not isinstance(message, Note) else None
             except StoreCorrupt:
-                told = f"message {key} of {where} is no JSON: {body[:60]!r}"
-                problems.append(Problem("message", where, told))
+                detail = f"message {key} of {where} is no JSON: {body[:60]!r}"
+                problems.append(Problem("message", where, detail))
             known, total = counts.get((day, spent.model if spent else ""), (0, Spent(spent.model if spent else "")))
             counts[day, total.model] = (known + 1, total + spent if spent else total)
         messages += len(page)
@@ -305,8 +274,8 @@ def _judge_usage(tx: Tx, thread: int, where: str, counts: _Counts) -> Iterator[P
     for day, model in sorted(kept.keys() | counts.keys()):
         ours, theirs = kept.get((day, model), (0, Spent(model))), counts.get((day, model), (0, Spent(model)))
         if ours[0] != theirs[0] or ours[1][:-1] != theirs[1][:-1] or not _same(ours[1].cost, theirs[1].cost):
-            told = f"on {day}, with model {model!r}, {_spent(*ours)} are kept for {where}, and its messages say"
-            yield Problem("usage", where, f"{told} {_spent(*theirs)}", True, thread)
+            detail = f"on {day}, with model {model!r}, {_spent(*ours)} are kept for {where}, and its messages say"
+            yield Problem("usage", where, f"{detail} {_spent(*theirs)}", True, thread)
 
 
 def _spent(messages: int, spent: Spent) -> str:
@@ -330,7 +299,7 @@ class _Calls(NamedTuple):
 _CallCounts = dict[tuple[str, str, int], _Calls]
 
 
-def _count_calls(tx: Tx, thread: int) -> _CallCounts:
+def count_calls(tx: Tx, thread: int) -> _CallCounts:
     counts: _CallCounts = {}
     after = 0
     while page := checks.ended_calls(tx, thread, after, _PAGE):
@@ -347,15 +316,15 @@ def _count_calls(tx: Tx, thread: int) -> _CallCounts:
 
 
 def _judge_calls(tx: Tx, thread: int, where: str) -> Iterator[Problem]:
-    counts = _count_calls(tx, thread)
+    counts = count_calls(tx, thread)
     kept = {(row[0], row[1], row[2]): _Calls(*row[3:]) for row in checks.counted_calls(tx, thread)}
     for day, name, bucket in sorted(kept.keys() | counts.keys()):
         ours, theirs = kept.get((day, name, bucket), _Calls()), counts.get((day, name, bucket), _Calls())
         more = ours.calls - theirs.calls
         is_right = 0 <= more <= theirs.doubtful and ours.failures - theirs.failures == more
         if not is_right or not _same(ours.total_ms, theirs.total_ms):
-            told = f"on {day}, {_called(ours)} of {name!r} are kept for {where} (bucket {bucket}), and its ledger has"
-            yield Problem("tool_usage", where, f"{told} {_called(theirs)}", True, thread)
+            detail = f"on {day}, {_called(ours)} of {name!r} are kept for {where} (bucket {bucket}), and its ledger has"
+            yield Problem("tool_usage", where, f"{detail} {_called(theirs)}", True, thread)
 
 
 def _called(calls: _Calls) -> str:
@@ -369,19 +338,19 @@ def _judge_users(page: Sequence[UserFacts]) -> Iterator[Problem]:
     for user in page:
         where = f"user {user.id!r}"
         if user.quota_used < 0:
-            told = f"{where} has used {user.quota_used} tokens; update_user({user.id!r}, quota_used=...) sets it"
-            yield Problem("quota", where, told)
-        expected = _leaves_of(user.preferences)
+            detail = f"{where} has used {user.quota_used} tokens; update_user({user.id!r}, quota_used=...) sets it"
+            yield Problem("quota", where, detail)
+        expected = leaves_of(user.preferences)
         if expected is None:
             yield Problem("preferences", where, f"the preferences of {where} are no JSON: {user.preferences[:60]!r}")
         elif sorted(expected) != sorted(user.leaves):
-            told = f"{where} is found by {len(user.leaves)} preferences, and has {len(expected)}"
+            detail = f"{where} is found by {len(user.leaves)} preferences, and has {len(expected)}"
             if len(expected) == len(user.leaves):
-                told = f"{where} is found by other preferences than it has"
-            yield Problem("preferences", where, told, True, user.key, user.id)
+                detail = f"{where} is found by other preferences than it has"
+            yield Problem("preferences", where, detail, True, user.key, user.id)
 
 
-def _leaves_of(preferences: str) -> list[tuple[str, str]] | None:
+def leaves_of(preferences: str) -> list[tuple[str, str]] | None:
     try:
         value = json.loads(preferences)
     except (ValueError, RecursionError):
@@ -391,14 +360,14 @@ def _leaves_of(preferences: str) -> list[tuple[str, str]] | None:
 
 async def _check_index(store: Runner) -> list[Problem]:
     problems: list[Problem] = []
-    for kind, table, name in _INDEXES:
-        facts = await store.read(checks.index, tokens.VERSION, kind, table, name, store.base.index_keys[name])
+    for kind, (name, table, *_) in kinds.KINDS.items():
+        facts = await store.read(checks.index, tokens.VERSION, kind)
         if facts is None:
             continue
         if facts.missing:
             some = ", ".join(map(str, facts.missing[:5]))
-            told = f"rows of {table} are not in the index for search, which should have them: {some}"
-            problems.append(Problem("index", name, told, True))
+            detail = f"rows of {table} are not in the index for search, which should have them: {some}"
+            problems.append(Problem("index", name, detail, True))
         if facts.surplus:
             some = ", ".join(map(str, facts.surplus[:5]))
             problems.append(Problem("index", name, f"the index for search has rows that {table} has not: {some}", True))
@@ -410,52 +379,4 @@ _PAGED: dict[str, tuple[Callable[..., Any], Any, Callable[..., Iterator[Problem]
     "checkpoints": (checks.checkpoints_by_branch, (0, 0, 0), _judge_checkpoints),
     "marks": (checks.marks, 0, _judge_marks),
     "users": (checks.users, 0, _judge_users),
-}
-
-
-# --- mending ----------------------------------------------------------------------------------------------------------
-
-
-def _mend(tx: Tx, _: str, thread: int, kinds: Sequence[str]) -> bool:
-    """Put right what is wrong with a thread; False if it is gone."""
-    if not checks.hold(tx, thread):
-        return False
-    for kind in dict.fromkeys(kinds):
-        _MENDS[kind](tx, thread)
-    return True
-
-
-def _mend_usage(tx: Tx, thread: int) -> None:
-    if checks.is_countable(tx, thread):  # something may have been removed since it was checked
-        counts, _, _ = _count(tx, thread, "")
-        usage.set_counted(tx, thread, [(day, number, spent) for (day, _), (number, spent) in sorted(counts.items())])
-
-
-def _mend_calls(tx: Tx, thread: int) -> None:
-    if not checks.is_countable(tx, thread):
-        return
-    kept = {(row[0], row[1], row[2]): row[3] for row in checks.counted_calls(tx, thread)}
-    rows = []
-    for place, (calls, failures, total, doubtful) in sorted(_count_calls(tx, thread).items()):
-        more = min(max(kept.get(place, 0) - calls, 0), doubtful)
-        rows.append((*place, calls + more, failures + more, total))
-    checks.set_counted_calls(tx, thread, [row for row in rows if row[3]])
-
-
-def _mend_leaves(tx: Tx, _: str, user: int) -> bool:
-    preferences = checks.held_preferences(tx, user)
-    found = None if preferences is None else _leaves_of(preferences)
-    if found is None:
-        return False
-    checks.set_leaves(tx, user, found)
-    return True
-
-
-_MENDS: dict[str, Callable[[Tx, int], None]] = {
-    "message_count": checks.set_message_count,
-    "head": checks.raise_head,
-    "latest": checkpoints.show_latest,
-    "named": checks.unname,
-    "usage": _mend_usage,
-    "tool_usage": _mend_calls,
 }

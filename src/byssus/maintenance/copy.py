@@ -4,8 +4,8 @@ A copy compares both databases page by page, makes the pages of the target that 
 compares again, until a comparison of everything finds no difference. So there is no state to keep: a copy that was
 killed goes on by skipping what is there, and what the source wrote meanwhile is one more difference.
 
-- The target is empty, or an unfinished copy of the same source. A finished copy is a database that somebody may work
-  with: it is compared and never written to.
+- The target is empty, or an unfinished copy of the same source. A finished copy may be in use: it is
+  compared and never written to.
 - Success means that the last comparison, which changes nothing, found every page equal. A page that was equal before
   the comparison began and is still equal was so when it began: the target is the source as it was at that moment.
 """
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from byssus.errors import InputError, StoreError
 from byssus.queries.moving import copying
-from byssus.queries.moving.copying import TABLES, CopyRow, Digest, Key, Table
+from byssus.queries.moving.copying import CopyRow, Digest
+from byssus.queries.moving.tables import TABLES, Key, Table
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store
 from byssus.store.sqlite.file import MEMORY
@@ -36,6 +37,9 @@ class Progress(NamedTuple):
     done: int
     total: int
     skipped: int
+
+
+OnProgress: TypeAlias = Callable[[Progress], object]
 
 
 class CopiedTable(NamedTuple):
@@ -84,7 +88,7 @@ class Comparison:
         return copying.combined(digest.value() for digest in self.digests)
 
 
-def copy(source: str, target: str, hear: Callable[[Progress], object] = lambda _: None) -> Copied:
+def copy(source: str, target: str, progress: OnProgress = lambda _: None) -> Copied:
     """Copy all that is in `source` into `target`, or go on with a copy that was interrupted.
 
     Each is the path of a SQLite file or the DSN of a Postgres database.
@@ -98,12 +102,12 @@ def copy(source: str, target: str, hear: Callable[[Progress], object] = lambda _
         with _opened(target, create=True) as goal:
             if goal is origin:
                 raise InputError(f"{origin.name} cannot be copied into itself; name another database as the target")
-            return copy_into(origin, goal, hear)
+            return copy_into(origin, goal, progress)
 
 
-def copy_into(source: Store, target: Store, hear: Callable[[Progress], object]) -> Copied:
+def copy_into(source: Store, target: Store, progress: OnProgress) -> Copied:
     """The same, of databases that are open."""
-    return _Copy(source, target, hear).run()
+    return _Copy(source, target, progress).run()
 
 
 @contextmanager
@@ -129,11 +133,11 @@ class RunQuery(Protocol):
 class Mirror:
     """Makes a target equal to a source, whatever way they are asked: each by itself, or in one transaction."""
 
-    def __init__(self, source: RunQuery, target: RunQuery, write: RunQuery, hear: Callable[[Progress], object]) -> None:
+    def __init__(self, source: RunQuery, target: RunQuery, write: RunQuery, progress: OnProgress) -> None:
         self._source = source
         self._target = target
         self._write = write
-        self._hear = hear
+        self._progress = progress
         self.written = dict.fromkeys((table.name for table in TABLES), 0)
 
     def compare(self, step: str) -> Comparison:
@@ -141,7 +145,7 @@ class Mirror:
         found = Comparison(sum(self._source(copying.count, table) for table in TABLES))
         for table, digest in zip(TABLES, found.digests, strict=True):
             for _ in self._compare_table(table, digest, found):
-                self._hear(Progress(step, table.name, sum(each.rows for each in found.digests), found.total, 0))
+                self._progress(Progress(step, table.name, sum(each.rows for each in found.digests), found.total, 0))
         return found
 
     def _compare_table(self, table: Table, digest: Digest, found: Comparison) -> Iterator[None]:
@@ -162,7 +166,7 @@ class Mirror:
             yield
             after = upto
 
-    def told(self, found: Comparison) -> str:
+    def describe(self, found: Comparison) -> str:
         """The first difference, for a person."""
         table, after, upto, _ = found.differences[0]
         ours, theirs = (ask(copying.count, table) for ask in (self._source, self._target))
@@ -182,7 +186,7 @@ class Mirror:
                 name = page.table.name
                 self.written[name] += self._write(copying.put, mark, *page)
                 done += len(page.rows)
-                self._hear(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
+                self._progress(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
 
     def _pages(self, difference: _Difference) -> Iterator[_Page]:
         """The source's pages in a range that differs, as they are now."""
@@ -201,10 +205,10 @@ class Mirror:
 
 
 class _Copy:
-    def __init__(self, source: Store, target: Store, hear: Callable[[Progress], object]) -> None:
+    def __init__(self, source: Store, target: Store, progress: OnProgress) -> None:
         self._source = source
         self._target = target
-        self._mirror = Mirror(source.read_now, target.read_now, target.write_now, hear)
+        self._mirror = Mirror(source.read_now, target.read_now, target.write_now, progress)
 
     def run(self) -> Copied:
         mark = self._begun()
@@ -218,8 +222,8 @@ class _Copy:
         if found.differences:
             raise StoreError(
                 f"{self._target.name} still differs from {self._source.name} after {PASSES} passes "
-                f"({self._mirror.told(found)}): one of them is being written to; stop what writes there, then run the "
-                "same copy again to go on"
+                f"({self._mirror.describe(found)}): one of them is being written to; stop what writes there, then run "
+                "the same copy again to go on"
             )
         return self._finish(found)
 
@@ -228,7 +232,8 @@ class _Copy:
         if found.differences:
             raise InputError(
                 f"{self._target.name} is a copy of {self._source.name} that was finished at {finished_at}, and by now "
-                f"they differ ({self._mirror.told(found)}); a finished copy is not written to: name an empty database"
+                f"they differ ({self._mirror.describe(found)}); a finished copy is not written to: name an empty "
+                "database"
             )
         return self._copied(found, was_finished=True)
 

@@ -1,7 +1,6 @@
-"""Threads as JSON lines: exported whole, and imported as they were.
+"""Exports: threads, and all that is kept of a user, as JSON lines.
 
     async for line in export_thread(store, "trip"): ...
-    await import_lines(store, "trip.jsonl")
 
 - Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, marks,
   tool calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all
@@ -12,42 +11,29 @@
   depends on the database that they come from: an import, exported again, gives the very same bytes.
 - Leases do not travel. A run that had not ended is an interrupted one where it is imported.
 - An export is one snapshot, written to a temporary file before its first line is given out: neither memory nor a slow
-  reader's time is spent on it. An import exists when its last line was verified, and before that not at all.
+  reader's time is spent on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, BinaryIO
 
-from byssus.accounts import users
-from byssus.errors import ByssusError, InputError, NotFound
-from byssus.maintenance.lines import Incoming
+from byssus.errors import NotFound
 from byssus.maintenance.shapes import COUNTED, FORMAT, format_line
 from byssus.messages import dumps
-from byssus.queries.moving import exporting, importing
-from byssus.queries.moving.exporting import PAGE_BYTES, PAGE_ROWS, Line
-from byssus.queries.moving.importing import Account, Arriving
+from byssus.queries.moving import exporting
+from byssus.queries.moving.exporting import Line
 from byssus.queries.versions import checkpoints
 from byssus.store.database import Store, Tx
-from byssus.threads import retention
-from byssus.values import clock
 from byssus.values.inputs import checked_id
-
-Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 _IN_MEMORY = 1_000_000  # bytes of an export, before it becomes a file
 _LONGEST = 2**30  # bytes of a line: no database takes a longer text
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
 
 
 async def export_thread(store: Store, thread_id: str, *, namespace: str = "") -> AsyncIterator[str]:
@@ -118,7 +104,7 @@ def _write(file: BinaryIO, rows: Iterable[Line], digest: Any) -> dict[str, int]:
 async def _lines_of(file: BinaryIO, digest: Any) -> AsyncIterator[str]:
     """A file's lines from its beginning, which become part of a sum."""
     file.seek(0)
-    async for page in _pages_of(file):
+    async for page in pages_of(file):
         for line in page:
             digest.update(line + b"\n")
             yield line.decode()
@@ -128,7 +114,7 @@ def _new_file() -> BinaryIO:
     return tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # type: ignore[return-value]
 
 
-async def _pages_of(file: BinaryIO) -> AsyncIterator[list[bytes]]:
+async def pages_of(file: BinaryIO) -> AsyncIterator[list[bytes]]:
     """A file's lines, a page at a time and beside the event loop."""
     while page := await asyncio.to_thread(_page_of, file):
         yield page
@@ -137,92 +123,7 @@ async def _pages_of(file: BinaryIO) -> AsyncIterator[list[bytes]]:
 def _page_of(file: BinaryIO) -> list[bytes]:
     page: list[bytes] = []
     size = 0
-    while len(page) < PAGE_ROWS and size < PAGE_BYTES and (line := file.readline(_LONGEST)):
+    while len(page) < exporting.PAGE_ROWS and size < exporting.PAGE_BYTES and (line := file.readline(_LONGEST)):
         page.append(line.removesuffix(b"\n"))
         size += len(line)
     return page
-
-
-# --- import -----------------------------------------------------------------------------------------------------------
-
-
-async def import_lines(store: Store, lines: Lines, as_id: str | None = None) -> list[str]:
-    """Import what was exported, all of it or nothing; returns the ids of the threads.
-
-    `lines` is the path of a file, or whatever gives lines. `as_id` is another id for the thread, where there is one.
-    """
-    new_id = None if as_id is None else checked_id(as_id, "as_id")
-    await retention.empty_trash(store)  # what an interrupted import has left, too
-    token = clock.new_id()
-    try:
-        return await _import(store, token, lines, new_id)
-    except BaseException:
-        with suppress(ByssusError):  # then the next import does it
-            await store.write(importing.discard, token)
-            await retention.empty_trash(store)
-        raise
-
-
-async def _import(store: Store, token: str, lines: Lines, as_id: str | None) -> list[str]:
-    await store.write(importing.begin, token, importing.SECONDS)
-    incoming, arriving = Incoming(), Arriving()
-    async for page in _given(lines):
-        rows = await asyncio.to_thread(incoming.take, page)
-        arriving = await store.write(importing.add, token, arriving, rows, importing.SECONDS)
-    incoming.finish()
-    arrivals = list(arriving.whole)
-    if as_id is not None:
-        if len(arrivals) != 1:
-            raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(arrivals)}")
-        arrivals = [arrivals[0]._replace(id=as_id)]
-    account = await asyncio.to_thread(_account, incoming)
-    await store.write(importing.publish, token, arrivals, incoming.forks, account)
-    return [arrival.id for arrival in arrivals]
-
-
-def _account(incoming: Incoming) -> Account | None:
-    fields = incoming.account
-    if fields is None:
-        return None
-    leaves = users.leaves(json.loads(fields["preferences"]))
-    return Account(incoming.user_id, fields, leaves, incoming.left)
-
-
-async def _given(lines: Lines) -> AsyncIterator[list[bytes]]:
-    """Pages of lines, from wherever they come."""
-    if isinstance(lines, str | os.PathLike):
-        with await asyncio.to_thread(Path(lines).open, "rb") as file:
-            async for some in _pages_of(file):
-                yield some
-        return
-    page: list[bytes] = []
-    size = 0
-    async for line in _one_by_one(lines):
-        page.append(line)
-        size += len(line)
-        if len(page) >= PAGE_ROWS or size >= PAGE_BYTES:
-            yield page
-            page, size = [], 0
-    if page:
-        yield page
-
-
-async def _one_by_one(lines: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[bytes]:
-    if isinstance(lines, AsyncIterable):
-        async for line in lines:
-            yield _as_bytes(line)
-    elif isinstance(lines, Iterable):
-        for line in lines:
-            yield _as_bytes(line)
-    else:
-        raise InputError(f"an import takes the path of a file or lines, got {type(lines).__name__}")
-
-
-def _as_bytes(line: object) -> bytes:
-    if isinstance(line, str):
-        with suppress(UnicodeEncodeError):  # what cannot be encoded is no JSON of ours: it is refused as such
-            return line.encode().removesuffix(b"\n")
-        return b"\xff"
-    if not isinstance(line, bytes):
-        raise InputError(f"a line must be text, got {type(line).__name__}: {line!r:.80}")
-    return line.removesuffix(b"\n")

@@ -53,7 +53,7 @@ class _Thread:
         self._digest.update(line + b"\n")
 
     def end(self, row: dict[str, Any], at: int) -> dict[str, Any]:
-        """What the store is told at the end of a thread that has all its rows."""
+        """What the store needs at the end of a thread that has all its rows."""
         if row.keys() != {"end", "sha256"} or row["end"] != self._counts:
             raise InputError(
                 f"thread {self._header['id']!r} is not whole: {dumps(self._counts)} have come, and it should be "

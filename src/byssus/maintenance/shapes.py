@@ -10,16 +10,15 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
 from byssus.errors import ByssusError, InputError
 from byssus.messages import MAX_DEPTH, AssistantMessage, UserMessage, checked_dumps, decode, dumps
-from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
 from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
-from byssus.queries.moving.exporting import NO_SUMMARY
+from byssus.queries.moving.tables import TABLES, Column
 from byssus.values.decisions import decode_answer
 from byssus.values.inputs import column_text
 
@@ -36,23 +35,15 @@ COUNTED = {
     "usage": "usage",
     "tool_usage": "tool_usage",
 }
-# What formats did not have that were written before: kinds, and fields with what stands for them. Each comes with the
-# number of the first format that has it. An older byssus refuses such a file: it would lose what it does not know.
-_NEW_KINDS = {"task": 2, "usage": 2, "tool_usage": 2, "account": 2, "mark": 3}
-_NEW_FIELDS: dict[str, tuple[int, dict[str, Any]]] = {
-    "thread": (2, {"title": "", "status": "active", "model": None, "metadata": "{}"}),
-    "call": (2, {"error": None, "elapsed_ms": None, "message": None, "output": None}),
-    "branch": (3, {"summary": NO_SUMMARY}),
-}
+# Fields and kinds that older formats do not have: see `since` in `queries/moving/tables.py`. An older byssus refuses a
+# newer file, because it would lose what it does not know.
+_TABLES = {table.line: table for table in TABLES if table.line}
 _HIGHEST = 2**53
 _BUCKETS = 20_000  # more than the longest time comes to
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_STATUSES = ("waiting", "answered", "started", "done", "failed", "unknown", "denied", "aborted", "left")
 _decoder = json.JSONDecoder()
 _strict = json.JSONDecoder(parse_constant=int)  # which fails: NaN and Infinity are JSON for Python alone
-
-_OPTIONAL = {"ttl", "partial", "answer", "output", "result"}  # JSON that may be absent
 
 Check = Callable[[Any], bool]
 
@@ -105,7 +96,6 @@ def is_int(value: Any, lowest: int = 0, below: int = _HIGHEST) -> bool:
 
 
 _is_number = functools.partial(is_int, lowest=1)
-_is_sum = functools.partial(is_int, below=2**62)
 
 
 def _is_amount(value: Any) -> bool:
@@ -144,7 +134,7 @@ def _is_object(_: str, value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _is_said(_: str, value: Any) -> bool:
+def _is_string(_: str, value: Any) -> bool:
     return isinstance(value, str)
 
 
@@ -190,170 +180,68 @@ def _is_user_message(text: str, _: Any) -> bool:
     return isinstance(decode(text), UserMessage)
 
 
+# How a field of each kind is checked; `tables.py` says which kind a field is.
+_CHECKS: dict[str, Check] = {
+    "branch": _is_number,
+    "flag": _one_of(0, 1),
+    "number": _is_number,
+    "count": is_int,
+    "sum": functools.partial(is_int, below=2**62),
+    "priority": functools.partial(is_int, lowest=1 - 2**31, below=2**31),
+    "bucket": functools.partial(is_int, lowest=-1, below=_BUCKETS),
+    "amount": _is_amount,
+    "text": _is_text,
+    "short text": _is_short,
+    "long text": _is_text,
+    "name": is_name,
+    "namespace": _is_namespace,
+    "mark": _is_mark,
+    "time": _is_time,
+    "day": _is_day,
+    "segments": list_of(_is_number, is_int, _optional(_is_number)),
+    "inherited": list_of(_is_number, _optional(is_int), _optional(_is_number), _is_number),
+    "numbers": _is_numbers,
+}
+_JSON_CHECKS: dict[str, Callable[[str, Any], bool]] = {
+    "any": _is_anything,
+    "object": _is_object,
+    "string": _is_string,
+    "about": _is_about,
+    "retention": _is_retention,
+    "answer": _is_answer,
+    "reply": _is_reply,
+    "user message": _is_user_message,
+}
+
+
+def _check_of(field: Column) -> Check:
+    check = _one_of(*field.choices) if field.kind == "choice" else _CHECKS[field.kind]
+    return _optional(check) if field.is_optional else check
+
+
 class _Shape(NamedTuple):
     """The fields of a kind of line, and those that are JSON, which come last."""
 
     fields: dict[str, Check]
     json: dict[str, Callable[[str, Any], bool]]
-
-
-_SHAPES = {
-    "thread": _Shape(
-        {
-            "id": is_name,
-            "namespace": _is_namespace,
-            "owner": _optional(is_name),
-            "created_at": _is_time,
-            "updated_at": _is_time,
-            "branch": _is_number,
-            "line": _is_number,
-            "head": is_int,
-            "message_count": is_int,
-            "unledgered": is_int,
-            "run": _optional(_is_text),
-            "saved_at": _optional(_is_time),
-            "title": _is_text,
-            "status": _one_of("active", "paused", "completed", "cancelled"),
-            "model": _optional(_is_text),
-        },
-        {"extra": _is_object, "ttl": _is_retention, "partial": _is_reply, "metadata": _is_object},
-    ),
-    "branch": _Shape(
-        {
-            "number": _is_number,
-            "segments": list_of(_is_number, is_int, _optional(_is_number)),
-            "inherited": list_of(_is_number, _optional(is_int), _optional(_is_number), _is_number),
-        },
-        {"summary": _is_said},
-    ),
-    "message": _Shape(
-        {
-            "branch": _is_number,
-            "seq": _is_number,
-            "id": _is_text,
-            "role": _is_text,
-            "plain": _one_of(0, 1),
-            "created_at": _is_time,
-        },
-        {"body": _is_anything},
-    ),
-    "mark": _Shape({"branch": _is_number, "seq": _is_number, "mark": _is_mark}, {}),
-    "call": _Shape(
-        {
-            "branch": _is_number,
-            "reply": is_int,
-            "place": is_int,
-            "call_id": _is_text,
-            "name": _is_text,
-            "recovery": _one_of("never", "retry", "check", "ask"),
-            "idempotency_key": _is_text,
-            "run": _is_text,
-            "status": _one_of(*_STATUSES),
-            "reason": _optional(_one_of("approval", "recovery")),
-            "question": _optional(_is_text),
-            "attempts": is_int,
-            "asked_at": _optional(_is_time),
-            "started_at": _optional(_is_time),
-            "ended_at": _optional(_is_time),
-            "error": _optional(_is_text),
-            "elapsed_ms": _optional(_is_amount),
-            "message": _optional(_is_text),
-        },
-        {"arguments": _is_anything, "answer": _is_answer, "output": _is_anything},
-    ),
-    "checkpoint": _Shape(
-        {
-            "line": _is_number,
-            "id": is_name,
-            "step": is_int,
-            "version": _is_number,
-            "parent": _optional(is_name),
-            "branch": _is_number,
-            "seq": is_int,
-            "message_count": is_int,
-            "created_at": _is_time,
-            "hidden": _is_numbers,
-        },
-        {"about": _is_about, "body": _is_object, "extra": _is_object},
-    ),
-    "inbox": _Shape(
-        {
-            "kind": _one_of("steer", "follow_up"),
-            "id": _is_text,
-            "role": _is_text,
-            "created_at": _is_time,
-        },
-        {"body": _is_user_message},
-    ),
-    "task": _Shape(
-        {
-            "id": is_name,
-            "type": is_name,
-            "status": _one_of(*TASK_STATUSES),
-            "priority": functools.partial(is_int, lowest=1 - 2**31, below=2**31),
-            "max_retries": is_int,
-            "retry_count": is_int,
-            "created_at": _is_time,
-            "updated_at": _is_time,
-            "started_at": _optional(_is_time),
-            "completed_at": _optional(_is_time),
-        },
-        {"payload": _is_anything, "result": _is_anything},
-    ),
-    "usage": _Shape(
-        {
-            "day": _is_day,
-            "model": _is_short,
-            **dict.fromkeys(("messages", "tokens", "input", "output", "cache_read", "cache_write"), _is_sum),
-            "cost": _is_amount,
-            "priced": _is_amount,
-        },
-        {},
-    ),
-    "tool_usage": _Shape(
-        {
-            "day": _is_day,
-            "name": _is_short,
-            "bucket": functools.partial(is_int, lowest=-1, below=_BUCKETS),
-            "calls": _is_sum,
-            "failures": _is_sum,
-            "total_ms": _is_amount,
-        },
-        {},
-    ),
-    "account": _Shape(
-        {
-            "name": _is_text,
-            "email": _is_text,
-            "quota_total": _optional(is_int),
-            "quota_used": _is_sum,
-            "created_at": _is_time,
-            "updated_at": _is_time,
-        },
-        {"preferences": _is_object},
-    ),
-}
-
-
-def kinds(written: int) -> list[str]:
-    """The kinds of rows that a thread has in a format."""
-    return [kind for kind in COUNTED if written >= _NEW_KINDS.get(kind, 1)]
-
-
-def _new_fields(kind: str, written: int) -> dict[str, Any]:
-    """The fields that a kind of line does not have yet in a format, with what stands for them."""
-    since, fields = _NEW_FIELDS.get(kind, (1, {}))
-    return {} if written >= since else fields
+    optional: frozenset[str]  # JSON that may be absent
+    new: dict[str, Any]  # the fields that a format does not have yet, with what stands for them
 
 
 @functools.cache
 def _shape(kind: str, written: int) -> _Shape:
-    fields, texts = _SHAPES[kind]
-    new = _new_fields(kind, written)
+    fields = [field for field in _TABLES[kind].line_fields if field.since <= written]
     return _Shape(
-        {name: check for name, check in fields.items() if name not in new},
-        {name: check for name, check in texts.items() if name not in new},
+        {field.name: _check_of(field) for field in fields if not field.is_json},
+        {field.name: _JSON_CHECKS[field.kind] for field in fields if field.is_json},
+        frozenset(field.name for field in fields if field.is_optional),
+        {field.name: field.before for field in _TABLES[kind].line_fields if field.since > written},
     )
+
+
+def kinds(written: int) -> list[str]:
+    """The kinds of rows that a thread has in a format."""
+    return [kind for kind in COUNTED if _TABLES[kind].since <= written]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -361,7 +249,7 @@ def _shape(kind: str, written: int) -> _Shape:
 
 def format_line(kind: str, row: dict[str, Any]) -> str:
     """A row as a line."""
-    shape = _SHAPES[kind]
+    shape = _shape(kind, FORMAT)
     head: dict[str, Any] = {"byssus": kind, "format": FORMAT} if kind == "thread" else {"row": kind}
     head |= {name: row[name] for name in shape.fields}
     texts = {name: row[name] for name in shape.json if row[name] is not None}
@@ -414,7 +302,7 @@ def _read(text: str, written: int) -> Parsed:
         json.loads(text)  # which may be what is wrong
         raise InputError("this is JSON, but no line of an export")
     kind = match[1] or match[2]
-    return Parsed(kind, _row(kind, text, written) if kind in _SHAPES else json.loads(text))
+    return Parsed(kind, _row(kind, text, written) if kind in _TABLES else json.loads(text))
 
 
 def _row(kind: str, text: str, written: int) -> dict[str, Any]:
@@ -423,13 +311,11 @@ def _row(kind: str, text: str, written: int) -> dict[str, Any]:
         match = _WRITTEN.match(text)
         written = checked_format({"format": int(match[1])}) if match else FORMAT
     shape = _shape(kind, written)
-    head, texts = _split(list(shape.json), text)
+    head, texts = _split(list(shape.json), shape.optional, text)
     _unquote(head.pop("quoted", []), texts)
     if head.pop("byssus" if kind == "thread" else "row", None) != kind:
         raise InputError(f"this begins like a {kind}, and is none")
-    new = _new_fields(kind, written)
-    if kind == "thread":
-        new = {**new, "format": checked_format(head)}
+    new = {**shape.new, "format": checked_format(head)} if kind == "thread" else shape.new
     if head.keys() != shape.fields.keys():
         odd = sorted(head.keys() ^ shape.fields.keys())
         raise InputError(f"a {kind} has other fields than these; look at {', '.join(map(repr, odd))}")
@@ -444,7 +330,9 @@ def _row(kind: str, text: str, written: int) -> dict[str, Any]:
     return {**head, **{name: texts[name][0] if name in texts else None for name in shape.json}, **new}
 
 
-def _split(names: Sequence[str], text: str) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
+def _split(
+    names: Sequence[str], optional: Container[str], text: str
+) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
     """The fields of a line, and its JSON, each as text and as a value."""
     # A quote within a string is escaped, so this is found where the first field with JSON begins, and nowhere else.
     at = text.find(f',"{names[0]}":') if names else len(text)
@@ -459,7 +347,7 @@ def _split(names: Sequence[str], text: str) -> tuple[dict[str, Any], dict[str, t
             begin = at + len(mark)
             value, at = _decoder.raw_decode(text, begin)
             texts[name] = (text[begin:at], value)
-        elif name not in _OPTIONAL:
+        elif name not in optional:
             raise InputError(f"there is no {name!r}, or not in its place")
     if names and text[at:] != "}":
         raise InputError(f"this is not as it was exported, from character {at + 1} on: {text[at : at + 80]!r}")

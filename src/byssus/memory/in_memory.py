@@ -11,7 +11,7 @@ from byssus.memory import arguments
 from byssus.memory.arguments import Item
 from byssus.memory.base import MemoryBase
 from byssus.memory.msg import Msg, values_of
-from byssus.queries.search.search import MESSAGE
+from byssus.queries.search.kinds import MESSAGE
 from byssus.search import tokens
 from byssus.search.index import text_of
 from byssus.search.search import checked_limit

@@ -1,8 +1,8 @@
 """The index behind search: what the text of a row is, and who brings its tokens there, and when.
 
-- Rows are read, cut into tokens on a reader's thread, and written, a small batch at a time; see `store/search.py` for
-  what makes that safe, whoever else does the same.
-- It happens in the background, on a thread of its own, and only while nobody writes messages: tokens are made in
+- Rows are read, cut into tokens on a reader's worker, and written, a small batch at a time. `queries/search/index.py`
+  says what makes that safe when several processes do it.
+- It happens in the background, on a worker of its own, and only while no messages are written: tokens are made in
   Python, and would keep the interpreter from those who append. A long backlog is worked off in small doses anyway.
 - It begins with the first search of a process, or with `of(store).start()`. A search that finds much unindexed indexes
   it first. So the background is for speed; nothing depends on it.
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from byssus.errors import ByssusError, StoreBusy, StoreCorrupt, StoreFull, StoreNotOpen, StoreReadOnly
 from byssus.messages import AssistantMessage, Note, decode
-from byssus.queries.search import search as queries
-from byssus.queries.search.search import CALL, MESSAGE, Batch, IndexEntry, Unindexed
+from byssus.queries.search import index as queries
+from byssus.queries.search.kinds import CALL, MESSAGE, Batch, IndexEntry, Unindexed, tool
 from byssus.search import tokens
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
@@ -107,16 +107,16 @@ class IndexState(NamedTuple):
 
 async def state(store: Runner) -> dict[str, IndexState]:
     """How far the index is, by kind."""
-    return await store.read(_state, store.system)
+    return await store.read(_state)
 
 
-def _state(tx: Tx, system: str) -> dict[str, IndexState]:
+def _state(tx: Tx) -> dict[str, IndexState]:
     found = {}
     for name, kind in KINDS.items():
         known = queries.state(tx, kind)
         is_current = known.tokenizer == tokens.VERSION
         rows = queries.count(tx, kind)
-        waiting = queries.lag(tx, system, kind, known.upto) if is_current else rows
+        waiting = queries.lag(tx, kind, known.upto) if is_current else rows
         found[name] = IndexState(rows, waiting, is_current)
     return found
 
@@ -141,21 +141,21 @@ async def reindex(store: Runner) -> int:
 
 async def _index_some(store: Runner, kind: str, rows: int) -> int | None:
     """Index a batch: how many rows that were, or None if there are none."""
-    batch = await store.read(next_batch, store.system, kind, rows)
+    batch = await store.read(next_batch, kind, rows)
     if batch is None:
         return None
     if batch.state.tokenizer != tokens.VERSION:
-        await store.write(queries.empty, tokens.VERSION, kind, store.system)
+        await store.write(queries.empty, tokens.VERSION, kind)
         return 0
-    return len(batch.entries) if await store.write(queries.put, batch, store.system) else 0
+    return len(batch.entries) if await store.write(queries.put, batch) else 0
 
 
-def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
+def next_batch(tx: Tx, kind: str, rows: int) -> Batch | None:
     """The next rows to be indexed, with their tokens: None if there are none, or if the index is a newer version's."""
     known = queries.state(tx, kind)
     if known.tokenizer != tokens.VERSION:
         return None if known.tokenizer > tokens.VERSION else Batch(kind, known, [], 0)
-    waiting = queries.waiting(tx, system, kind, known.upto, rows=rows, size=_BATCH_BYTES)
+    waiting = queries.waiting(tx, kind, known.upto, rows=rows, size=_BATCH_BYTES)
     if not waiting:
         return None
     upto = max(known.upto, *(row.key for row in waiting if row.ticket is None), 0)
@@ -164,26 +164,24 @@ def next_batch(tx: Tx, system: str, kind: str, rows: int) -> Batch | None:
 
 def _entry(kind: str, row: Unindexed) -> IndexEntry:
     sequence, singles = tokens.tokens(text_of(kind, row.texts))
-    return IndexEntry(
-        row.key, row.scope_key, row.ticket, sequence, [*singles, *map(queries.tool, tools_of(kind, row.texts))]
-    )
+    return IndexEntry(row.key, row.scope_key, row.ticket, sequence, [*singles, *map(tool, tools_of(kind, row.texts))])
 
 
 async def keep_up(store: Runner) -> None:
     """Index what waits before a search, if that is much: to read all of it each time would take longer."""
     of(store.base).start()  # who searches once will search again
-    if await store.read(_is_behind, store.system):
+    if await store.read(_is_behind):
         with contextlib.suppress(StoreBusy, StoreFull, StoreReadOnly):  # what cannot be indexed can be read
             await index(store)
 
 
-def _is_behind(tx: Tx, system: str) -> bool:
+def _is_behind(tx: Tx) -> bool:
     for kind in KINDS.values():
         known = queries.state(tx, kind)
         if known.tokenizer < tokens.VERSION:
             return True
         is_usable = known.tokenizer == tokens.VERSION
-        if is_usable and queries.lag(tx, system, kind, known.upto, _LONG_LAG + 1) > _LONG_LAG:
+        if is_usable and queries.lag(tx, kind, known.upto, _LONG_LAG + 1) > _LONG_LAG:
             return True
     return False
 
@@ -197,16 +195,16 @@ class Indexer:
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._seen: Hashable = None  # the store's version when nothing waited
         self._heads: tuple[int, ...] = ()  # the highest keys when we last looked
 
     def start(self) -> None:
         """Begin, if it has not begun. It ends with the store, and keeps no program from ending."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="byssus-index", daemon=True)
-                self._thread.start()
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._serve, name="byssus-index", daemon=True)
+                self._worker.start()
 
     def _serve(self) -> None:
         pause = _LOOK
@@ -230,7 +228,7 @@ class Indexer:
         version = store.version()
         if version == self._seen:
             return 0
-        heads, lag = store.read_now(_heads, store.system)
+        heads, lag = store.read_now(_heads)
         if lag == 0:
             self._seen, self._heads = version, heads
             return 0
@@ -245,30 +243,30 @@ class Indexer:
         while count := self._dose(store):
             done += count
             time.sleep(_BREATH)
-            if store.read_now(_heads, store.system, 1)[0] != self._heads:
+            if store.read_now(_heads, 1)[0] != self._heads:
                 break
         return done
 
     def _dose(self, store: Store) -> int:
         for kind in KINDS.values():
-            batch = store.read_now(next_batch, store.system, kind, _QUIET_ROWS)
+            batch = store.read_now(next_batch, kind, _QUIET_ROWS)
             if batch is None:
                 continue
             if batch.state.tokenizer != tokens.VERSION:
-                store.write_now(queries.empty, tokens.VERSION, kind, store.system)
+                store.write_now(queries.empty, tokens.VERSION, kind)
             else:
-                store.write_now(queries.put, batch, store.system)
+                store.write_now(queries.put, batch)
             return len(batch.entries) or 1
         return 0
 
 
-def _heads(tx: Tx, system: str, limit: int = _BACKLOG + 1) -> tuple[tuple[int, ...], int]:
+def _heads(tx: Tx, limit: int = _BACKLOG + 1) -> tuple[tuple[int, ...], int]:
     """The highest keys, and how many rows wait."""
     lag = 0
     for kind in KINDS.values():
         known = queries.state(tx, kind)
         if known.tokenizer == tokens.VERSION:
-            lag += queries.lag(tx, system, kind, known.upto, limit)
+            lag += queries.lag(tx, kind, known.upto, limit)
         elif known.tokenizer < tokens.VERSION:  # all of them
             lag += queries.highest(tx, kind)
     return tuple(queries.highest(tx, kind) for kind in KINDS.values()), lag

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 from byssus.accounts.sessions import history_row
 from byssus.errors import InputError
-from byssus.queries.accounts.sessions import StoredMessage
-from byssus.queries.search import search as queries
-from byssus.queries.search.search import CALL, MESSAGE, Candidate, Filters
+from byssus.queries.log.messages import StoredMessage
+from byssus.queries.search import candidates
+from byssus.queries.search import index as queries
+from byssus.queries.search.kinds import CALL, MESSAGE, Candidate, Filters, tool
 from byssus.search import tokens
 from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
 from byssus.store.database import Tx
@@ -70,7 +71,7 @@ class _Calling:
         self._name = tool_name
 
     def chains(self) -> Sequence[Sequence[str]]:
-        return [[queries.tool(self._name)]]
+        return [[tool(self._name)]]
 
     def judge(self, kind: str, given: Sequence[str | None]) -> tokens.Found | None:
         if self._name not in tools_of(kind, given):
@@ -84,7 +85,6 @@ class _Ask(NamedTuple):
     wanted: _Judge
     filters: Filters
     kinds: tuple[str, ...]
-    system: str
     marks: tuple[str, str]
     show: Callable[[_Ask, _Row, float | None], Any]  # what a hit looks like
 
@@ -130,7 +130,7 @@ async def search(
     asked = _checked_kinds(kinds)
     if role is not None and role not in _TOOL_ROLES:
         asked = tuple(kind for kind in asked if kind != CALL)
-    ask = _Ask(_Saying(matcher), filters, asked, store.system, _checked_marks(marks), _hit)
+    ask = _Ask(_Saying(matcher), filters, asked, _checked_marks(marks), _hit)
     wanted, passed = checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
@@ -157,7 +157,7 @@ async def find_messages(
     if not isinstance(tool_name, str) or not tool_name:
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
     filters = _checked_filters(user_id, session_id, None, since, until)
-    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), store.system, MARKS, _as_said)
+    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), MARKS, _as_said)
     wanted, passed = checked_limit(limit), checked_count("offset", offset)
     await keep_up(store)
     return await _newest(store, ask, wanted, passed) if wanted else []
@@ -166,7 +166,7 @@ async def find_messages(
 async def find_keys(store: Runner, query: str, *, namespace: str, session_id: str, limit: int) -> list[int]:
     """The rows of the messages of one thread that match a query, the newest first."""
     filters = Filters(None, session_id, None, None, None, namespace)
-    ask = _Ask(_Saying(tokens.parse(query)), filters, (MESSAGE,), store.system, MARKS, _key)
+    ask = _Ask(_Saying(tokens.parse(query)), filters, (MESSAGE,), MARKS, _key)
     wanted = checked_limit(limit)
     await keep_up(store)
     return await _newest(store, ask, wanted, 0) if wanted else []
@@ -304,12 +304,11 @@ def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Ite
 
 def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
     state = queries.state(tx, kind)
-    named = queries.scope_keys(tx, kind, ask.filters)
+    named = candidates.scope_keys(tx, kind, ask.filters)
     if named == []:
         return [], None
-    return queries.candidates(
+    return candidates.page(
         tx,
-        ask.system,
         kind,
         ask.filters,
         chains=ask.wanted.chains(),
@@ -323,10 +322,7 @@ def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[l
 def _verified(tx: Tx, ask: _Ask, order: Sequence[tuple[str, Candidate]]) -> Iterator[_Row]:
     """Those whose text matches. Texts are read a few megabytes at a time."""
     for group in _groups(order):
-        texts = {
-            kind: queries.texts(tx, ask.system, kind, [row.key for its, row in group if its == kind])
-            for kind in ask.kinds
-        }
+        texts = {kind: candidates.texts(tx, kind, [row.key for its, row in group if its == kind]) for kind in ask.kinds}
         for kind, candidate in group:
             given = texts[kind].get(candidate.key)
             found = None if given is None else ask.wanted.judge(kind, given)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from byssus.errors import StoreNotOpen
 from byssus.store import sharing
-from byssus.store.database import Store, in_thread
+from byssus.store.database import Store
+from byssus.store.jobs import in_worker
 from byssus.threads import erasure
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Handle:
         if waiting is None and (known := self.known()) is not None:
             return known
         if waiting is None or waiting.get_loop() is not asyncio.get_running_loop():
-            self._awaited = waiting = in_thread(self._opened)
+            self._awaited = waiting = in_worker(self._opened)
         return await waiting
 
     def _opened(self) -> Store:
@@ -97,7 +98,7 @@ class Handle:
         """Give the store back. Who is just opening it hears that it was closed."""
         store = self._left()
         if store is not None:
-            await in_thread(lambda: sharing.release(store))
+            await in_worker(lambda: sharing.release(store))
 
     def leave(self) -> None:
         """The same, where nobody can wait."""

@@ -1,7 +1,8 @@
-"""The keeper of a process's leases: renews them, and hears who wants a run to stop.
+"""The keeper of a process's leases: renews them until they are dropped, and notices which ones were asked to stop.
 
-It has a thread of its own, so that neither a blocked event loop nor a long queue of writes costs a run its lease. The
-thread sleeps while there is nothing to keep.
+What kind of lease it keeps is up to the two queries that it is given, so runs of threads and anything else that is
+leased can have one each. A keeper has a worker of its own, an OS thread, so that neither a blocked event loop nor a
+long queue of writes costs a lease. The worker ends when there is nothing left to keep.
 """
 
 from __future__ import annotations
@@ -10,39 +11,55 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from byssus.errors import StoreNotOpen
-from byssus.queries.log import leases
-from byssus.queries.log.leases import Held
-from byssus.store.database import Store
+from byssus.store.database import Store, Tx
 
-T = TypeVar("T")
 LOST, ABORTED = "lease_lost", "aborted"
 
-_LOOK = 0.05  # seconds between two looks at whether somebody wants a run to stop
+_LOOK = 0.05  # seconds between two looks at whether a lease was asked to stop
 _BEATS = 4  # renewals in the life of a lease
 _AT_ONCE = 64  # renewals in one transaction: their threads cannot be written meanwhile
 _PATIENCE = 0.25  # seconds between two looks at whether a lease has run out while the database does not answer
-_LINGER = 2.0  # seconds that the thread stays awake without leases: waking it for each run would cost more
+_LINGER = 2.0  # seconds that the worker stays without leases: starting one for each run would cost more
 _log = logging.getLogger("byssus.store")
 
 
-class Keeper:
-    """Keeps the leases that this process has on one store."""
+class Held(Hashable, Protocol):
+    """A lease of this process, as far as its keeper has to know it."""
 
-    def __init__(self, store: Store) -> None:
+    @property
+    def seconds(self) -> float:
+        """How long it lasts without a renewal."""
+
+    @property
+    def token(self) -> str:
+        """What this process knows it by."""
+
+
+T = TypeVar("T")
+L = TypeVar("L", bound=Held)
+LeaseQuery = Callable[[Tx, Sequence[L]], list[L]]
+
+
+class Keeper(Generic[L]):
+    """Keeps leases of one kind on one store. `renew` returns those that are lost, `look` those asked to stop."""
+
+    def __init__(self, store: Store, renew: LeaseQuery[L], look: LeaseQuery[L]) -> None:
         self._store = weakref.ref(store)
-        self._held: dict[Held, Callable[[str], object]] = {}
-        self._renewed: dict[Held, float] = {}
+        self._renew = renew
+        self._look_for = look
+        self._held: dict[L, Callable[[str], object]] = {}
+        self._renewed: dict[L, float] = {}
         self._changed = threading.Condition()
         self._awake = False
         self._seen: Hashable = None  # the store's version when we last looked
 
-    def keep(self, lease: Held, tell: Callable[[str], object]) -> None:
-        """Renew the lease until it is dropped. `tell` is called, on the keeper's thread, with LOST or ABORTED."""
+    def keep(self, lease: L, tell: Callable[[str], object]) -> None:
+        """Renew the lease until it is dropped. `tell` is called, on the keeper's worker, with LOST or ABORTED."""
         with self._changed:
             _alive.add(lease.token)
             self._held[lease] = tell
@@ -51,12 +68,12 @@ class Keeper:
                 self._awake = True
                 threading.Thread(target=self._serve, name="byssus-lease", daemon=True).start()
 
-    def drop(self, lease: Held) -> None:
+    def drop(self, lease: L) -> None:
         """Stop renewing; whether or not the lease could be given back, this process has no use for it."""
         with self._changed:
             self._forget(lease)
 
-    def _forget(self, lease: Held) -> None:
+    def _forget(self, lease: L) -> None:
         self._held.pop(lease, None)
         self._renewed.pop(lease, None)
         _alive.discard(lease.token)
@@ -89,7 +106,7 @@ class Keeper:
     def _look(self, store: Store) -> None:
         version = store.version()
         if version != self._seen:
-            for lease in self._settled(store.submit_read(leases.aborted, list(self._held))):
+            for lease in self._settled(store.submit_read(self._look_for, list(self._held))):
                 self._tell(lease, ABORTED)
             self._seen = version
 
@@ -98,7 +115,7 @@ class Keeper:
             due = [lease for lease, then in self._renewed.items() if now - then > lease.seconds / _BEATS]
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
-            lost = self._settled(store.submit_first(leases.renew, some))
+            lost = self._settled(store.submit_first(self._renew, some))
             with self._changed:
                 self._renewed.update((lease, now) for lease in some if lease in self._renewed)
             for lease in lost:
@@ -122,7 +139,7 @@ class Keeper:
         for lease in late:
             self._tell(lease, LOST)
 
-    def _tell(self, lease: Held, what: str) -> None:
+    def _tell(self, lease: L, what: str) -> None:
         with self._changed:
             tell = self._held.get(lease)
             if what == LOST:
@@ -131,17 +148,18 @@ class Keeper:
             tell(what)
 
 
-_keepers: weakref.WeakKeyDictionary[Store, Keeper] = weakref.WeakKeyDictionary()
+_keepers: weakref.WeakKeyDictionary[Store, dict[Any, Keeper[Any]]] = weakref.WeakKeyDictionary()
 _alive: set[str] = set()  # the tokens of the leases that runs of this process hold or are about to get
 
 
-def of(store: Store) -> Keeper:
-    """The keeper of this store's leases."""
-    return _keepers.get(store) or _keepers.setdefault(store, Keeper(store))
+def of(store: Store, renew: LeaseQuery[L], look: LeaseQuery[L]) -> Keeper[L]:
+    """The keeper of one kind of lease on this store."""
+    keepers = _keepers.setdefault(store, {})
+    return keepers.get(renew) or keepers.setdefault(renew, Keeper(store, renew, look))
 
 
 def expect(token: str) -> None:
-    """A lease with this token is about to be claimed: nobody in this process shall take it for a dead one."""
+    """A lease with this token is about to be claimed: this process must not take it for a dead one."""
     _alive.add(token)
 
 

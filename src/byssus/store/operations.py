@@ -15,11 +15,10 @@ started, and none that is running is in the way.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from byssus.store.database import Store, Tx
 
@@ -33,9 +32,6 @@ class Runner(Protocol):
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def system(self) -> str: ...
 
     @property
     def base(self) -> Store:
@@ -56,7 +52,6 @@ class Blocking:
     def __init__(self, store: Store) -> None:
         self.base = store
         self.name = store.name
-        self.system = store.system
 
     async def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.base.read_now(query, *args, **kwargs)
@@ -87,26 +82,27 @@ class HasStore(Protocol):
     def store(self) -> Store: ...
 
 
-class _Operation(Generic[P, T]):
-    """An operation of a surface. What it looks like to help() and editors is worked out when somebody first asks."""
+class _Method:
+    """A function of a store as a method of a surface. What help() shows of it is worked out when it is first used."""
 
-    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
-        self._operation = operation
-        self._method: Any = None
+    _find: Callable[[], Callable[..., Any]]
+    _made: Any = None
 
     def _bound(self, owner: HasStore | None) -> Any:
-        if self._method is None:
-            if isinstance(self._operation, _LazyModule):
-                self._operation = self._operation.found()
-            self._method = _described(self._made(self._operation), self._operation)
-        return self._method if owner is None else functools.partial(self._method, owner)
+        if self._made is None:
+            function = self._find()
+            self._made = _described(self._make(function), function)
+        return self._made if owner is None else functools.partial(self._made, owner)
 
-    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+    def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
 
 
-class blocking(_Operation[P, T]):  # noqa: N801 - it stands where a function stands
+class blocking(_Method, Generic[P, T]):  # noqa: N801 - it stands where a function stands
     """An operation as a method that returns when it is done."""
+
+    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
+        self._find = lambda: operation
 
     @overload
     def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
@@ -115,72 +111,57 @@ class blocking(_Operation[P, T]):  # noqa: N801 - it stands where a function sta
     def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
         return self._bound(owner)  # type: ignore[no-any-return]
 
-    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+    def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
-            return to_the_end(operation(Blocking(owner.store), *args, **kwargs))
+            return to_the_end(function(Blocking(owner.store), *args, **kwargs))  # type: ignore[no-any-return]
 
         return method
 
 
-class direct(Generic[P, T]):  # noqa: N801
-    """A function of a store as a method that returns what it returns: a receipt, or an iterator."""
-
-    def __init__(self, function: Callable[Concatenate[Store, P], T]) -> None:
-        self._function: Any = function
-        self._method: Any = None
-
-    @overload
-    def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
-    @overload
-    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, T]: ...
-    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
-        if self._method is None:
-            function = self._function.found() if isinstance(self._function, _LazyModule) else self._function
-
-            def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
-                return function(owner.store, *args, **kwargs)  # type: ignore[no-any-return]
-
-            self._method = _described(method, function)
-        return self._method if owner is None else functools.partial(self._method, owner)
-
-
-class iterated(Generic[P, T]):  # noqa: N801
-    """An async iterator of a store's as a method that returns a plain iterator."""
+class iterated(_Method, Generic[P, T]):  # noqa: N801
+    """An async iterator as a method that returns a plain iterator."""
 
     def __init__(self, function: Callable[Concatenate[Runner, P], AsyncIterator[T]]) -> None:
-        self._function: Any = function
-        self._method: Any = None
+        self._find = lambda: function
 
     @overload
     def __get__(self, owner: None, kind: type, /) -> Callable[..., Iterator[T]]: ...
     @overload
     def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, Iterator[T]]: ...
     def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., Iterator[T]]:
-        if self._method is None:
-            function = self._function.found() if isinstance(self._function, _LazyModule) else self._function
+        return self._bound(owner)  # type: ignore[no-any-return]
 
-            def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> Iterator[T]:
-                return _iterate(function(Blocking(owner.store), *args, **kwargs))
+    def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> Iterator[T]:
+            return _iterate(function(Blocking(owner.store), *args, **kwargs))
 
-            self._method = _described(method, function)
-        return self._method if owner is None else functools.partial(self._method, owner)
+        return method
 
 
-def _iterate(items: AsyncIterator[T]) -> Iterator[T]:
+def _iterate(items: AsyncGenerator[T, None]) -> Iterator[T]:
     try:
         while True:
             try:
-                item: T = to_the_end(items.__anext__())  # type: ignore[arg-type]
+                item: T = to_the_end(items.__anext__())
             except StopAsyncIteration:
                 return
             yield item
     finally:
-        if isinstance(items, AsyncGenerator):
-            to_the_end(items.aclose())
+        to_the_end(items.aclose())
 
 
-class awaited(_Operation[P, T]):  # noqa: N801
+class awaited(_Method, Generic[P, T]):  # noqa: N801
     """An operation as a method that is awaited."""
+
+    def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
+        self._find = lambda: operation
+
+    @classmethod
+    def late(cls, find: Callable[[], Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]]) -> Self:
+        """An operation of a module that is imported with its first use: `awaited.late(lambda: search.search)`."""
+        made = cls.__new__(cls)
+        made._find = find
+        return made
 
     @overload
     def __get__(self, owner: None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]: ...
@@ -189,42 +170,38 @@ class awaited(_Operation[P, T]):  # noqa: N801
     def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., Coroutine[Any, Any, T]]:
         return self._bound(owner)  # type: ignore[no-any-return]
 
-    def _made(self, operation: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Any]:
+    def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> T:
-            return await operation(owner.store, *args, **kwargs)
+            return await function(owner.store, *args, **kwargs)  # type: ignore[no-any-return]
 
         return method
 
 
-def lazy_modules(*names: str) -> list[_LazyModule]:
-    """Modules of byssus that most programs never need: each is imported when a function of it is first called."""
-    return [_LazyModule(f"byssus.{name}") for name in names]
+class direct(_Method, Generic[P, T]):  # noqa: N801
+    """A function of a store as a method that returns what it returns: a receipt, or an async iterator."""
 
+    def __init__(self, function: Callable[Concatenate[Store, P], T]) -> None:
+        self._find = lambda: function
 
-def preload(*modules: Any) -> None:
-    """Import these now: what comes next must not fail for want of a module."""
-    for module in modules:
-        if isinstance(module, _LazyModule):
-            importlib.import_module(module.__module__)
+    @classmethod
+    def late(cls, find: Callable[[], Callable[Concatenate[Store, P], T]]) -> Self:
+        """A function of a module that is imported with its first use."""
+        made = cls.__new__(cls)
+        made._find = find
+        return made
 
+    @overload
+    def __get__(self, owner: None, kind: type, /) -> Callable[..., T]: ...
+    @overload
+    def __get__(self, owner: HasStore, kind: type, /) -> Callable[P, T]: ...
+    def __get__(self, owner: HasStore | None, kind: type, /) -> Callable[..., T]:
+        return self._bound(owner)  # type: ignore[no-any-return]
 
-class _LazyModule:
-    """A module that is not imported yet, or one of its functions."""
+    def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def method(owner: HasStore, /, *args: Any, **kwargs: Any) -> Any:
+            return function(owner.store, *args, **kwargs)
 
-    def __init__(self, module: str, name: str = "") -> None:
-        self.__module__ = module
-        self.__name__ = name
-
-    def __getattr__(self, name: str) -> _LazyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _LazyModule(self.__module__, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.found()(*args, **kwargs)
-
-    def found(self) -> Any:
-        return getattr(importlib.import_module(self.__module__), self.__name__)
+        return method
 
 
 def _described(method: Any, operation: Callable[..., Any]) -> Any:

@@ -76,7 +76,7 @@ async def _match(store: Runner, thread_key: ThreadKey, given: Sequence[Any]) -> 
     """Compare messages with a thread's, on a reader: it may be long."""
     thread = await store.read(checkpoints.thread_state, thread_key)
     if thread is None:
-        return _Matched(Agreement(0, 0, True), await store.read(_stored_from, given, 0), 0)
+        return _Matched(Agreement(0, 0, True), await store.aside(lambda: _stored_from(given, 0)), 0)
     seq = count = 0
     while True:
         same, page = await store.read(_compare, thread, given, count, seq)
@@ -85,7 +85,7 @@ async def _match(store: Runner, thread_key: ThreadKey, given: Sequence[Any]) -> 
         if same < len(page) or len(page) < PAGE:
             break
     is_end = same == len(page)
-    tail = await store.read(_stored_from, given, count)
+    tail = await store.aside(lambda: _stored_from(given, count))
     return _Matched(Agreement(seq, count, is_end), tail, thread.version)
 
 
@@ -101,7 +101,7 @@ def _compare(tx: Tx, thread: ThreadState, given: Sequence[Any], start: int, afte
     return same, [seq for seq, _, _ in page]
 
 
-def _stored_from(_: Tx, given: Sequence[Any], start: int) -> list[MessageRow]:
+def _stored_from(given: Sequence[Any], start: int) -> list[MessageRow]:
     return [_stored_at(value, position) for position, value in enumerate(given[start:], start)]
 
 

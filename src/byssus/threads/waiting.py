@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from byssus.errors import ThreadBusy
-from byssus.queries.log.leases import NOBODY
+from byssus.queries.log.leases import NO_EPOCH
 from byssus.store import keeper, owners
 from byssus.store.operations import Runner
 
@@ -22,7 +22,7 @@ async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
     deadline = time.monotonic() + seconds
-    dead_epoch, pause = NOBODY, _FIRST_PAUSE
+    dead_epoch, pause = NO_EPOCH, _FIRST_PAUSE
     while True:
         try:
             return await attempt(dead_epoch)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from byssus.errors import ThreadMoved
+from byssus.errors import LeaseLost, ThreadBusy, ThreadMoved
 from byssus.queries.log import threads
+from byssus.queries.log.leases import Claim, Lease, Unleased
 from byssus.queries.log.threads import MessageRow, Position, ThreadInfo, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values.thread_key import ThreadKey
@@ -55,6 +56,44 @@ def everything(store: Store) -> list[list[tuple[object, ...]]]:
         return [sorted(tx.all(f"SELECT * FROM {table}"), key=repr) for table in tables]  # the names are ours
 
     return store.read_now(query)
+
+
+# --- a thread's row ---------------------------------------------------------------------------------------------------
+
+
+def test_taking_a_row_returns_the_columns_that_were_asked_for_and_changes_nothing(store: Store) -> None:
+    store.write_now(threads.append, ThreadKey("", "t"), rows("a", "b"))
+    store.write_now(threads.append, ThreadKey("other", "t"), rows("a"))
+    before = everything(store)
+    row = found(store, "t")
+    assert store.write_now(threads.take, ThreadKey("", "t")) == (row.key,)
+    assert store.write_now(threads.take, ThreadKey("", "t"), "head, branch, key") == (2, row.branch, row.key)
+    assert store.write_now(threads.take, ThreadKey("other", "t"), "head") == (1,)
+    assert everything(store) == before
+
+
+def test_taking_makes_no_thread_unless_it_is_asked_to(store: Store) -> None:
+    assert store.write_now(threads.take, ThreadKey("", "t")) is None
+    assert store.read_now(threads.find, ThreadKey("", "t")) is None
+    made = store.write_now(threads.take_or_make, ThreadKey("", "t"), "key, head")
+    assert made == (found(store, "t").key, 0)
+    assert store.write_now(threads.take_or_make, ThreadKey("", "t"), "key, head") == made
+
+
+def test_taking_with_a_lease_renews_it(store: Store) -> None:
+    epoch = store.write_now(threads.append, ThreadKey("", "t"), rows("a"), by=Claim("me", "run", 30)).epoch
+    until = store.write_now(threads.take, ThreadKey("", "t"), "lease_until")
+    assert until is not None
+    renewed = store.write_now(threads.take, ThreadKey("", "t"), "lease_until", by=Lease(epoch, 90))
+    assert renewed is not None
+    assert renewed > until
+    before = everything(store)
+    with pytest.raises(LeaseLost):
+        store.write_now(threads.take, ThreadKey("", "t"), by=Lease(epoch - 1, 90))
+    with pytest.raises(ThreadBusy):
+        store.write_now(threads.take, ThreadKey("", "t"), by=Unleased())
+    assert everything(store) == before
+    assert store.write_now(threads.take, ThreadKey("", "no such"), by=Lease(epoch, 90)) is None
 
 
 # --- append -----------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_connections_that_are_cut_while_idle_are_made_anew(where: Schema, admin:
             for name in ("a", "b", "c", "d"):
                 store.write_now(threads.append, ThreadKey("", name), rows(str(i)))
             assert stored(store, "a") == [str(n) for n in range(i + 1)]
-            store.write_first(appending("urgent"))
+            store.submit_first(appending("urgent")).result()
             admin.end(*admin.sessions("idle"))
         assert len(stored(store)) == 3
 
@@ -314,8 +314,8 @@ def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
         dsn = pooler.dsn if through == "pooled" else place.dsn
         with opened(place, dsn=dsn, durability=durability) as store:
             for _ in range(5):
-                for ask in (store.write_now, store.write_first, store.read_now):
-                    assert ask(settings_of) == {
+                for ask in (store.submit, store.submit_first, store.submit_read):
+                    assert ask(settings_of).result() == {
                         "lock_timeout": "30s",
                         "idle_in_transaction_session_timeout": "15s",
                         "synchronous_commit": expected,

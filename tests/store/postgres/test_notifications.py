@@ -106,13 +106,13 @@ def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> No
         position = store.write_now(threads.append, ThreadKey("", "t"), rows("x"), by=claim)
         held = Held("t", "", position.epoch, 30.0)
         told: list[str] = []
-        keeper.of(store).keep(held, told.append)
+        keeper.of(store, leases.renew, leases.aborted).keep(held, told.append)
         settled(listening(store))
         looks = count_reads(store)
         assert other.ask() == "me"
         wait_until(lambda: told == [keeper.ABORTED], "the keeper was not told")
         assert looks() < 20, "it looked without having been told"
-        keeper.of(store).drop(held)
+        keeper.of(store, leases.renew, leases.aborted).drop(held)
 
 
 def count_reads(store: PostgresStore) -> Callable[[], int]:

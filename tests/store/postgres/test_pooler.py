@@ -13,7 +13,8 @@ import pytest
 
 from byssus.errors import StoreError
 from byssus.queries.log import threads
-from byssus.store.database import Job, Tx
+from byssus.store.database import Tx
+from byssus.store.jobs import Job
 from byssus.store.postgres import store as postgres
 from byssus.store.postgres.store import PostgresStore
 from byssus.values.thread_key import ThreadKey
@@ -182,7 +183,7 @@ def test_a_commit_that_is_still_under_way_when_its_connection_is_lost_happens_on
 ) -> None:
     with pooling(slow.place.dsn) as pooler, opened(slow.place, dsn=pooler.dsn) as store:
         before = []
-        store.write_first(appending("first"))  # the writer that is meant has not written yet
+        store.submit_first(appending("first")).result()  # the writer that is meant has not written yet
         if not is_first:
             store.write_now(appending("second"))
             before = ["second"]
@@ -202,11 +203,11 @@ def test_a_commit_that_is_still_under_way_when_its_connection_is_lost_happens_on
 def submit_together(store: PostgresStore, size: int) -> list[Future[Any]]:
     """So many writes of the writer that serves no thread in particular, as one group."""
     writer = store._writers[hash("") % len(store._writers)]
-    jobs: list[Job[Any]] = [Job(appending(str(i)), (), {}, None) for i in range(size)]
+    jobs: list[Job[Any]] = [Job(appending(str(i)), (), {}, Future()) for i in range(size)]
     writer._group = lambda job: jobs  # type: ignore[method-assign]
     writer.jobs.put(jobs[0])
     writer.start()
-    return [job._future for job in jobs if isinstance(job._future, Future)]
+    return [job.future for job in jobs if isinstance(job.future, Future)]
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -175,7 +175,7 @@ FORK = (
     store = open_store()
     store.write_now(threads.append, "t", rows("parent"))
     assert bodies(store) == ["parent"]
-    store.write_first(threads.append, "t", rows("parent first"))
+    store.submit_first(threads.append, "t", rows("parent first")).result()
     store.version()
 """
 )

@@ -246,14 +246,14 @@ def test_a_read_cannot_write_and_is_told_so_at_once(store: PostgresStore) -> Non
 # --- a query and the store --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outer", ["write_now", "read_now", "write_first"])
-@pytest.mark.parametrize("inner", ["write_now", "read_now", "submit", "write_first"])
+@pytest.mark.parametrize("outer", ["submit", "submit_read", "submit_first"])
+@pytest.mark.parametrize("inner", ["write_now", "read_now", "submit", "submit_first"])
 def test_calling_the_store_from_inside_a_query_raises(store: PostgresStore, outer: str, inner: str) -> None:
     def query(tx: Tx) -> None:
         getattr(store, inner)(threads.find, ThreadKey("", "t"))
 
     with pytest.raises(ByssusError, match="use the transaction"):
-        getattr(store, outer)(query)
+        getattr(store, outer)(query).result()
     store.write_now(appending("alive"))
     assert stored(store) == ["alive"]
 
@@ -263,7 +263,7 @@ def test_an_urgent_write_overtakes_a_long_queue(store: PostgresStore) -> None:
     held = store.submit(gate.query)
     queued = [store.submit(appending(str(i))) for i in range(200)]
     assert gate.entered.wait(PATIENCE)
-    assert store.write_first(appending("urgent")) == (1, 1)
+    assert store.submit_first(appending("urgent")).result() == (1, 1)
     assert not any(future.done() for future in (held, *queued))
     gate.opened.set()
     assert queued[-1].result(PATIENCE) == (201, 201)
@@ -281,7 +281,7 @@ def test_close_finishes_what_was_submitted_and_then_refuses(store: PostgresStore
         closing = asyncio.ensure_future(asyncio.to_thread(store.close))
         gate.opened.set()
         await closing
-        for refused in (store.write, store.read, store.write_now, store.read_now, store.submit, store.write_first):
+        for refused in (store.write, store.read, store.write_now, store.read_now, store.submit, store.submit_first):
             with pytest.raises(StoreNotOpen, match="closed"):
                 refused(threads.find, ThreadKey("", "t"))
         with pytest.raises(StoreNotOpen, match="closed"):
@@ -300,7 +300,7 @@ def test_connections_are_few_and_gone_after_close_and_so_is_every_thread(where: 
         async def crowd() -> None:
             writes = [store.write(threads.append, ThreadKey("", f"thread {i}"), rows("x")) for i in range(100)]
             reads = [store.read(threads.find, ThreadKey("", f"thread {i}")) for i in range(100)]
-            await asyncio.gather(*writes, *reads, asyncio.to_thread(store.write_first, appending("first")))
+            await asyncio.gather(*writes, *reads, asyncio.wrap_future(store.submit_first(appending("first"))))
             store.version()
 
         asyncio.run(crowd())

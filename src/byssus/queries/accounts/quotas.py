@@ -1,9 +1,9 @@
 """How many tokens a user may still spend.
 
-- What is left is the total, less what was used, less what runs have set aside for model calls that are under way.
-- Whoever decides takes the user's row first, so that a hundred at once never decide upon the same tokens.
-- A reservation counts while the lease lives under which it was made. It is settled in the transaction that stores the
-  reply; after a crash nobody needs to give it back.
+- What is left is the total, minus what was used, minus what runs have reserved for model calls that are under way.
+- A decision locks the user's row first, so concurrent runs never spend the same tokens.
+- A reservation counts while the lease under which it was made is alive. It is settled in the transaction that stores
+  the reply; after a crash it ends with the lease.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def unknown(user_id: str) -> NotFound:
 
 
 def take(tx: Tx, user_id: str) -> None:
-    """Take the row of a user, who must exist: nobody removes them meanwhile.
+    """Lock the row of a user, who must exist and cannot be removed meanwhile.
 
-    Whoever writes to a thread takes that one's row before, as every model call of a run does.
+    A write to a thread locks the thread's row before it, as every model call of a run does: the order prevents
+    deadlocks.
     """
     if tx.one("UPDATE users SET quota_used = quota_used WHERE id = :user RETURNING key", user=user_id) is None:
         raise unknown(user_id)
@@ -60,15 +61,15 @@ def consume(tx: Tx, user_id: str, tokens: int) -> bool | None:
     found = _taken(tx, user_id)
     if found is None or not found.suffices(tokens):
         return None if found is None else False
-    # Asked for, and not told: who decides next in the same transaction must see it, whatever thread that is about.
+    # `one`, not `run`: the next decision in the same transaction must see it, for any thread.
     tx.one(f"{_SPEND} RETURNING key", tokens=tokens, user=user_id, now=tx.now())
     return True
 
 
 def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: int) -> QuotaLeft | None:
-    """Set tokens aside for a thread's next model call: as many as wanted, or what is left if that is enough.
+    """Reserve tokens for a thread's next model call: as many as wanted, or what is left if that is enough.
 
-    Answers what was granted (`tokens` is None if there is no limit), or None if less than `least` is left.
+    Returns what was granted (`tokens` is None if there is no limit), or None if less than `least` is left.
     """
     found = _taken(tx, user_id, but=thread)
     if found is None or not found.suffices(least):
@@ -87,13 +88,16 @@ def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: i
 
 
 def settle(tx: Tx, thread: int, charge: Charge) -> None:
-    """What was really spent, in the place of what was set aside. Both together, so it does not matter who sees it."""
+    """Charge what was really spent, and remove the reservation.
+
+    `run` suffices: a decision in the same transaction sees both changes or neither.
+    """
     tx.run("DELETE FROM reservations WHERE thread = :thread", thread=thread)
     tx.run(_SPEND, tokens=charge.tokens, user=charge.user, now=tx.now())
 
 
 def _taken(tx: Tx, user_id: str, *, but: int = 0) -> QuotaLeft | None:
-    """What is left, with the user's row in our hands."""
+    """What is left, with the user's row locked."""
     row = tx.one(
         "UPDATE users SET quota_used = quota_used WHERE id = :user RETURNING quota_total, quota_used", user=user_id
     )

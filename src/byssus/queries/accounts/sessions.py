@@ -1,15 +1,15 @@
-"""Threads as sessions: whose they are, what they are called, whether they go on, and what was said in them."""
+"""Threads as sessions: their user, title, status and metadata, and their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas, users
-from byssus.queries.log import threads
+from byssus.queries.log import editing, messages, threads
 from byssus.queries.log.leases import By
-from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
+from byssus.queries.log.messages import StoredMessage
+from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -29,7 +29,7 @@ class Session(NamedTuple):
 
 
 _SPENT = "(SELECT COALESCE(SUM({}), 0) FROM usage u WHERE u.thread = t.key AND u.owner = '')"
-# Of a thread that nobody has said a model of, it is the one that spoke last.
+# A thread without a model of its own has the one that replied last.
 _MODEL = (
     "COALESCE(t.model, (SELECT u.model FROM usage u WHERE u.thread = t.key AND u.owner = '' AND u.model <> ''"
     " ORDER BY u.day DESC, u.key DESC LIMIT 1))"
@@ -41,10 +41,10 @@ _COLUMNS = (
 
 
 def create(tx: Tx, thread_key: ThreadKey, user_id: str | None, title: str, model: str | None, metadata: str) -> Session:
-    """Make a session. A user must exist, and keeps existing meanwhile."""
+    """Make a session. The user must exist, and is locked until the transaction ends."""
     if not threads.make(tx, thread_key, tx.now()):
         raise InputError(f"there is a session {thread_key.id!r} already; use update_session, or another session_id")
-    if user_id is not None:  # not first: what a query asks first is asked before others in its transaction are done
+    if user_id is not None:  # not first: a query's first question is asked before others of its transaction have run
         quotas.take(tx, user_id)
     tx.run(
         "UPDATE threads SET owner = :owner, title = :title, model = :model, metadata = :metadata"
@@ -81,12 +81,8 @@ def unknown(session_id: str) -> NotFound:
 
 
 def take(tx: Tx, thread_key: ThreadKey) -> int:
-    """The key of a thread that must exist, its row taken: nobody deletes it meanwhile."""
-    row = tx.one(
-        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
+    """Lock the row of a session, which must exist, so that it is not deleted meanwhile; returns its key."""
+    row = threads.take(tx, thread_key)
     if row is None:
         raise unknown(thread_key.id)
     key: int = row[0]
@@ -111,7 +107,7 @@ def update(tx: Tx, thread_key: ThreadKey, changes: dict[str, Any]) -> Session:
 def of_user(
     tx: Tx, user_id: str, *, status: str | None, limit: int, offset: int, namespace: str = ""
 ) -> list[Session] | None:
-    """A user's sessions, the one that was written last first; None if there is no such user."""
+    """A user's sessions, most recently updated first; None if there is no such user."""
     if users.get(tx, user_id) is None:
         return None
     rows = tx.all(
@@ -130,23 +126,8 @@ def of_user(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class StoredMessage(NamedTuple):
-    """A message as it is stored."""
-
-    seq: int
-    id: str
-    role: str
-    body: str
-    plain: int
-    created_at: str
-    key: int = 0
-
-
-_SAID = "m.seq, m.id, m.role, m.body, m.plain, m.created_at, m.key"
-
-
-def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow], *, by: By = UNLEASED) -> str:
-    """Add a message, which is made when the session's model is known; returns its id."""
+def model(tx: Tx, thread_key: ThreadKey) -> str | None:
+    """The model that a session was given, which must exist; None if it was given none."""
     row = tx.one(
         "SELECT model FROM threads WHERE namespace = :namespace AND id = :id",
         namespace=thread_key.namespace,
@@ -154,37 +135,37 @@ def save(tx: Tx, thread_key: ThreadKey, make: Callable[[str | None], MessageRow]
     )
     if row is None:
         raise unknown(thread_key.id)
-    message = make(row[0])
+    found: str | None = row[0]
+    return found
+
+
+def save(tx: Tx, thread_key: ThreadKey, message: MessageRow, *, by: By = UNLEASED) -> None:
+    """Add a message to a session, which must exist."""
+    model(tx, thread_key)
     threads.append(tx, thread_key, [message], by=by)
-    return message.id
 
 
-def history(tx: Tx, thread_key: ThreadKey, limit: int, *, before: int = END) -> list[StoredMessage] | None:
-    """The newest messages, the oldest of them first; None if there is no such session."""
-    thread = threads.find(tx, thread_key)
-    if thread is None:
-        return None
-    rows = tx.all(
-        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit",
-        branch=thread.branch,
-        after=0,
-        upto=before - 1,
-        limit=limit,
+def message(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage:
+    """A message of a session; both must exist."""
+    found = messages.find(tx, thread_key, message_id)
+    if found is None:
+        raise _no_message(tx, thread_key, message_id)
+    return found
+
+
+def replace_message(
+    tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED
+) -> None:
+    """Replace a message of a session, or remove it if `new` is None; see `editing.replace`."""
+    try:
+        editing.replace(tx, thread_key, message_id, new, by=by)
+    except NotFound:
+        raise _no_message(tx, thread_key, message_id) from None
+
+
+def _no_message(tx: Tx, thread_key: ThreadKey, message_id: str) -> NotFound:
+    if get(tx, thread_key) is None:
+        return unknown(thread_key.id)
+    return NotFound(
+        f"session {thread_key.id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
     )
-    return [StoredMessage(*row) for row in reversed(rows)]
-
-
-def find(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage | None:
-    """The message of this id that the session shows; of several, the last one."""
-    thread = threads.find(tx, thread_key)
-    if thread is None:
-        raise unknown(thread_key.id)
-    row = tx.one(
-        f"SELECT {_SAID} FROM {ALONG} WHERE s.branch = :branch AND m.id = :id"
-        " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
-        branch=thread.branch,
-        after=0,
-        upto=END,
-        id=message_id,
-    )
-    return StoredMessage(*row) if row else None

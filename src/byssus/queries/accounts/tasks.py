@@ -87,12 +87,12 @@ def of_session(tx: Tx, session_id: str | None, *, status: str | None, limit: int
 
 def set_status(tx: Tx, task_id: str, status: str, result: str | None) -> Task:
     """Say how far a task is. It starts once, ends each time, and is tried again when it had failed."""
-    row = tx.one(
+    tx.run(
         "UPDATE tasks SET status = :status, updated_at = :now, result = COALESCE(:result, result),"
         " started_at = CASE WHEN :begins = 1 THEN COALESCE(started_at, :now) ELSE started_at END,"
         " completed_at = CASE WHEN :ends = 1 THEN :now ELSE NULL END,"
         " retry_count = retry_count + CASE WHEN :again = 1 AND status = 'failed' THEN 1 ELSE 0 END"
-        " WHERE id = :id RETURNING key",
+        " WHERE id = :id",
         id=task_id,
         status=status,
         result=result,
@@ -101,18 +101,12 @@ def set_status(tx: Tx, task_id: str, status: str, result: str | None) -> Task:
         again=int(status in ("pending", "running")),
         now=tx.now(),
     )
-    if row is None:
-        raise unknown(task_id)
     return require(tx, task_id)
 
 
 def update(tx: Tx, task_id: str, changes: dict[str, Any]) -> Task:
     sets = "".join(f", {column} = :{column}" for column in sorted(changes))
-    row = tx.one(
-        f"UPDATE tasks SET updated_at = :now{sets} WHERE id = :id RETURNING key", id=task_id, now=tx.now(), **changes
-    )
-    if row is None:
-        raise unknown(task_id)
+    tx.run(f"UPDATE tasks SET updated_at = :now{sets} WHERE id = :id", id=task_id, now=tx.now(), **changes)
     return require(tx, task_id)
 
 

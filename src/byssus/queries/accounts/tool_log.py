@@ -7,12 +7,17 @@ from typing import NamedTuple
 
 from byssus.errors import NotFound
 from byssus.queries.accounts import usage
-from byssus.queries.log import tool_calls
+from byssus.queries.log import threads, tool_calls
 from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
 
 
-class Logged(NamedTuple):
-    """A call as an application logs it: all but its session is JSON or plain text."""
+class LoggedCall(NamedTuple):
+    """A call of the log. `input` and `output` are JSON; `message` is the id of the message that asked for the call.
+
+    An application that logs a call gives the first fields. The others are known when it is read; `result` is the
+    message with the result, of a call that an agent made.
+    """
 
     id: str
     name: str
@@ -22,34 +27,19 @@ class Logged(NamedTuple):
     status: str
     error: str | None
     message: str | None
-
-
-class LogRow(NamedTuple):
-    """A call as an application reads it, whoever made it. `result` is the message with its result, if there is one."""
-
-    id: str
-    session_id: str
-    call_id: str
-    name: str
-    input: str
-    output: str | None
-    elapsed_ms: float | None
-    status: str
-    error: str | None
-    message: str | None
-    created_at: str | None
-    result: str | None
+    session_id: str = ""
+    call_id: str = ""
+    created_at: str | None = None
+    result: str | None = None
 
 
 _LOG = (
-    "SELECT c.idempotency_key, t.id, c.call_id, c.name, c.arguments, c.output, c.elapsed_ms, c.status, c.error,"
+    "SELECT c.idempotency_key, c.name, c.arguments, c.output, c.elapsed_ms, c.status, c.error,"
     " COALESCE(c.message, (SELECT m.id FROM messages m WHERE c.reply > 0 AND m.branch = c.branch AND m.seq = c.reply)),"
-    " COALESCE(c.started_at, c.asked_at), (SELECT m.body FROM messages m WHERE c.reply > 0 AND m.branch = c.branch"
-    " AND m.seq = c.reply + 1 + c.place AND m.role = 'tool_result')"
+    " t.id, c.call_id, COALESCE(c.started_at, c.asked_at), (SELECT m.body FROM messages m WHERE c.reply > 0"
+    " AND m.branch = c.branch AND m.seq = c.reply + 1 + c.place AND m.role = 'tool_result')"
     " FROM tool_calls c JOIN threads t ON t.key = c.thread WHERE t.namespace = '' AND "
 )
-
-
 # A fork that parts at an open call has a row with the same id.
 _THAT_ONE = (
     "key = (SELECT MIN(c.key) FROM tool_calls c JOIN threads t ON t.key = c.thread"
@@ -57,8 +47,8 @@ _THAT_ONE = (
 )
 
 
-def log(tx: Tx, thread: int, call: Logged) -> None:
-    """Add a call that an application has made. They have no reply, and are numbered instead."""
+def log(tx: Tx, thread: int, call: LoggedCall) -> None:
+    """Add a call that an application has made. It belongs to no reply; its `place` counts such calls."""
     row = tx.one(
         "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key,"
         " run, status, attempts, started_at, ended_at, output, error, elapsed_ms, message) SELECT t.key, t.branch, 0,"
@@ -80,14 +70,14 @@ def log(tx: Tx, thread: int, call: Logged) -> None:
     usage.count_call(tx, row[0], 0, row[1], call.status, call.elapsed_ms)
 
 
-def logged(tx: Tx, call_id: str) -> LogRow | None:
+def logged(tx: Tx, call_id: str) -> LoggedCall | None:
     row = tx.one(_LOG + "c.idempotency_key = :id ORDER BY c.key LIMIT 1", id=call_id)
-    return LogRow(*row) if row else None
+    return LoggedCall(*row) if row else None
 
 
 def log_of(
     tx: Tx, session_id: str | None, *, name: str | None, status: Sequence[str] | None, limit: int, offset: int
-) -> list[LogRow]:
+) -> list[LoggedCall]:
     """The calls of a session, or of all, the newest first."""
     names = {f"status_{n}": value for n, value in enumerate(status or ())}
     among = f" AND c.status IN ({', '.join(f':{name}' for name in names)})" if names else ""
@@ -102,18 +92,19 @@ def log_of(
         **values,
         **names,
     )
-    return [LogRow(*row) for row in rows]
+    return [LoggedCall(*row) for row in rows]
 
 
 def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
-    """Change what a logged call says. It becomes a new row, so that whoever has indexed the old one notices."""
+    """Change a logged call. It becomes a new row, so that the search index notices."""
     columns = (
         "thread, branch, reply, place, call_id, name, recovery, idempotency_key, run, status, attempts, started_at,"
         " ended_at, elapsed_ms, message, arguments, output, error"
     )
     that_one = _THAT_ONE.format("c.reply = 0")
-    take = f"UPDATE threads SET head = head WHERE key = (SELECT thread FROM tool_calls WHERE {that_one}) RETURNING key"
-    tx.one(take, id=call_id)  # two who change it come one after the other
+    of_call = f"SELECT id FROM threads WHERE key = (SELECT thread FROM tool_calls WHERE {that_one})"
+    if (thread := tx.one(of_call, id=call_id)) is not None:
+        threads.take(tx, ThreadKey("", thread[0]))  # of two changes at once, the second waits for the first
     row = tx.one(f"DELETE FROM tool_calls WHERE {that_one} RETURNING {columns}", id=call_id)
     if row is None:
         raise unknown_call(call_id)
@@ -122,7 +113,7 @@ def amend(tx: Tx, call_id: str, changes: dict[str, str | None]) -> None:
 
 
 def unlog(tx: Tx, call_id: str) -> None:
-    """Remove a call from the log. One that is not over, of an agent's run, is none of the log's."""
+    """Remove a call from the log. An agent's call that has not ended cannot be removed."""
     open_ = ", ".join(f"'{status}'" for status in (*tool_calls.OPEN, "left"))
     ended = _THAT_ONE.format(f"c.status NOT IN ({open_})")
     row = tx.one(f"DELETE FROM tool_calls WHERE {ended} RETURNING branch", id=call_id)

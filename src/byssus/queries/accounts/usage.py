@@ -1,8 +1,8 @@
-"""What was said and spent, by thread, day and model, and what tools did, by thread, day and tool.
+"""Statistics: messages, tokens and cost by thread, day and model, and tool calls by thread, day and tool.
 
-- The transaction that stores a message counts it, so nothing is ever computed from a million of them; `recount` tells
-  whether that is still true.
-- What happened has happened: a deleted message stays counted, and a deleted thread's rows pass to its owner.
+- The transaction that stores a message counts it, so no statistic reads the messages; a check of the database counts
+  them again and compares.
+- A deleted message stays counted, and a deleted thread's rows pass to its user.
 - How long tools took is kept in buckets, each 5 % wider than the one before: percentiles are right within 2.5 %.
 """
 
@@ -151,7 +151,7 @@ def forget_user(tx: Tx, user_id: str) -> None:
 
 
 class Scope(NamedTuple):
-    """Whose usage: of a user (with what deleted threads left), of one thread, or of everybody; and since which day."""
+    """Which usage: of a user (with that of their deleted threads), of one thread, or of all; and since which day."""
 
     user: str | None
     thread: int | None
@@ -179,7 +179,7 @@ def _rows(table: str, scope: Scope) -> tuple[str, dict[str, object]]:
 
 
 def by(tx: Tx, column: str, scope: Scope) -> list[Row]:
-    """What was said and spent, for each day, model or thread (its id; None: those that were deleted)."""
+    """Messages, tokens and cost for each day, model or thread (its id; None: those that were deleted)."""
     source, params = _rows("usage", scope)
     sums = ", ".join(f"SUM({name})" for name in _SUMS[:-2])
     return tx.all(

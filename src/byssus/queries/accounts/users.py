@@ -1,6 +1,6 @@
-"""Users: who owns threads, what they prefer, and how many tokens they may spend.
+"""Users: the owners of threads, their preferences, and how many tokens they may spend.
 
-The leaves of a user's preferences stand in a table of their own, which finds users by them.
+The leaves of a user's preferences have a table of their own, by which users are found.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def create(
 
 
 def ensure(tx: Tx, user_id: str) -> None:
-    """Make a user of whom nothing is known but the id, if there is none: without a limit."""
+    """Make a user with this id and no limit, if there is none."""
     tx.run(
         "INSERT INTO users (id, name, email, quota_used, preferences, created_at, updated_at)"
         " VALUES (:id, :id, '', 0, '{}', :now, :now) ON CONFLICT (id) DO NOTHING",
@@ -94,22 +94,24 @@ def update(tx: Tx, user_id: str, changes: dict[str, Any], leaves: Sequence[Leaf]
 
 
 def remove(tx: Tx, user_id: str) -> bool:
-    """Remove a user and what deleted threads have left of them. Threads are the caller's business."""
+    """Remove a user, with the usage of their deleted threads. The caller takes care of existing threads."""
     usage.forget_user(tx, user_id)
     tx.run("DELETE FROM reservations WHERE owner = :id", id=user_id)
     return tx.one("DELETE FROM users WHERE id = :id RETURNING key", id=user_id) is not None
 
 
 def threads_of(tx: Tx, user_id: str) -> list[str]:
-    """The ids of the threads that belong to a user, who must exist and whose row is taken: none is added meanwhile."""
-    if tx.one("UPDATE users SET updated_at = updated_at WHERE id = :id RETURNING key", id=user_id) is None:
-        raise unknown(user_id)
+    """The ids of a user's threads. The user must exist, and is locked, so that no thread is added meanwhile."""
+    quotas.take(tx, user_id)
     rows = tx.all("SELECT id FROM threads WHERE owner = :id AND namespace = '' ORDER BY key", id=user_id)
     return [name for (name,) in rows]
 
 
 def disown_and_remove(tx: Tx, user_id: str, *, disown: bool) -> list[str]:
-    """Remove a user, and let their threads belong to nobody; or, if that is not wished, answer which there are."""
+    """Remove a user who has no threads; with `disown`, also one who has some, which then have no user.
+
+    Returns the ids of the threads.
+    """
     owned = threads_of(tx, user_id)
     if disown or not owned:
         tx.run("UPDATE threads SET owner = NULL, version = version + 1 WHERE owner = :id", id=user_id)
@@ -120,7 +122,7 @@ def disown_and_remove(tx: Tx, user_id: str, *, disown: bool) -> list[str]:
 def find(tx: Tx, leaves: Sequence[Leaf], *, limit: int, offset: int = 0) -> list[User]:
     """Users that have all these leaves among their preferences, the oldest first; without any, all users."""
     others = ", ".join(f"(:path_{n}, :value_{n})" for n in range(1, len(leaves)))
-    # Counted, and not joined one by one: a planner thinks about a hundred joins for longer than anybody waits.
+    # Counted, not joined one by one: planning a hundred joins takes too long.
     conditions = (
         f" AND (SELECT COUNT(*) FROM preferences p WHERE p.owner = u.key AND (p.path, p.value) IN (VALUES {others}))"
         f" = {len(leaves) - 1}"
@@ -154,7 +156,7 @@ def _add_leaves(tx: Tx, key: int, leaves: Sequence[Leaf]) -> None:
 
 
 def reserve(tx: Tx, thread_key: ThreadKey, user_id: str, wanted: int, least: int, *, by: Lease) -> QuotaLeft:
-    """Set tokens aside for the next model call of a run; see `quotas.reserve`."""
+    """Reserve tokens for the next model call of a run; see `quotas.reserve`."""
     thread, _ = threads.hold(tx, thread_key, by)
     granted = quotas.reserve(tx, thread, by.epoch, user_id, wanted, least)
     if granted is None:

@@ -5,8 +5,8 @@
 - A place that was reserved for a tool result and is still empty belongs to both sides: on each, the result of that side
   goes there. So an empty place becomes the new branch's own.
 - A message is needed while a thread's branch, or a branch that a checkpoint reads, leads past it. `collect` removes the
-  others. Who comes to need a branch holds the row of a thread that needs it already, so nothing can become needed in
-  the meantime; who goes on with a branch that nobody stands on takes its row, as `collect` does.
+  others. A transaction that starts to use a branch holds the row of a thread that uses it already, so nothing becomes
+  needed while `collect` runs. One that continues a branch that no thread reads locks its row, as `collect` does.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def count(tx: Tx, branch: int, upto: int) -> int:
 
 
 def is_long(tx: Tx, point: Point) -> bool:
-    """Whether a branch is read in so many pieces that another one is worth avoiding."""
+    """Whether a branch has so many segments that another one is worth avoiding."""
     return len(segments_of(tx, point.branch, point.seq)) >= _MANY
 
 
 def free_source(tx: Tx, thread: int, point: Point) -> int | None:
-    """The branch of this thread that ends at a point and that nobody stands on: it can be gone on with.
+    """A branch of this thread that ends at a point and that no thread reads: new messages can be added to it.
 
-    It must be read as the point is. Others may read it up to the point; only its own segment leads further.
+    It must read the same rows as the point. Others may read it up to the point; only its own segment leads further.
     """
     path = segments_of(tx, point.branch, point.seq)
     if path:
@@ -98,9 +98,10 @@ def make(tx: Tx, thread: int, point: Point) -> int:
 
 
 def marks_point(tx: Tx, thread: int, branch: int, point: Point) -> Point:
-    """Whose marks and summary count at a point that a thread shows, and up to where; `branch` is the one that it reads.
+    """The branch whose marks and summary count at a point that a thread shows, and up to where.
 
-    What another thread has marked since they parted is not this one's to see: its own marks count there.
+    `branch` is the one that the thread reads. Its own marks count where the point is on another thread's branch: what
+    that thread has marked after the fork is not visible here.
     """
     own = tx.one("SELECT 1 FROM branches WHERE key = :branch AND thread = :thread", branch=point.branch, thread=thread)
     if own is not None:
@@ -143,7 +144,7 @@ def segments_upto(tx: Tx, point: Point) -> list[Segment]:
 
 
 def joined(pieces: Iterable[Segment]) -> list[Segment]:
-    """The same pieces: none of them empty, and neighbours that are one as one."""
+    """The segments without empty ones, and with adjacent ones of one source joined."""
     found: list[Segment] = []
     for piece in pieces:
         if piece.after == piece.upto:
@@ -204,7 +205,7 @@ class Collected(NamedTuple):
 
 
 def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collected:
-    """Remove what nobody reads any more of these branches, and of those that they were read along."""
+    """Delete the messages of these branches, and of their sources, that no thread and no checkpoint reads."""
     waiting, removed = sorted(set(candidates)), 0
     while waiting:
         if removed >= limit:
@@ -227,9 +228,9 @@ def collect(tx: Tx, candidates: Iterable[int], *, limit: int = 2**31) -> Collect
 
 
 def drop_if_unread(tx: Tx, branch: int, successor: int) -> None:
-    """Forget how a branch is read that its thread has just left for another one, unless a checkpoint reads it.
+    """Delete the segments of a branch that its thread has just left for another one, unless a checkpoint reads it.
 
-    Where the other one leads past the same branches, these are found through it when something of them can go.
+    Where the successor has the same sources, `collect` finds them through it later.
     """
     if sources_of(tx, branch) - sources_of(tx, successor) - {branch}:
         collect(tx, [branch])
@@ -241,7 +242,7 @@ def drop_if_unread(tx: Tx, branch: int, successor: int) -> None:
 
 
 def unread(tx: Tx, thread: int) -> list[int]:
-    """The branches of a thread that nothing is read along: left behind, or sources of others."""
+    """The branches of a thread that neither it nor a checkpoint reads: left behind, or sources of others."""
     rows = tx.all(
         "SELECT b.key FROM branches b JOIN threads t ON t.key = b.thread WHERE b.thread = :thread AND b.key <> t.branch"
         " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.branch = b.key)",
@@ -251,7 +252,7 @@ def unread(tx: Tx, thread: int) -> list[int]:
 
 
 def _take(tx: Tx, branch: int) -> None:
-    """Take a branch's row: it is either gone on with, or looked at whether anybody needs it, and not both at once."""
+    """Lock a branch's row: it is either continued, or checked for whether it is needed, never both at once."""
     tx.run("UPDATE branches SET thread = thread WHERE key = :branch", branch=branch)
 
 
@@ -267,7 +268,7 @@ def _is_read(tx: Tx, branch: int) -> bool:
 
 
 def _needed(tx: Tx, source: int) -> list[tuple[int, int]]:
-    """The parts of a branch's own messages that somebody reads: after one seq and up to another, in order."""
+    """The parts of a branch's own messages that are read: after one seq and up to another, in order."""
     return tx.all(
         "SELECT s.after_seq, s.upto_seq FROM segments s JOIN branches b ON b.key = s.branch"
         " JOIN threads t ON t.key = b.thread AND t.branch = b.key WHERE s.source = :source"
@@ -280,9 +281,9 @@ def _needed(tx: Tx, source: int) -> list[tuple[int, int]]:
 
 
 def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int:
-    """Remove a branch's own messages that nobody reads, so many at most.
+    """Delete a branch's own messages that are not read, at most `limit`.
 
-    What lies between two parts is the result of a call that was open when somebody left: they have their own.
+    Between two parts lies the result of a call that was open when a fork left: the fork has its own result.
     """
     gaps: list[tuple[int, int]] = []
     end = -1
@@ -301,7 +302,7 @@ def _trim(tx: Tx, branch: int, needed: list[tuple[int, int]], limit: int) -> int
 
 def _keys_in(tx: Tx, branch: int, gaps: list[tuple[int, int]], limit: int) -> list[int]:
     """A branch's own messages in some parts of it: after one seq and up to another, each."""
-    if len(gaps) > _MANY:  # as where a fork has lost message after message: reading along is faster than leaping
+    if len(gaps) > _MANY:  # a fork has lost many messages: one scan is faster than many seeks
         rows = tx.all("SELECT key, seq FROM messages WHERE branch = :branch ORDER BY seq", branch=branch)
         ends, starts = [upto for _, upto in gaps], [*(after for after, _ in gaps), END]
         inside = (key for key, seq in rows if seq > starts[bisect_left(ends, seq)])

@@ -1,10 +1,10 @@
 """Changing and removing single messages of a thread.
 
-- Others may read the same row: forks, and checkpoints. They keep it. The thread then goes over to a branch that passes
-  the message by, or has another one in its place; nobody else notices.
-- A row that nobody else reads is removed at once. A row is never changed: an edit is a new one in the same place, with
-  the same marks.
-- A place that is empty again must not look like a call that never ran: up to there, the ledger counts as unknown.
+- Forks and checkpoints may read the same row, and keep it. The thread then goes over to a branch that leaves the
+  message out, or has another one in its place; forks and checkpoints are not affected.
+- A row that only this thread reads is deleted. A row is never changed: an edit is a new row at the same seq, with the
+  same marks.
+- An emptied place must not look like a tool call that never ran: up to there, the ledger counts as unknown.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from byssus.errors import NotFound
-from byssus.queries.accounts.sessions import find, unknown
-from byssus.queries.log import branches, marks, threads
+from byssus.queries.log import branches, marks, messages, threads
 from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import END, UNLEASED, MessageRow
-from byssus.queries.versions.checkpoints import ThreadState
+from byssus.queries.versions.checkpoints import ThreadState, unknown_thread
 from byssus.queries.versions.putting import close_calls, on_its_line
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
@@ -33,26 +32,26 @@ class MessageRef(NamedTuple):
 
 
 def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | None, *, by: By = UNLEASED) -> None:
-    """Put another message in the place of one; None: nothing."""
+    """Replace a message, or remove it if `new` is None. The thread and the message must exist."""
     if threads.find(tx, thread_key) is None:
-        raise unknown(thread_key.id)
+        raise unknown_thread(thread_key.id)
     key, _ = threads.advance(tx, thread_key, by, create=False)
-    said = find(tx, thread_key, message_id)
-    if said is None:
-        raise missing(thread_key.id, message_id)
+    old = messages.find(tx, thread_key, message_id)
+    if old is None:
+        raise NotFound(f"thread {thread_key.id!r} has no message {message_id!r}; load the thread to see which it has")
     thread = on_its_line(tx, key)
-    kept_marks = marks.of(tx, thread.branch, said.key)
-    branch = remove(tx, thread, [MessageRef(said.key, said.seq)])
+    kept_marks = marks.of(tx, thread.branch, old.key)
+    branch = remove(tx, thread, [MessageRef(old.key, old.seq)])
     if new is not None:
         added = tx.one(
             "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
             " VALUES (:branch, :seq, :id, :role, :body, :at, :plain) RETURNING key",
             branch=branch,
-            seq=said.seq,
+            seq=old.seq,
             id=new.id,
             role=new.role,
             body=new.body,
-            at=said.created_at,
+            at=old.created_at,
             plain=new.plain,
         )
         assert added is not None
@@ -61,7 +60,7 @@ def replace(tx: Tx, thread_key: ThreadKey, message_id: str, new: MessageRow | No
 
 
 def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
-    """Take messages out of a thread, whose row is taken; returns the branch that it reads from now on."""
+    """Remove messages from a thread, whose row is locked; returns the branch that it reads from now on."""
     if _are_its_own(tx, thread.branch, refs):
         branch, upto = thread.branch, max(spot.seq for spot in refs)
         tx.many("DELETE FROM messages WHERE key = :key", [{"key": spot.key} for spot in refs])
@@ -77,15 +76,15 @@ def remove(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
         upto=upto,
         key=thread.key,
     )
-    if branch != thread.branch:  # or each deletion would leave all marks, and all pieces of the branch, once more
+    if branch != thread.branch:  # otherwise each deletion would leave a copy of all marks and segments of the branch
         branches.drop_if_unread(tx, thread.branch, branch)
     return branch
 
 
 def empty(tx: Tx, thread: ThreadState) -> int:
-    """Take all messages out of a thread, whose row is taken: it goes on with a new branch, and with its summary.
+    """Remove all messages from a thread, whose row is locked: it continues on a new branch, with its summary.
 
-    What nobody reads any more is left for `deleting.collect`. Returns the branch that it reads from now on.
+    The messages that are not read any more are left for `deleting.collect`. Returns the new branch.
     """
     branch = branches.begin(tx, thread.key, [Segment(OWN, 0, END)])
     marks.inherit(tx, thread.branch, branch, upto=0)
@@ -99,14 +98,8 @@ def empty(tx: Tx, thread: ThreadState) -> int:
     return branch
 
 
-def missing(thread_id: str, message_id: str) -> NotFound:
-    return NotFound(
-        f"session {thread_id!r} has no message {message_id!r}; get_conversation_history lists those that it has"
-    )
-
-
 def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
-    """Whether these messages are a branch's own, and nobody else reads them: neither a fork nor a checkpoint."""
+    """Whether these messages are a branch's own, and neither a fork nor a checkpoint reads them."""
     own = [piece for piece in branches.segments_of(tx, branch) if piece.source == branch]
     foreign = tx.all(
         "SELECT after_seq, upto_seq FROM segments WHERE source = :branch AND branch <> :branch", branch=branch
@@ -122,7 +115,7 @@ def _are_its_own(tx: Tx, branch: int, refs: Sequence[MessageRef]) -> bool:
 
 
 def _passing_by(tx: Tx, thread: ThreadState, refs: Sequence[MessageRef]) -> int:
-    """A branch that reads what a thread does, but for some messages, whose places are its own."""
+    """A new branch that reads what a thread reads, without some messages; their places are its own."""
     passed = sorted(spot.seq for spot in refs)
     pieces: list[Segment] = []
     for source, after, upto in branches.segments_upto(tx, thread.point):

@@ -1,7 +1,7 @@
-"""The inbox of a thread: what was said to a run and not heard yet.
+"""The inbox of a thread: messages that wait for a run.
 
-Sending needs no lease, so anybody can. Taking is for the run: what it takes leaves the inbox and joins the log in one
-transaction, so that nothing is heard twice or lost in between.
+Sending needs no lease, so any process can send. Only the run takes messages out: they leave the inbox and join the log
+in one transaction, so each is delivered exactly once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class InboxRow(NamedTuple):
 
 
 def send(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
-    """Put a message behind all that waits."""
+    """Put a message at the end of the inbox. The thread is made if it is new."""
+    (thread,) = threads.take_or_make(tx, thread_key)
     tx.run(
         "INSERT INTO inbox (thread, kind, id, role, body, created_at) VALUES (:thread, :kind, :id, :role, :body, :now)",
-        thread=threads.key_of(tx, thread_key),
+        thread=thread,
         kind=kind,
         id=message.id,
         role=message.role,
@@ -38,7 +39,7 @@ def send(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
 
 
 def waiting(tx: Tx, thread_key: ThreadKey) -> list[InboxRow]:
-    """What waits, in the order in which it was said."""
+    """The messages that wait, in the order in which they were sent."""
     rows = tx.all(
         "SELECT kind, inbox.id, body, inbox.created_at FROM inbox JOIN threads ON threads.key = inbox.thread"
         " WHERE namespace = :namespace AND threads.id = :id ORDER BY inbox.key",
@@ -49,7 +50,7 @@ def waiting(tx: Tx, thread_key: ThreadKey) -> list[InboxRow]:
 
 
 def withdraw(tx: Tx, thread_key: ThreadKey, message_id: str) -> bool:
-    """Take a message back; False if it is not there (any more)."""
+    """Take a message back; False if it is not in the inbox (any more)."""
     row = tx.one(
         "DELETE FROM inbox WHERE key = (SELECT inbox.key FROM inbox JOIN threads ON threads.key = inbox.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND inbox.id = :message ORDER BY inbox.key LIMIT 1)"
@@ -64,13 +65,13 @@ def withdraw(tx: Tx, thread_key: ThreadKey, message_id: str) -> bool:
 def take(
     tx: Tx, thread_key: ThreadKey, *, by: By, expect: int, limits: dict[str, int]
 ) -> tuple[Position | None, list[str]]:
-    """Move what waits into the log: of the first kind that has something, so many messages. Returns their bodies."""
+    """Move messages into the log: of the first kind that has any, as many as its limit. Returns their bodies."""
     known = threads.find(tx, thread_key)
-    if known is None:  # it was deleted: there is nothing to hear, and it is not made anew
+    if known is None:  # it was deleted: it has no messages, and is not made again
         return None, []
     thread = known.key
     for kind, limit in limits.items():
-        # In one statement: what somebody withdraws at this very moment is heard or withdrawn, and never both.
+        # One statement: a message that is withdrawn at the same moment is either delivered or withdrawn, never both.
         rows = tx.all(
             "DELETE FROM inbox WHERE key IN"
             " (SELECT key FROM inbox WHERE thread = :thread AND kind = :kind ORDER BY key LIMIT :limit)"

@@ -1,10 +1,10 @@
-"""Leases: who drives a thread.
+"""Leases: which run may write to a thread.
 
-A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it. A
-lease that has run out, by the database's clock, can be neither used nor renewed: whoever slept through its end finds
-out at the next write, and nothing of that write is kept.
-
-The checks are part of the statement that takes the thread's row (`threads.advance`), so they cost no round trip.
+- A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it.
+- A lease that has run out, by the database's clock, can be neither used nor renewed. A run that was suspended for too
+  long gets `LeaseLost` at its next write, and nothing of that write is kept.
+- The checks are part of the statement that locks the thread's row (`threads.advance`, `threads.take`), so they cost no
+  round trip.
 """
 
 from __future__ import annotations
@@ -14,71 +14,97 @@ from typing import NamedTuple
 
 from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
 from byssus.store.database import Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
-NOBODY = -1  # the epoch of no lease
+NO_EPOCH = -1  # no lease ever has it
 
-
-class Claim(NamedTuple):
-    """A run that wants a thread's lease. `dead_epoch` is an epoch whose owner is known to be gone."""
-
-    owner: str
-    run: str
-    seconds: float
-    dead_epoch: int = NOBODY
-
-
-class Lease(NamedTuple):
-    """The right to write to a thread."""
-
-    epoch: int
-    seconds: float
-
-
-class Unleased(NamedTuple):
-    """A write from outside any run: welcome while nobody drives the thread."""
-
-    dead_epoch: int = NOBODY
-
-
-By = Claim | Lease | Unleased
-
-# What `threads.advance` needs of each: a condition on the thread's row, and what becomes of its lease. The empty one is
-# a visitor who writes over nobody's lease.
 _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
 _FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :dead_epoch)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
 _ACTIVE = "status NOT IN ('paused', 'cancelled')"
-GUARD = {"Claim": f"{_FREE} AND {_ACTIVE}", "Unleased": _FREE, "Lease": _MINE, "": _UNUSED}
-CHANGE = {
-    "Claim": ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run",
-    "Unleased": "",
-    "": "",
-    "Lease": ", lease_until = :until",
+_FREE_AND_ACTIVE = f"{_FREE} AND {_ACTIVE}"
+_CLAIM = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run"
+_RENEW = ", lease_until = :until"
+
+
+# Each of the three says how a statement treats the lease of the thread's row: `guard` is a condition on the row,
+# `change` goes into its SET clause, and `parameters` are the values of both.
+
+
+class Claim(NamedTuple):
+    """A run takes the thread's lease. `dead_epoch` is the epoch of a lease whose owner is known to be gone."""
+
+    owner: str
+    run: str
+    seconds: float
+    dead_epoch: int = NO_EPOCH
+
+    @property
+    def guard(self) -> str:
+        return _FREE_AND_ACTIVE
+
+    @property
+    def change(self) -> str:
+        return _CLAIM
+
+    def parameters(self, tx: Tx) -> dict[str, object]:
+        until = tx.after(self.seconds)
+        return {"owner": self.owner, "run": self.run, "until": until, "dead_epoch": self.dead_epoch}
+
+
+class Lease(NamedTuple):
+    """A run that holds the lease writes, and renews it."""
+
+    epoch: int
+    seconds: float
+
+    @property
+    def guard(self) -> str:
+        return _MINE
+
+    @property
+    def change(self) -> str:
+        return _RENEW
+
+    def parameters(self, tx: Tx) -> dict[str, object]:
+        return {"epoch": self.epoch, "until": tx.after(self.seconds)}
+
+
+class Unleased(NamedTuple):
+    """A write from outside any run, allowed while no run holds the lease. It may ignore the lease of `dead_epoch`."""
+
+    dead_epoch: int = NO_EPOCH
+
+    @property
+    def guard(self) -> str:
+        return _UNUSED if self.dead_epoch == NO_EPOCH else _FREE
+
+    @property
+    def change(self) -> str:
+        return ""
+
+    def parameters(self, tx: Tx) -> dict[str, object]:  # noqa: ARG002
+        return {"dead_epoch": self.dead_epoch}
+
+
+By = Claim | Lease | Unleased
+
+# A run that would stop goes on if a message waits for it. Where no run may start, none goes on either.
+_IS_OVER = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
+RELEASES = {
+    Release.END: ", lease_owner = NULL, lease_until = NULL, run = NULL",
+    Release.END_IF_INBOX_EMPTY: (
+        f", lease_owner = CASE WHEN {_IS_OVER} THEN NULL ELSE lease_owner END"
+        f", lease_until = CASE WHEN {_IS_OVER} THEN NULL ELSE :until END"
+        f", run = CASE WHEN {_IS_OVER} THEN NULL ELSE run END"
+    ),
+    Release.PAUSE: ", lease_owner = NULL, lease_until = NULL",
 }
-RELEASE = ", lease_owner = NULL, lease_until = NULL, run = NULL"
-# A run that would stop goes on if something was said to it: what it may release depends on the inbox. Where no run may
-# start, none goes on either.
-_SILENT = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
-RELEASE_IF_SILENT = (
-    f", lease_owner = CASE WHEN {_SILENT} THEN NULL ELSE lease_owner END"
-    f", lease_until = CASE WHEN {_SILENT} THEN NULL ELSE :until END"
-    f", run = CASE WHEN {_SILENT} THEN NULL ELSE run END"
-)
-PAUSE = ", lease_owner = NULL, lease_until = NULL"  # the run waits for a person: it has not ended
 
 
-def parameters(tx: Tx, by: By) -> dict[str, object]:
-    """The values of a guard and a change."""
-    if isinstance(by, Lease):
-        return {"epoch": by.epoch, "until": tx.after(by.seconds)}
-    if isinstance(by, Claim):
-        return {"owner": by.owner, "run": by.run, "until": tx.after(by.seconds), "dead_epoch": by.dead_epoch}
-    return {"dead_epoch": by.dead_epoch}
-
-
-def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
-    """Say why a write was refused, if that was because of a lease."""
+def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
+    """Raise why the lease of a thread forbids a write. If it does not (any more): whether there is such a thread."""
     row = tx.one(
         "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
         " WHERE namespace = :namespace AND id = :id",
@@ -87,7 +113,7 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
         now=tx.now(),
     )
     if row is None:
-        return
+        return False
     owner, epoch, until, is_alive, status = row
     if isinstance(by, Lease):
         if epoch != by.epoch or not is_alive:
@@ -96,6 +122,7 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> None:
         raise ThreadBusy(thread_key.id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
         raise ThreadInactive(thread_key.id, status)
+    return True
 
 
 class Held(NamedTuple):
@@ -111,7 +138,7 @@ class Held(NamedTuple):
 def renew(tx: Tx, held: Sequence[Held]) -> list[Held]:
     """Renew leases; returns those that are lost."""
     lost = []
-    for lease in sorted(held):  # in the order in which everybody takes threads' rows
+    for lease in sorted(held):  # all transactions lock threads in this order: no deadlock
         row = tx.one(
             f"UPDATE threads SET lease_until = :until WHERE namespace = :namespace AND id = :id AND {_MINE}"
             " RETURNING lease_epoch",
@@ -134,7 +161,7 @@ def aborted(tx: Tx, held: Sequence[Held]) -> list[Held]:
 
 
 def abort(tx: Tx, thread_key: ThreadKey) -> str | None:
-    """Ask the run that drives the thread to stop; returns its owner, or None if there is none."""
+    """Ask the run that holds the lease to stop; returns the lease's owner, or None if there is no run."""
     row = tx.one(
         "UPDATE threads SET lease_abort = lease_epoch"
         " WHERE namespace = :namespace AND id = :id AND lease_until > :now RETURNING lease_owner",

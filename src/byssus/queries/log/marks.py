@@ -1,8 +1,7 @@
-"""Marks: labels on the messages of a thread, and the summary that stands for those that were left out.
+"""Marks: labels on the messages of a thread, and the summary of those that were left out.
 
-Both belong to the branch that the thread reads. A branch that leaves another one takes along what it shares of them,
-so that neither side sees what the other one marks later. Marks go with their messages: no message is removed without
-them, and none finds those of another.
+Both belong to the branch that the thread reads. A new branch gets a copy of the marks of the messages that it shares,
+so neither side sees what the other one marks later. Marks are deleted together with their message.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def of(tx: Tx, branch: int, message: int) -> list[str]:
 
 
 def holders(tx: Tx, branch: int, mark: str) -> dict[int, list[int]]:
-    """The messages that bear a mark, each with the keys under which it does."""
+    """The messages that have a mark, each with the keys of its rows in the table of marks."""
     found: dict[int, list[int]] = {}
     rows = tx.all(
         "SELECT message, key FROM marks WHERE branch = :branch AND mark = :mark ORDER BY key", branch=branch, mark=mark
@@ -63,11 +62,11 @@ def inherit(tx: Tx, old: int, new: int, *, upto: int) -> None:
 
 
 def forget(tx: Tx, branch: int) -> None:
-    """Remove the marks and the summary of a branch: nobody reads along it, or only for what others have written."""
+    """Remove the marks and the summary of a branch."""
     tx.run("DELETE FROM marks WHERE branch = :branch", branch=branch)
     tx.run("UPDATE branches SET summary = '' WHERE key = :branch AND summary <> ''", branch=branch)
 
 
 def summarize(tx: Tx, branch: int, summary: str) -> None:
-    """Say what stands for the messages that are left out; nothing, if that is empty."""
+    """Set the summary of the messages that are left out; an empty text removes it."""
     tx.run("UPDATE branches SET summary = :summary WHERE key = :branch", summary=summary, branch=branch)

@@ -1,10 +1,10 @@
 """Memories: threads that are read by marks, and whose messages are known by their ids.
 
-- What is added or removed is a write to the thread, and refused while somebody drives it (see leases.py). Marks and the
-  summary say how the log is read and change nothing of it: they can be set at any time.
-- Each write takes the thread's row first, so that writers of one memory queue up there.
-- A message that has the id of one that is there is not added again. Where a memory alone has written a thread, ids are
-  found by an index; in a thread of an agent they are looked for.
+- Adding and removing messages are writes to the thread, and refused while a run holds its lease (see leases.py). Marks
+  and the summary only say how the log is read: they can be set at any time.
+- Each write locks the thread's row first, so the writers of one memory queue up there.
+- A message whose id is in the thread already is not added again. In a thread that only a memory has written, ids are
+  found by an index; in a thread that an agent has written, all messages are read for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from byssus.queries.log import branches, editing, leases, marks, threads
+from byssus.queries.log import branches, editing, marks, threads
 from byssus.queries.log.editing import MessageRef
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import ALONG, END, UNLEASED, MessageRow
@@ -47,7 +47,7 @@ class _Thread(NamedTuple):
     branch: int
     head: int
     named: int
-    pieces: int  # that its branch is read in: if it is one, that is all its own
+    pieces: int  # segments of its branch; if there is one, all messages are the branch's own
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def size(tx: Tx, thread_key: ThreadKey) -> int:
 
 
 def summary(tx: Tx, thread_key: ThreadKey) -> str:
-    """What stands for the messages that were left out; empty, if nothing does."""
+    """The summary of the messages that were left out; empty if there is none."""
     row = _find(tx, thread_key)
     return row[1] if row else ""
 
@@ -76,7 +76,7 @@ def read(
     row = _find(tx, thread_key)
     if row is None or (marked is not None and not marked):
         return row[1] if row else "", []
-    branch, told = row
+    branch, text = row
     values: dict[str, Any] = {"branch": branch}
     if marked is None:
         source, order = f"{ALONG} WHERE s.branch = :branch", "s.after_seq, m.seq"
@@ -86,7 +86,7 @@ def read(
     # Not NOT IN: Postgres would go through all marks for each message, once they are many.
     without = f" AND NOT EXISTS ({_marked_by('out', unmarked, values)} AND k.message = m.key)" if unmarked else ""
     rows = tx.all(f"SELECT m.id, m.body, m.plain, m.created_at FROM {source}{without} ORDER BY {order}", **values)
-    return told, [MemoryMessage(*row) for row in rows]
+    return text, [MemoryMessage(*row) for row in rows]
 
 
 class Listed(NamedTuple):
@@ -100,8 +100,8 @@ class Listed(NamedTuple):
 
 
 def list_page(tx: Tx, *, namespace: str | None, limit: int) -> list[Listed]:
-    """Memories, the one that was written last first: threads of users, those that a memory alone has
-    written, and others with marks or a summary."""
+    """Memories, most recently updated first: threads of users, threads that only a memory has written, and others with
+    marks or a summary."""
     rows = tx.all(
         "SELECT t.namespace, t.id, t.message_count,"
         " (SELECT COUNT(DISTINCT k.message) FROM marks k WHERE k.branch = t.branch), t.updated_at"
@@ -122,7 +122,7 @@ def entries(tx: Tx, thread_key: ThreadKey) -> tuple[str, list[tuple[MemoryMessag
     row = _find(tx, thread_key)
     if row is None:
         return None
-    branch, told = row
+    branch, text = row
     marked: dict[int, list[str]] = {}
     for message, mark in tx.all("SELECT message, mark FROM marks WHERE branch = :branch ORDER BY key", branch=branch):
         marked.setdefault(message, []).append(mark)
@@ -133,7 +133,7 @@ def entries(tx: Tx, thread_key: ThreadKey) -> tuple[str, list[tuple[MemoryMessag
         after=0,
         upto=END,
     )
-    return told, [(MemoryMessage(*kept), marked.get(key, [])) for key, *kept in rows]
+    return text, [(MemoryMessage(*kept), marked.get(key, [])) for key, *kept in rows]
 
 
 def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
@@ -147,22 +147,24 @@ def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
 
 
 def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str]) -> tuple[str, dict[int, str], int]:
-    """The summary; the ids of the messages that bear one of these marks, by their places; and how many messages there
-    are. That is -1 if nobody needs the places, and then they are any numbers."""
+    """The summary; the ids of the messages with one of these marks, by their places; and how many messages there are.
+
+    If all of them are an agent's own, their ids suffice: the number is then -1, and the places mean nothing.
+    """
     row = _find(tx, thread_key)
     if row is None:
         return "", {}, 0
-    branch, told = row
+    branch, text = row
     values: dict[str, Any] = {"branch": branch}
     marked_by = _marked_by("in", wanted, values)
     rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({marked_by})", **values)
     found = {seq: name for seq, name, _ in rows}
-    if not any(plain for _, _, plain in rows):  # an agent's own messages say who they are
-        return told, found, -1
+    if not any(plain for _, _, plain in rows):  # an agent's own messages contain their ids
+        return text, found, -1
     seqs = tx.all(
         f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq", branch=branch, after=0, upto=END
     )
-    return told, {place: found[seq] for place, (seq,) in enumerate(seqs) if seq in found}, len(seqs)
+    return text, {place: found[seq] for place, (seq,) in enumerate(seqs) if seq in found}, len(seqs)
 
 
 def _find(tx: Tx, thread_key: ThreadKey) -> tuple[int, str] | None:
@@ -177,7 +179,7 @@ def _find(tx: Tx, thread_key: ThreadKey) -> tuple[int, str] | None:
 
 
 def _marked_by(name: str, wanted: Sequence[str], values: dict[str, Any]) -> str:
-    """The messages of a branch that bear one of these marks, as a query with its values."""
+    """A query for the messages of a branch that have one of these marks; its values are added to `values`."""
     given = {f"{name}_{number}": mark for number, mark in enumerate(wanted)}
     values |= given
     return f"SELECT k.message FROM marks k WHERE k.branch = :branch AND k.mark IN ({_list(given)})"
@@ -199,7 +201,8 @@ def add(
     by: By = UNLEASED,
     again: bool = False,
 ) -> None:
-    """Add messages with the same marks at the end, all or none; what is there already is left out, unless `again`."""
+    """Add messages at the end, each with these marks, all or none. Ids that are there already are skipped, unless
+    `again`."""
     thread = _taken(tx, thread_key, by, size=len(messages))
     after = thread.head - len(messages)
     if not again:
@@ -219,19 +222,20 @@ def add(
 
 
 def delete(tx: Tx, thread_key: ThreadKey, ids: Collection[str], *, by: By = UNLEASED) -> int:
-    """Take out the messages with these ids; returns how many that were."""
+    """Remove the messages with these ids; returns how many there were."""
     return _take_out(
         tx, thread_key, by, lambda thread: [MessageRef(key, seq) for key, seq, _ in _with_ids(tx, thread, ids)]
     )
 
 
 def delete_marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str], *, by: By = UNLEASED) -> int:
-    """Take out the messages with one of these marks; returns how many that were."""
+    """Remove the messages with one of these marks; returns how many there were."""
     return _take_out(tx, thread_key, by, lambda thread: _with_marks(tx, thread.branch, wanted))
 
 
 def _take_out(tx: Tx, thread_key: ThreadKey, by: By, find: Callable[[_Thread], list[MessageRef]]) -> int:
-    """Most deletions find nothing: that is looked for before anything is written, and again when the row is taken."""
+    """Remove the messages that `find` returns. It runs before anything is written, because most deletions find nothing,
+    and again when the row is locked."""
     seen = _seen(tx, thread_key)
     if seen is None or not find(seen):
         return 0
@@ -243,18 +247,18 @@ def _take_out(tx: Tx, thread_key: ThreadKey, by: By, find: Callable[[_Thread], l
 
 
 def clear(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> bool:
-    """Take out all messages; whether there were any, and something may be left that nobody reads."""
+    """Remove all messages. True if there were any: then `deleting.collect` may have something to delete."""
     if not size(tx, thread_key):
         return False
     _emptied(tx, _taken(tx, thread_key, by))
     return True
 
 
-def replace(tx: Tx, thread_key: ThreadKey, entries: Sequence[MarkedMessage], told: str, *, by: By = UNLEASED) -> None:
-    """Put these messages and this summary in the place of all that there is."""
+def replace(tx: Tx, thread_key: ThreadKey, entries: Sequence[MarkedMessage], text: str, *, by: By = UNLEASED) -> None:
+    """Replace all messages, and the summary."""
     thread = _taken(tx, thread_key, by)
     branch = _emptied(tx, thread)
-    marks.summarize(tx, branch, told)
+    marks.summarize(tx, branch, text)
     if entries:
         tx.run(
             "UPDATE threads SET head = head + :size, message_count = :size WHERE key = :key",
@@ -276,72 +280,54 @@ def update_marks(tx: Tx, thread_key: ThreadKey, new: str | None, old: str | None
         return _mark(tx, thread.branch, new, _all_keys(tx, thread.branch) if wanted is None else wanted)
     marked = marks.holders(tx, thread.branch, old)
     chosen = list(marked) if wanted is None else [key for key in wanted if key in marked]
-    marks.drop(tx, [marked[key][0] for key in chosen])  # of the same mark twice, the first one
+    marks.drop(tx, [marked[key][0] for key in chosen])  # of two equal marks on a message, the first one
     if new is None:
         return len(chosen)
     return _mark(tx, thread.branch, new, sorted(chosen))
 
 
-def summarize(tx: Tx, thread_key: ThreadKey, told: str) -> None:
+def summarize(tx: Tx, thread_key: ThreadKey, text: str) -> None:
     """Set the summary. The thread is made if it is new."""
-    marks.summarize(tx, _held_or_made(tx, thread_key).branch, told)
+    marks.summarize(tx, _held_or_made(tx, thread_key).branch, text)
 
 
 def compress(
-    tx: Tx, thread_key: ThreadKey, ids: Collection[str], mark: str, told: str, *, before: str | None
+    tx: Tx, thread_key: ThreadKey, ids: Collection[str], mark: str, text: str, *, before: str | None
 ) -> int | None:
     """Mark messages and set the summary that stands for them, in one step; returns how many were not marked before.
 
-    None, and nothing is changed, if the summary is no longer the one that this one was written from.
+    Returns None, and changes nothing, if the summary is no longer `before`, from which the new one was made.
     """
     thread = _held_or_made(tx, thread_key)
     if before not in (None, summary(tx, thread_key)):
         return None
-    marks.summarize(tx, thread.branch, told)
+    marks.summarize(tx, thread.branch, text)
     return _mark(tx, thread.branch, mark, [key for key, _, _ in _with_ids(tx, thread, ids)])
 
 
 # --- the thread and its messages --------------------------------------------------------------------------------------
 
 _THREAD = "key, branch, head, named, (SELECT COUNT(*) FROM segments WHERE segments.branch = threads.branch) AS pieces"
-_MOVE = (
-    "UPDATE threads SET head = head + :size, version = version + 1, message_count = message_count + :size,"
-    " updated_at = :now, named = CASE WHEN head = 0 THEN 1 ELSE named END"
-    f" WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']} RETURNING {_THREAD}"
-)
-_HOLD = f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING {_THREAD}"
 _SEE = f"SELECT {_THREAD} FROM threads WHERE namespace = :namespace AND id = :id"
 
 
 def _taken(tx: Tx, thread_key: ThreadKey, by: By, *, size: int = 0) -> _Thread:
-    """The thread, its row taken by somebody who changes its log. It is made if it is new."""
-    values = {
-        "namespace": thread_key.namespace,
-        "id": thread_key.id,
-        "size": size,
-        "now": tx.now(),
-        **leases.parameters(tx, by),
-    }
-    while (row := tx.one(_MOVE, **values)) is None:
-        leases.refuse(tx, thread_key, by)
-        threads.make(tx, thread_key, tx.now())
-    return _Thread(*row)
+    """The thread, its row locked for a change of its log. It is made if it is new."""
+    return _Thread(*threads.advance_indexed(tx, thread_key, by, _THREAD, size=size))
 
 
 def _held(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
-    """The thread, its row taken by somebody who leaves its log as it is."""
-    row = tx.one(_HOLD, namespace=thread_key.namespace, id=thread_key.id)
+    """The thread, its row locked; the log stays as it is."""
+    row = threads.take(tx, thread_key, _THREAD)
     return _Thread(*row) if row else None
 
 
 def _held_or_made(tx: Tx, thread_key: ThreadKey) -> _Thread:
-    while (thread := _held(tx, thread_key)) is None:
-        threads.make(tx, thread_key, tx.now())
-    return thread
+    return _Thread(*threads.take_or_make(tx, thread_key, _THREAD))
 
 
 def _seen(tx: Tx, thread_key: ThreadKey) -> _Thread | None:
-    """The thread, for a look whether there is anything to do."""
+    """The thread, without a lock: to see whether there is anything to do."""
     row = tx.one(_SEE, namespace=thread_key.namespace, id=thread_key.id)
     return _Thread(*row) if row else None
 
@@ -365,7 +351,7 @@ def _with_ids(tx: Tx, thread: _Thread, ids: Collection[str], *, upto: int = END)
 
 
 def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, int, str]]:
-    """The messages with these ids by the index, branch by branch: a fork may be read in very many pieces of few."""
+    """The messages with these ids by the index, source by source: a fork may have many segments, of few sources."""
     if thread.pieces == 1:
         return _named(tx, thread.branch, ids)
     return [
@@ -377,7 +363,7 @@ def _looked_up(tx: Tx, thread: _Thread, ids: Sequence[str]) -> list[tuple[int, i
 
 
 def _named(tx: Tx, branch: int, ids: Sequence[str]) -> list[tuple[int, int, str]]:
-    """The own messages of a branch with these ids, or with long ones that begin the same."""
+    """The branch's own messages with these ids, and those whose first characters are equal to a long id's."""
     found: list[tuple[int, int, str]] = []
     start = 0
     while start < len(ids):

@@ -1,9 +1,10 @@
 """Threads and their log.
 
-- A write takes the thread's row first, so two writers of one thread queue up there on any database.
-- Every write says by what right it is made (`by`): a run's lease, a claim for one, or a visit while nobody drives.
-- `version` counts the writes to a thread. A writer that passes the version it knows (`expect`) cannot write past
-  somebody else's message.
+- A write locks the thread's row first, so the writers of one thread queue up there on any database.
+- Every write says by what right it is made (`by`): a run's lease, a claim for one, or a write without a run, which is
+  allowed while no run holds the lease.
+- `version` counts the writes to a thread. A writer that passes the version it knows (`expect`) cannot write behind a
+  message that it has not seen.
 - A reply that asks for tools reserves a seq for each call, so results that commit in any order read in call order.
 """
 
@@ -20,20 +21,21 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
 from byssus.queries.log.leases import By, Unleased
-from byssus.store.database import Moment, Tx
+from byssus.store.database import Moment, Row, Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
-ANY = -1  # whatever the thread's version is
-UNLEASED = Unleased()  # the usual one, who writes over nobody's lease
+ANY = -1  # any version of the thread will do
+UNLEASED = Unleased()
 
-END = 2**62  # behind the last seq that there can be
+END = 2**62  # above any seq
 # What waits in the inbox: 2 if there is something for the next turn, 1 if only for the end of the run.
 _MAIL = (
     "COALESCE((SELECT MAX(CASE kind WHEN 'steer' THEN 2 ELSE 1 END) FROM inbox WHERE inbox.thread = threads.key), 0)"
 )
 # A branch is read along its segments.
 ALONG = (
-    # One bound on either side: of two, SQLite seeks by the segment's, and reads past all that the other one excludes.
+    # One bound on either side: with two, SQLite seeks by the segment's, and reads all rows that the other excludes.
     "segments s JOIN messages m ON m.branch = s.source"
     " AND m.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
     " AND m.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
@@ -50,8 +52,8 @@ class MessageRow(NamedTuple):
     id: str
     role: str
     body: str
-    plain: int = 0  # 1: the writer gave JSON of their own, and not one of our messages
-    spent: Spent | None = None  # None: nothing that is counted in tokens
+    plain: int = 0  # 1: the body is an application's own JSON, not an encoded Message
+    spent: Spent | None = None  # None: the message has no tokens to count
 
 
 class Position(NamedTuple):
@@ -61,7 +63,7 @@ class Position(NamedTuple):
     version: int
     branch: int = 0
     epoch: int = 0
-    is_held: int = 0  # whether somebody drives the thread
+    is_held: int = 0  # whether a run holds the lease
     mail: int = 0
 
 
@@ -98,20 +100,21 @@ def append(
     expect: int = ANY,
     reserve: int = 0,
     extra: str | None = None,
-    release: str = "",
+    release: Release | None = None,
     clear_partial: bool = False,
     owner: str | None = None,
     charge: Charge | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
-    The extra and the lease may change in the same step; `clear_partial` means that the saved part of a reply goes.
-    `owner` becomes the thread's user, if it has none. `charge` settles what was reserved for the messages.
+    In the same step, `extra` replaces the thread's extra, `release` gives the lease back, `clear_partial` deletes the
+    saved part of a reply, and `charge` settles the tokens that were reserved for the messages. `owner` becomes the
+    thread's user, if it has none.
     """
     count = len(messages)
     size = count + reserve
     row = None
-    if by is UNLEASED and expect == ANY:  # what most writes are: made for speed
+    if by == UNLEASED and expect == ANY:  # a fast path, for most writes
         row = tx.one(
             _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
         )
@@ -128,16 +131,16 @@ def append(
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
         quotas.take(tx, owner)
-        # Asked for, and not told: who removes the user in the same transaction must see it.
+        # `one`, not `run`: a later query of the same transaction that removes the user must see it.
         claim = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
         tx.one(claim, owner=owner, key=key)
     return position
 
 
 def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:
-    """Store messages behind a seq of a branch of a thread. Whose turn that is, the caller knows."""
+    """Store messages behind a seq of a branch. The caller has locked the thread's row and moved its head."""
     now = tx.now()
-    if len(messages) == 1:  # what most writes are: made for speed
+    if len(messages) == 1:  # a fast path, for most writes
         name, role, body, plain, spent = messages[0]
         tx.run(_INSERTS[plain], branch=branch, seq=after + 1, id=name, role=role, body=body, now=now)
         if spent is None:
@@ -164,7 +167,7 @@ def fill(
     by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
-    """Put messages into reserved places. A place that is taken means that somebody else settled it."""
+    """Put messages into reserved places. Raises `ThreadMoved` if one is taken: another process has filled it."""
     last = max(seq for seq, _ in slots)
     key, position = advance(tx, thread_key, by, count=len(slots), last=last, create=False)
     for seq, m in slots:
@@ -213,17 +216,17 @@ def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, created_at: str)
 
 
 def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str]]:
-    """The next messages of a branch in order, each with its seq: short reads keep the WAL short."""
+    """The next messages of a branch, in order: seq and body. Short reads keep the WAL short."""
     return tx.all(_PAGE.format("m.seq, m.body"), branch=branch, after=after, upto=upto, limit=limit)
 
 
 def page_as_given(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str, int]]:
-    """The same, each with whether it is JSON of its writer's own."""
+    """The next messages of a branch, in order: seq, body, and whether the body is an application's own JSON."""
     return tx.all(_PAGE.format("m.seq, m.body, m.plain"), branch=branch, after=after, upto=upto, limit=limit)
 
 
 def recent(tx: Tx, *, namespace: str = "", limit: int, before: ThreadInfo | None = None) -> list[ThreadInfo]:
-    """Threads, the one that was written last first; `before` goes on after the last one of an earlier list."""
+    """Threads, most recently updated first; `before` is the last one of the previous page."""
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at FROM threads"
         " WHERE namespace = :namespace AND (updated_at, id) < (:updated_at, :id)"
@@ -246,10 +249,10 @@ def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
 
 
 def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
-    """Threads with a run that has not ended and that no living lease protects, except where a person must answer first,
-    or has said that nothing shall go on.
+    """Threads with a run that has not ended, except those that wait for a person or are paused or cancelled.
 
-    Each comes with the owner and the epoch of its lease, if that has not run out: the owner may be gone all the same.
+    Each comes with its lease's owner (None if the lease has run out) and epoch: the caller checks whether the owner
+    still runs.
     """
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at,"
@@ -264,16 +267,16 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | N
 
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
-    """Say whose thread it is: a user, who must exist, or nobody. The thread is made if it is new."""
-    key = key_of(tx, thread_key)
+    """Set the thread's user, who must exist, or remove it (None). The thread is made if it is new."""
+    (key,) = take_or_make(tx, thread_key)
     if owner is not None:
         quotas.take(tx, owner)
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
-    tx.one(change, owner=owner, key=key)  # asked for, and not told: see `append`
+    tx.one(change, owner=owner, key=key)  # `one`, not `run`: see `append`
 
 
 def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
-    """Keep what has arrived of a reply so far. That is a write to the thread: whoever knows it must look again."""
+    """Save what has arrived of a reply so far. It counts as a write: the thread's version changes."""
     key, _ = advance(tx, thread_key, by, create=False)
     tx.run(
         "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
@@ -285,7 +288,7 @@ def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
 
 
 def distrust(tx: Tx, thread_key: ThreadKey, upto: int, *, by: By) -> None:
-    """From here up, the ledger does not know which calls have run."""
+    """Record that the ledger does not know which calls up to this seq have run."""
     key, _ = hold(tx, thread_key, by)
     tx.run(
         "UPDATE threads SET unledgered = :upto WHERE key = :key AND unledgered < :upto",
@@ -295,7 +298,7 @@ def distrust(tx: Tx, thread_key: ThreadKey, upto: int, *, by: By) -> None:
 
 
 def message_id(tx: Tx, branch: int, seq: int) -> str | None:
-    """The id of the message at a place, also if its writer gave it none."""
+    """The id of the message at a seq of a branch."""
     row = tx.one(
         "SELECT m.id FROM segments s JOIN messages m ON m.branch = s.source AND m.seq = :seq"
         " WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq",
@@ -305,23 +308,36 @@ def message_id(tx: Tx, branch: int, seq: int) -> str | None:
     return row[0] if row else None
 
 
+def take(tx: Tx, thread_key: ThreadKey, columns: str = "key", *, by: By | None = None) -> Row | None:
+    """Lock a thread's row until the transaction ends, and return some columns of it; None if there is no such thread.
+
+    With `by`, the lease is checked and changed in the same statement; a lease that forbids the write is an error.
+    """
+    guard, change, values = (f" AND {by.guard}", by.change, by.parameters(tx)) if by is not None else ("", "", {})
+    statement = (
+        f"UPDATE threads SET head = head{change} WHERE namespace = :namespace AND id = :id{guard} RETURNING {columns}"
+    )
+    values |= {"namespace": thread_key.namespace, "id": thread_key.id, "now": tx.now()}
+    while (row := tx.one(statement, **values)) is None:
+        # A lease that forbade it may have ended since: then it is tried again.
+        if by is None or not leases.refuse(tx, thread_key, by):
+            return None
+    return row
+
+
+def take_or_make(tx: Tx, thread_key: ThreadKey, columns: str = "key") -> Row:
+    """Lock a thread's row until the transaction ends, and return some columns. The thread is made if it is new."""
+    while (row := take(tx, thread_key, columns)) is None:
+        make(tx, thread_key, tx.now())
+    return row
+
+
 def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:
-    """Take the thread's row without changing anything but the lease: its key and its branch."""
-    values = leases.parameters(tx, by)
-    row = tx.one(_TOUCHES[type(by).__name__], namespace=thread_key.namespace, id=thread_key.id, now=tx.now(), **values)
+    """Lock the row of a thread that must exist, with a run's lease: its key and its branch."""
+    row = take(tx, thread_key, "key, branch", by=by)
     if row is None:
-        leases.refuse(tx, thread_key, by)
         raise ThreadMoved(thread_key.id)
     return row[0], row[1]
-
-
-def key_of(tx: Tx, thread_key: ThreadKey) -> int:
-    """The thread's key, its row taken: nobody deletes it meanwhile. The thread is made if it is new."""
-    take = "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key"
-    while (row := tx.one(take, namespace=thread_key.namespace, id=thread_key.id)) is None:
-        make(tx, thread_key, tx.now())
-    key: int = row[0]
-    return key
 
 
 def advance(
@@ -333,10 +349,42 @@ def advance(
     count: int = 0,
     last: int = 0,
     expect: int = ANY,
-    release: str = "",
+    release: Release | None = None,
     create: bool = True,
 ) -> tuple[int, Position]:
-    """Take the thread's row and move its head: one statement where the thread exists and may be written."""
+    """Take the thread's row, move its head by `size` places (or to `last`), and count the messages.
+
+    That is one statement where the thread exists and may be written. Returns its key, and where it stands.
+    """
+    change = leases.RELEASES[release] if release else by.change
+    columns = _LEASED_POSITION if change else _POSITION  # a write that changes the lease must learn the result
+    move = _move(by.guard, change, columns, has_last=last > 0, has_expected=expect != ANY)
+    row = _moved(tx, thread_key, by, move, size=size, count=count, last=last, expect=expect, create=create)
+    return row[0], Position(*row[1:])
+
+
+def advance_indexed(tx: Tx, thread_key: ThreadKey, by: By, columns: str, *, size: int = 0) -> Row:
+    """Take the row of a thread and move its head, for messages that are in the index of ids (see 0008_memory.sql).
+
+    Returns these columns of the row. The thread is made if it is new.
+    """
+    move = _move(by.guard, by.change, columns, named="CASE WHEN head = 0 THEN 1 ELSE named END")
+    return _moved(tx, thread_key, by, move, size=size, count=size)
+
+
+def _moved(
+    tx: Tx,
+    thread_key: ThreadKey,
+    by: By,
+    move: str,
+    *,
+    size: int,
+    count: int,
+    last: int = 0,
+    expect: int = ANY,
+    create: bool = True,
+) -> Row:
+    """The row that a statement of `_move` returns. A thread that is missing is made, unless it should exist."""
     values: dict[str, Any] = {
         "namespace": thread_key.namespace,
         "id": thread_key.id,
@@ -344,10 +392,9 @@ def advance(
         "count": count,
         "now": tx.now(),
     }
-    values |= leases.parameters(tx, by) | {"last": last, "expect": expect}
-    move = _move("" if by is UNLEASED else type(by).__name__, release, last > 0, expect != ANY)
+    values |= by.parameters(tx) | {"last": last, "expect": expect}
     while (row := tx.one(move, **values)) is None:
-        # Where others write at the same time, what refused us may be gone when we look: then it is tried again.
+        # What forbade the write may have changed since, where others write at the same time: then it is tried again.
         leases.refuse(tx, thread_key, by)
         known = find(tx, thread_key)
         if known is None and create:
@@ -357,36 +404,30 @@ def advance(
                 values["expect"] = expect = made.version
         elif known is None or expect not in (ANY, known.version):
             raise ThreadMoved(thread_key.id)
-    return row[0], Position(*row[1:])
+    return row
 
 
 @functools.cache
-def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
-    """The statement with the conditions that are needed: this is what every append runs. Whoever comes this way may
-    write what is not in the index of names: see 0008_memory.sql."""
-    guard, change = leases.GUARD[kind], release or leases.CHANGE[kind]
+def _move(
+    guard: str, change: str, columns: str, *, named: str = "0", has_last: bool = False, has_expected: bool = False
+) -> str:
+    """The statement that every write to a log runs, with only the conditions that are needed."""
     head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
-    leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
     return (
         f"UPDATE threads SET head = {head}, version = version + 1, message_count = message_count + :count,"
-        f" updated_at = :now, named = 0{change} WHERE namespace = :namespace AND id = :id"
-        f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING key, head, version, branch{leased}"
+        f" updated_at = :now, named = {named}{change} WHERE namespace = :namespace AND id = :id"
+        f"{' AND version = :expect' if has_expected else ''} AND {guard} RETURNING {columns}"
     )
 
 
-_PLAIN_MOVE = _move("", "", False, False)
+_POSITION = "key, head, version, branch"
+_LEASED_POSITION = f"{_POSITION}, lease_epoch, lease_until IS NOT NULL, {_MAIL}"
+_PLAIN_MOVE = _move(UNLEASED.guard, UNLEASED.change, _POSITION)
 _INSERTS = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (:branch, :seq, :id, :role, :body, :now)",
     "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"
     " VALUES (:branch, :seq, :id, :role, :body, :now, 1)",
 )
-_TOUCHES = {
-    kind: (
-        f"UPDATE threads SET head = head{leases.CHANGE[kind]} WHERE namespace = :namespace AND id = :id"
-        f" AND {leases.GUARD[kind]} RETURNING key, branch"
-    )
-    for kind in ("Claim", "Lease")
-}
 
 
 def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
@@ -399,7 +440,7 @@ def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
         id=thread_key.id,
         now=now,
     )
-    if row is None:  # another writer was faster
+    if row is None:  # it exists, or another writer has just made it
         return False
     branch = tx.one("INSERT INTO branches (thread) VALUES (:thread) RETURNING key", thread=row[0])
     assert branch is not None
@@ -408,7 +449,7 @@ def make(tx: Tx, thread_key: ThreadKey, now: Moment) -> bool:
         branch=branch[0],
         end=END,
     )
-    # In a statement of its own: one that was deleted while we waited for its name has left its mark by now.
+    # A statement of its own: it sees the floor that a thread of this id has left, which was deleted while we waited.
     tx.run(
         "UPDATE threads SET branch = :branch, line = :branch, version = COALESCE((SELECT MAX(value) FROM floors), 0),"
         " lease_epoch = COALESCE((SELECT MAX(value) FROM floors), 0) WHERE key = :key",

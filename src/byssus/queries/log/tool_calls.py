@@ -22,7 +22,7 @@ OPEN = (WAITING, ANSWERED, STARTED)
 
 
 class Start(NamedTuple):
-    """A call that is about to run, or to be put before a person. `reply` and `call_index` say which."""
+    """A call that is about to run, or to wait for a person. `reply` and `call_index` identify it."""
 
     reply: int
     call_index: int
@@ -82,7 +82,7 @@ def start(tx: Tx, thread_key: ThreadKey, call: Start, *, by: Lease) -> None:
 
 
 def ask(tx: Tx, thread_key: ThreadKey, call: Start, *, reason: str, question: str, by: Lease) -> None:
-    """Put a call before a person."""
+    """Record that a call waits for a person's answer."""
     _put(tx, thread_key, by, call, status=WAITING, asked_at=tx.now(), reason=reason, question=question)
 
 
@@ -119,7 +119,10 @@ def finish_behind(
     by: Lease,
     extra: str | None = None,
 ) -> Position:
-    """As `finish`, at the end of the log: for a reply behind which nobody left room."""
+    """Store results at the end of the log, for a reply that reserved no places.
+
+    Each comes with the call's place in the reply, how the call ended, and after how many milliseconds.
+    """
     added = [message for _, message, *_ in ends]
     position = threads.append(tx, thread_key, added, by=by, extra=extra)
     for call_index, _, status, elapsed in ends:
@@ -167,7 +170,7 @@ def pending(tx: Tx, thread_key: ThreadKey | None = None) -> list[PendingRow]:
 
 
 def answer(tx: Tx, thread_key: ThreadKey, call_id: str, answer: str) -> None:
-    """Record what a person said. The run that goes on acts upon it."""
+    """Record a person's answer. The run that continues the thread acts upon it."""
     rows = tx.all(
         "SELECT tool_calls.key, tool_calls.status FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND call_id = :call_id ORDER BY tool_calls.key DESC",
@@ -176,7 +179,7 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, answer: str) -> None:
         call_id=call_id,
     )
     for key in [key for key, status in reversed(rows) if status == WAITING]:
-        if tx.one(  # somebody else may have been faster
+        if tx.one(  # another process may have answered it meanwhile
             "UPDATE tool_calls SET status = 'answered', answer = :answer WHERE key = :key AND status = 'waiting'"
             " RETURNING key",
             answer=answer,

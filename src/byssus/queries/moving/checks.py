@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from byssus.queries.accounts.usage import LONG_NAME, RAN
 from byssus.queries.log.branches import Segment
-from byssus.queries.moving.copying import TABLES
 from byssus.queries.moving.exporting import IMPORTING
+from byssus.queries.moving.tables import LOCAL, TABLES
+from byssus.queries.search import engines
+from byssus.queries.search.kinds import KINDS
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import TRASH
@@ -21,11 +23,8 @@ from byssus.store.database import Row, Tx
 
 FEW = 20  # rows that are named of what is wrong in one way
 
-# Tables that no copy carries have parents too.
 _PARENTS = [
-    *((table.name, table.key[0], column, parent) for table in TABLES for column, parent in table.parents),
-    ("reservations", "thread", "thread", "threads"),
-    ("changed_calls", "call", "call", "tool_calls"),
+    (table.name, table.columns[0], column, parent) for table in (*TABLES, *LOCAL) for column, parent in table.parents
 ]
 _READ = (
     "FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq AND m.seq <= s.upto_seq"
@@ -150,7 +149,7 @@ def _latest(tx: Tx, thread: ThreadFacts) -> Shown:
 
 
 def hold(tx: Tx, thread: int) -> bool:
-    """Take a thread's row: nobody writes to it meanwhile. False if it is gone."""
+    """Take a thread's row, which keeps other writers out. False if it is gone."""
     row = tx.one(
         "UPDATE threads SET head = head WHERE key = :key AND namespace <> :trash RETURNING key", key=thread, trash=TRASH
     )
@@ -340,11 +339,12 @@ class IndexFacts(NamedTuple):
     surplus: list[int]
 
 
-def index(tx: Tx, tokenizer: int, kind: str, table: str, words: str, column: str) -> IndexFacts | None:
+def index(tx: Tx, tokenizer: int, kind: str) -> IndexFacts | None:
     """How the index of a kind agrees with its rows; None if it is to be made anew anyway."""
     state = tx.one("SELECT upto, tokenizer FROM indexing WHERE kind = :kind", kind=kind)
     if state is None or state[1] != tokenizer:
         return None
+    table, words, column = KINDS[kind].table, KINDS[kind].tokens, engines.of(tx).key_column(kind)
     missing = tx.all(
         f"SELECT r.key FROM {table} r WHERE r.key <= :upto AND NOT EXISTS"
         f" (SELECT 1 FROM {words} w WHERE w.{column} = r.key) ORDER BY r.key LIMIT :few",

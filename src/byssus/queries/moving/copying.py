@@ -1,6 +1,6 @@
 """The queries of a copy: pages of a table, read in the order of its key, compared, and made equal.
 
-- `TABLES` names every table and column that a copy carries; what it leaves behind is named there too.
+- `tables.py` names every table and column that a copy carries, and what it leaves behind.
 - A page is a range of keys, with a limit to its rows and to its bytes: memory does not grow with the table, nor with
   the size of its messages.
 - A page is written in one transaction, which first takes the row of the copy in `copies`: when that is closed, nothing
@@ -15,175 +15,20 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from byssus.errors import StoreError
-from byssus.queries.search import search
+from byssus.queries.moving.tables import TABLES, Key, Table
+from byssus.queries.search import index
 from byssus.store.database import Row, Tx
 from byssus.values import clock
 
 PAGE_ROWS = 500
 PAGE_BYTES = 4_000_000
 
-Key: TypeAlias = tuple[int, ...]
-
-_FIRST, _LAST = -(2**63), 2**63 - 1  # no key is before the one or behind the other
 _encoder = msgspec.json.Encoder()
-
-
-class Table(NamedTuple):
-    """A table as it is copied. The columns are the key, a unique name if there is one besides, and all the others."""
-
-    name: str
-    key: tuple[str, ...]
-    unique: tuple[str, ...]
-    others: tuple[str, ...]
-    long: tuple[str, ...] = ()  # those that may hold megabytes
-    left: tuple[str, ...] = ()  # what stays behind
-    parents: tuple[tuple[str, str], ...] = ()  # each column that points to another table, and that table
-    parked: str = ""  # a unique name that no row has, for one whose name another row is to have
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.key, *self.unique, *self.others)
-
-    @property
-    def start(self) -> Key:
-        return (_FIRST,) * len(self.key)
-
-    @property
-    def end(self) -> Key:
-        return (_LAST,) * len(self.key)
-
-    def key_of(self, row: Row) -> Key:
-        return row[: len(self.key)]
-
-    def names_of(self, row: Row) -> Row:
-        """The key and the unique name."""
-        return row[: len(self.key) + len(self.unique)]
-
-    def values_of(self, row: Row) -> dict[str, Any]:
-        return dict(zip(self.columns, row, strict=True))
-
-
-_THREAD, _BRANCH = ("thread", "threads"), ("branch", "branches")
-
-# In the order of their foreign keys.
-TABLES = (
-    Table(
-        "threads",
-        ("key",),
-        ("namespace", "id"),
-        (
-            *("branch", "head", "version", "message_count", "extra", "created_at", "updated_at"),
-            *("lease_epoch", "lease_abort", "run", "unledgered", "line", "latest", "latest_at", "origin", "origin_seq"),
-            *("owner", "ttl", "title", "status", "model", "metadata", "named"),
-        ),
-        long=("extra", "metadata"),
-        # A lease belongs to a process of the source. In the target it would only keep everybody out; the epoch goes
-        # along, so that fencing stays monotonic, and so does the run, which is listed there as interrupted.
-        left=("lease_owner", "lease_until"),
-        parked="namespace = CAST(key AS TEXT), id = ''",
-    ),
-    Table("branches", ("key",), (), ("thread", "uncounted", "summary"), long=("summary",), parents=(_THREAD,)),
-    Table("segments", ("branch", "after_seq"), (), ("source", "upto_seq"), parents=(_BRANCH, ("source", "branches"))),
-    Table(
-        "messages",
-        ("key",),
-        ("branch", "seq"),
-        ("id", "role", "body", "created_at", "plain"),
-        long=("body",),
-        parents=(_BRANCH,),
-        parked="seq = -key",
-    ),
-    Table("marks", ("key",), (), ("branch", "message", "mark"), parents=(_BRANCH, ("message", "messages"))),
-    Table(
-        "tool_calls",
-        ("key",),
-        ("branch", "reply", "place"),
-        (
-            *("thread", "call_id", "name", "arguments", "recovery", "idempotency_key", "run", "status", "reason"),
-            *("question", "answer", "attempts", "asked_at", "started_at", "ended_at", "output", "error", "elapsed_ms"),
-            "message",
-        ),
-        long=("arguments", "question", "answer", "output", "error"),
-        parents=(_THREAD, _BRANCH),
-        parked="place = -key",
-    ),
-    Table(
-        "inbox",
-        ("key",),
-        (),
-        ("thread", "kind", "id", "role", "body", "created_at"),
-        long=("body",),
-        parents=(_THREAD,),
-    ),
-    Table("partials", ("thread",), (), ("body", "saved_at"), long=("body",), parents=(_THREAD,)),
-    Table(
-        "checkpoints",
-        ("key",),
-        (),
-        (
-            *("line", "id", "step", "version", "parent", "branch", "seq", "message_count", "about", "body", "extra"),
-            "created_at",
-        ),
-        long=("about", "body", "extra"),
-        parents=(("line", "branches"), _BRANCH),
-    ),
-    Table(
-        "inherited",
-        ("line", "source"),
-        (),
-        ("step", "version", "as_of"),
-        parents=(("line", "branches"), ("source", "branches")),
-    ),
-    Table("hidden", ("line", "checkpoint"), (), (), parents=(("line", "branches"), ("checkpoint", "checkpoints"))),
-    Table("floors", ("key",), (), ("value",)),
-    Table(
-        "users",
-        ("key",),
-        ("id",),
-        ("name", "email", "quota_total", "quota_used", "preferences", "created_at", "updated_at"),
-        long=("preferences",),
-        parked="id = CAST(key AS TEXT)",
-    ),
-    Table("preferences", ("key",), (), ("owner", "path", "value"), parents=(("owner", "users"),)),
-    Table(
-        "tasks",
-        ("key",),
-        ("id",),
-        (
-            *("thread", "type", "status", "priority", "payload", "result", "max_retries", "retry_count"),
-            *("created_at", "updated_at", "started_at", "completed_at"),
-        ),
-        long=("payload", "result"),
-        parents=(_THREAD,),
-        parked="id = CAST(key AS TEXT)",
-    ),
-    Table(
-        "usage",
-        ("key",),
-        ("thread", "owner", "day", "model"),
-        ("messages", "tokens", "input", "output", "cache_read", "cache_write", "cost", "priced"),
-        parked="model = CAST(key AS TEXT)",
-    ),
-    Table(
-        "tool_usage",
-        ("key",),
-        ("thread", "owner", "day", "name", "bucket"),
-        ("calls", "failures", "total_ms"),
-        parked="bucket = -1 - key",
-    ),
-    Table(
-        "prices",
-        ("key",),
-        ("model",),
-        ("input", "output", "cache_read", "cache_write"),
-        parked="model = CAST(key AS TEXT)",
-    ),
-)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -336,7 +181,7 @@ def finish(tx: Tx, sha256: str) -> None:
     tx.run(
         "UPDATE copies SET finished_at = :now, sha256 = :digest WHERE finished_at IS NULL", now=tx.now(), digest=sha256
     )
-    search.reset(tx)  # rows came with keys of their own, and some were changed
+    index.reset(tx)  # rows came with keys of their own, and some were changed
 
 
 def reopen(tx: Tx, source: str) -> int:
@@ -388,10 +233,10 @@ def backup_mark(tx: Tx) -> Backup | None:
 
 
 def mark_backup(tx: Tx, database: str, source: str, sha256: str) -> None:
-    """Say whose backup this is, and that nobody drives a thread here. The file is a database of its own."""
+    """Record which database this is a backup of, and release every lease. The file is a database of its own."""
     tx.run("UPDATE threads SET lease_owner = NULL, lease_until = NULL WHERE lease_owner IS NOT NULL")
     tx.run("DELETE FROM reservations")
-    # Should somebody work with the backup, and make backups of that, they are not taken for backups of the original.
+    # A backup that is used as a database has an identity of its own: its backups are not backups of the original.
     tx.run("UPDATE identity SET id = :id WHERE key = 1 AND id = :database", id=clock.new_id(), database=database)
     tx.run("DELETE FROM backups")
     tx.run(
@@ -420,7 +265,7 @@ def _statements(table: Table) -> _Statements:
     """What writes to a table, where no constraint is in the way."""
     name, columns = table.name, ", ".join(table.columns)
     values = ", ".join(f":{column}" for column in table.columns)
-    changes = ", ".join(f"{column} = :{column}" for column in (*table.unique, *table.others))
+    changes = ", ".join(f"{column} = :{column}" for column in table.columns if column not in table.key)
     here = " AND ".join(f"{column} = :{column}" for column in table.key)
     parents = [f"EXISTS (SELECT 1 FROM {parent} WHERE key = :{column})" for column, parent in table.parents]
     same = " AND ".join(f"other.{column} = :{column}" for column in table.unique)

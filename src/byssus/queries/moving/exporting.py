@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from byssus.queries.log import branches
 from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.threads import END
+from byssus.queries.moving import tables
+from byssus.queries.moving.tables import Table
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import Source
 from byssus.queries.versions.deleting import TRASH
@@ -26,37 +28,6 @@ Fields = dict[str, Any]
 Line = tuple[str, Fields]  # what kind of row it is, and its columns
 
 LAST = 2**62  # as a step or a version: no limit
-NO_SUMMARY = '""'  # as JSON
-THREAD = (
-    *("id", "namespace", "owner", "created_at", "updated_at", "branch", "line", "head", "message_count"),
-    *("unledgered", "run", "extra", "ttl", "title", "status", "model", "metadata"),
-)
-MESSAGE = ("branch", "seq", "id", "role", "plain", "created_at", "body")
-CALL = (
-    *("branch", "reply", "place", "call_id", "name", "recovery", "idempotency_key", "run", "status", "reason"),
-    *("question", "attempts", "asked_at", "started_at", "ended_at", "arguments", "answer"),
-    *("output", "error", "elapsed_ms", "message"),
-)
-CHECKPOINT = (
-    *("line", "id", "step", "version", "parent", "branch", "seq", "message_count", "created_at"),
-    *("about", "body", "extra"),
-)
-INBOX = ("kind", "id", "role", "created_at", "body")
-TASK = (
-    *("id", "type", "status", "priority", "payload", "result", "max_retries", "retry_count"),
-    *("created_at", "updated_at", "started_at", "completed_at"),
-)
-USAGE = (*("day", "model", "messages", "tokens", "input", "output", "cache_read", "cache_write", "cost", "priced"),)
-TOOL_USAGE = ("day", "name", "bucket", "calls", "failures", "total_ms")
-ACCOUNT = ("name", "email", "quota_total", "quota_used", "created_at", "updated_at", "preferences")
-# What may hold megabytes.
-_LONG = {
-    "messages": ("body",),
-    "tool_calls": ("arguments", "answer", "question", "output", "error"),
-    "checkpoints": ("about", "body", "extra"),
-    "inbox": ("body",),
-    "tasks": ("payload", "result"),
-}
 
 # The checkpoints of a line that one of a thread's lines shows: that line itself, or one that has inherited from it.
 _SHOWN = (
@@ -89,7 +60,7 @@ class _Plan(NamedTuple):
 
 def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
     """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none."""
-    columns = ", ".join(f"t.{name}" for name in THREAD)
+    columns = ", ".join(f"t.{name}" for name in tables.THREADS.exported)
     row = tx.one(
         f"SELECT {columns}, p.saved_at, p.body, t.key FROM threads t LEFT JOIN partials p ON p.thread = t.key"
         " WHERE t.namespace = :namespace AND t.id = :id",
@@ -99,28 +70,27 @@ def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
     if row is None:
         return
     *values, key = row
-    thread = dict(zip((*THREAD, "saved_at", "partial"), values, strict=True))
+    thread = dict(zip((*tables.THREADS.exported, "saved_at", "partial"), values, strict=True))
     plan = _planned(tx, key, thread["branch"], thread["line"])
-    yield "thread", _numbered(plan, thread, "branch", "line")
+    yield "thread", _numbered(plan, tables.THREADS, thread)
     yield from _branches(tx, plan)
     yield from _messages(tx, plan)
     yield from _marks(tx, plan)
-    yield from _calls(tx, plan)
+    for kind, call in _by_key(tx, tables.TOOL_CALLS, thread=key):
+        yield kind, _numbered(plan, tables.TOOL_CALLS, call)
     yield from _checkpoints(tx, plan)
-    yield from _by_key(tx, "inbox", INBOX, thread=key)
-    yield from _by_key(tx, "task", TASK, "tasks", thread=key)
-    yield from _by_key(tx, "usage", USAGE, thread=key)
-    yield from _by_key(tx, "tool_usage", TOOL_USAGE, thread=key)
+    for table in (tables.INBOX, tables.TASKS, tables.USAGE, tables.TOOL_USAGE):
+        yield from _by_key(tx, table, thread=key)
 
 
 def account(tx: Tx, user_id: str) -> Iterator[Line]:
     """What is kept of a user, and what deleted threads have left them. Of an unknown one, there is nothing."""
-    row = tx.one(f"SELECT {', '.join(ACCOUNT)} FROM users WHERE id = :id", id=user_id)
+    row = tx.one(f"SELECT {', '.join(tables.USERS.exported)} FROM users WHERE id = :id", id=user_id)
     if row is None:
         return
-    yield "account", dict(zip(ACCOUNT, row, strict=True))
-    yield from _by_key(tx, "usage", USAGE, thread=0, owner=user_id)
-    yield from _by_key(tx, "tool_usage", TOOL_USAGE, thread=0, owner=user_id)
+    yield "account", dict(zip(tables.USERS.exported, row, strict=True))
+    for table in (tables.USAGE, tables.TOOL_USAGE):
+        yield from _by_key(tx, table, thread=0, owner=user_id)
 
 
 def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
@@ -171,8 +141,9 @@ def _inherited(tx: Tx, thread: int) -> dict[int, list[Source]]:
     return found
 
 
-def _numbered(plan: _Plan, fields: Fields, *names: str) -> Fields:
-    return {**fields, **{name: plan.numbers[fields[name]] for name in names}}
+def _numbered(plan: _Plan, table: Table, row: Fields) -> Fields:
+    """A row with the numbers of branches in place of their keys."""
+    return {**row, **{name: plan.numbers[row[name]] for name in table.branches}}
 
 
 def _branches(tx: Tx, plan: _Plan) -> Iterator[Line]:
@@ -186,10 +157,10 @@ def _branches(tx: Tx, plan: _Plan) -> Iterator[Line]:
             [numbers[line], None if step == LAST else step, plan.version(version), plan.version(as_of)]
             for line, step, version, as_of in plan.inherited.get(key, [])
         ]
-        told = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
+        summary = _summary(tx, plan.marked[key].branch) if key in plan.marked else ""
         yield (
             "branch",
-            {"number": number, "segments": segments, "inherited": inherited, "summary": told or NO_SUMMARY},
+            {"number": number, "segments": segments, "inherited": inherited, "summary": summary or tables.NO_SUMMARY},
         )
 
 
@@ -202,8 +173,8 @@ def _messages(tx: Tx, plan: _Plan) -> Iterator[Line]:
     read = sorted({segment for several in plan.segments.values() for segment in several})
     for source, after, upto in _joined(read):
         where = "branch = :branch AND seq > :after AND seq <= :upto"
-        for row in _paged(tx, "messages", MESSAGE, where, ("seq",), (after,), branch=source, upto=upto):
-            yield "message", _numbered(plan, row, "branch")
+        for row in _paged(tx, tables.MESSAGES, where, ("seq",), (after,), branch=source, upto=upto):
+            yield "message", _numbered(plan, tables.MESSAGES, row)
 
 
 def _marks(tx: Tx, plan: _Plan) -> Iterator[Line]:
@@ -245,21 +216,16 @@ def _joined(read: Iterable[Segment]) -> list[Segment]:
     return joined
 
 
-def _calls(tx: Tx, plan: _Plan) -> Iterator[Line]:
-    for kind, row in _by_key(tx, "call", CALL, "tool_calls", thread=plan.thread):
-        yield kind, _numbered(plan, row, "branch")
-
-
 def _checkpoints(tx: Tx, plan: _Plan) -> Iterator[Line]:
     # Not by their keys: this order has an index. The row of a checkpoint says nothing by its place.
-    where = f"{_SHOWN} AND (c.step, c.version, c.key) > (:after, :after_1, :after_2)"
+    where = f"{_SHOWN} AND (step, version, key) > (:after, :after_1, :after_2)"
     order = ("step", "version", "key")
     for line in plan.lines:
         keys = {"thread": plan.thread, "source": line}
-        for row in _paged(tx, "checkpoints c", CHECKPOINT, where, order, (-1, -1, -1), **keys):
+        for row in _paged(tx, tables.CHECKPOINTS, where, order, (-1, -1, -1), **keys):
             key = row.pop("key")
             hidden = _hidden(tx, plan, key) if plan.has_hidden else []
-            fields = _numbered(plan, row, "line", "branch")
+            fields = _numbered(plan, tables.CHECKPOINTS, row)
             yield "checkpoint", {**fields, "version": plan.version(row["version"]), "hidden": hidden}
 
 
@@ -274,28 +240,23 @@ def _hidden(tx: Tx, plan: _Plan, checkpoint: int) -> list[int]:
     return [plan.numbers[line] for (line,) in rows if line in plan.numbers]
 
 
-def _by_key(tx: Tx, kind: str, columns: Sequence[str], table: str = "", **whose: Any) -> Iterator[Line]:
+def _by_key(tx: Tx, table: Table, **whose: Any) -> Iterator[Line]:
     where = " AND ".join(f"{name} = :{name}" for name in whose)
-    for row in _paged(tx, table or kind, columns, f"{where} AND key > :after", ("key",), (0,), **whose):
+    for row in _paged(tx, table, f"{where} AND key > :after", ("key",), (0,), **whose):
         del row["key"]
-        yield kind, row
+        yield table.line, row
 
 
-def _paged(
-    tx: Tx, table: str, columns: Sequence[str], where: str, order: Sequence[str], start: Row, **params: Any
-) -> Iterator[Fields]:
-    """Rows of a table in an order, with a limit to the rows and the bytes that are in memory at once.
+def _paged(tx: Tx, table: Table, where: str, order: Sequence[str], start: Row, **params: Any) -> Iterator[Fields]:
+    """The exported rows of a table in an order, with a limit to the rows and the bytes that are in memory at once.
 
-    `where` goes on behind `:after`, `:after_1` and so on, which are the columns of the order.
+    `where` calls the table `c`, and goes on behind `:after`, `:after_1` and so on: the columns of the order.
     """
-    name, _, alias = table.partition(" ")
-    dot = f"{alias}." if alias else ""
-    sorting = ", ".join(f"{dot}{column}" for column in order)
-    size = " + ".join(f"COALESCE(octet_length({dot}{column}), 0)" for column in _LONG.get(name, ())) or "0"
-    sizes_sql = f"SELECT {sorting}, {size} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
-    more = tuple(column for column in order if column not in columns)
-    wanted = ", ".join(f"{dot}{column}" for column in (*columns, *more))
-    rows_sql = f"SELECT {wanted} FROM {name} {alias} WHERE {where} ORDER BY {sorting} LIMIT :limit"
+    columns = (*table.exported, *(column for column in order if column not in table.exported))
+    size = " + ".join(f"COALESCE(octet_length({column}), 0)" for column in table.long) or "0"
+    source = f"FROM {table.name} c WHERE {where} ORDER BY {', '.join(order)} LIMIT :limit"
+    sizes_sql = f"SELECT {', '.join(order)}, {size} {source}"
+    rows_sql = f"SELECT {', '.join(columns)} {source}"
     after, is_last = start, False
     while not is_last:
         bounds = {f"after_{n}" if n else "after": value for n, value in enumerate(after)} | params
@@ -303,7 +264,7 @@ def _paged(
         count = _fitting(sizes)
         is_last = count == len(sizes) < PAGE_ROWS
         for row in tx.all(rows_sql, limit=count, **bounds) if count else ():
-            fields = dict(zip((*columns, *more), row, strict=True))
+            fields = dict(zip(columns, row, strict=True))
             after = tuple(fields[column] for column in order)
             yield fields
 

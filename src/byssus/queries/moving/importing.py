@@ -1,6 +1,6 @@
 """The queries of an import: rows become a thread again.
 
-An import writes into hidden threads, in a namespace that nobody can name, and gives them their names in its last
+An import writes into hidden threads, in a namespace that no caller can name, and gives them their names in its last
 transaction. Until then a mark stands for it there, with a time that each page puts off. A mark whose time has run out
 belongs to an import that was interrupted: the next import puts what is left of it into the trash. (Had it been written
 into the trash, the next deletion in any process would have removed it while it was under way.)
@@ -19,8 +19,9 @@ from byssus.queries.accounts.users import Leaf
 from byssus.queries.log import branches
 from byssus.queries.log.branches import Segment
 from byssus.queries.log.threads import END
-from byssus.queries.moving import exporting
-from byssus.queries.moving.exporting import IMPORTING, LAST, NO_SUMMARY, Fields, Line
+from byssus.queries.moving import tables
+from byssus.queries.moving.exporting import IMPORTING, LAST, Fields, Line
+from byssus.queries.moving.tables import Table
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.deleting import TRASH
 from byssus.store.database import Tx
@@ -97,7 +98,7 @@ def publish(
                 f"there is already a thread {thread_id!r}; delete it first, or import under another id (as_id=, --as)"
             )
         tx.run("DELETE FROM threads WHERE key = :key", key=held)
-        # As with any new thread, nobody may take it for one that they knew under this name.
+        # As with any new thread: a writer that knew another thread of this name must notice.
         tx.run(
             "UPDATE threads SET namespace = :namespace, id = :id, owner = :owner, version = (SELECT MAX(value) FROM"
             " (SELECT value FROM floors UNION ALL SELECT version FROM threads WHERE key = :key) AS known),"
@@ -122,7 +123,7 @@ def publish(
 
 
 def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
-    """Give tasks the ids that they had, where nobody has these; else new ones."""
+    """Give tasks the ids that they had, where these are free; else new ones."""
     own = {"thread": thread, "start": len(token) + 2}
     # Rows that only hold the ids, as with threads.
     held = tx.all(
@@ -158,13 +159,7 @@ def _settle_account(tx: Tx, mark: int, account: Account) -> None:
     for table, count in account.left.items():
         if _count(tx, table, mark) != count:
             raise InputError(f"user {account.id!r} has a row of {table} twice")
-    values = ", ".join(f":{name}" for name in exporting.ACCOUNT)
-    made = tx.one(
-        f"INSERT INTO users (id, {', '.join(exporting.ACCOUNT)}) VALUES (:id, {values})"
-        " ON CONFLICT (id) DO NOTHING RETURNING key",
-        id=account.id,
-        **account.fields,
-    )
+    made = tx.one(f"{_INSERT_USER} RETURNING key", id=account.id, **account.fields)
     if made is None:
         usage.forget(tx, mark)
         return
@@ -180,7 +175,7 @@ def _hold_user(tx: Tx, user_id: str) -> None:
     """Take a user's row, made if there is none."""
     while True:
         users.ensure(tx, user_id)
-        with suppress(NotFound):  # somebody has just removed them
+        with suppress(NotFound):  # deleted in between
             return quotas.take(tx, user_id)
 
 
@@ -256,9 +251,8 @@ def _begin_thread(tx: Tx, token: str, arriving: Arriving, header: Fields) -> Arr
 
 def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
     """Write the row of a thread, but for its name; and see that the thread is as its header says."""
-    header, key, numbers = arriving.header, arriving.key, arriving.branches
-    branch = numbers[header["branch"]]
-    count = branches.count(tx, branch, header["head"])
+    header, key = arriving.header, arriving.key
+    count = branches.count(tx, arriving.branches[header["branch"]], header["head"])
     if count != header["message_count"]:
         raise InputError(
             f"line {end['at']}: thread {header['id']!r} should have {header['message_count']} messages, and has {count}"
@@ -268,19 +262,8 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
             raise InputError(f"line {end['at']}: thread {header['id']!r} has {what} twice")
     if _count(tx, "marks k JOIN branches b ON b.key = k.branch", key) != end["marks"]:
         raise InputError(f"line {end['at']}: thread {header['id']!r} has a mark where there is no message")
-    names = (
-        *("head", "message_count", "unledgered", "run", "extra", "ttl", "created_at", "updated_at"),
-        *("title", "status", "model", "metadata"),
-    )
-    tx.run(
-        f"UPDATE threads SET branch = :branch, line = :line, version = :version,"
-        f" {', '.join(f'{name} = :{name}' for name in names)} WHERE key = :key",
-        key=key,
-        branch=branch,
-        line=numbers[header["line"]],
-        version=end["version"],
-        **{name: header[name] for name in names},
-    )
+    row = _keyed(arriving, tables.THREADS, header)
+    tx.run(_UPDATE_THREAD, key=key, version=end["version"], **{name: row[name] for name in _THREAD_COLUMNS})
     checkpoints.show_latest(tx, key)
     _find_by_name(tx, key)
     arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"])
@@ -312,27 +295,33 @@ def _count(tx: Tx, table: str, thread: int) -> int:
     return int(row[0])
 
 
-def _insert(table: str, *columns: str) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+def _insert(table: Table, *more: str, unique: bool = False) -> str:
+    """Insert what is exported of a row, and more columns; if its unique name is taken, `unique` passes it over."""
+    columns = (*more, *table.exported)
+    values = ", ".join(f":{name}" for name in columns)
+    conflict = f" ON CONFLICT ({', '.join(table.unique)}) DO NOTHING" if unique else ""
+    return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({values}){conflict}"
 
 
-_INSERT_MESSAGE = _insert("messages", *exporting.MESSAGE)
+_INSERT_MESSAGE = _insert(tables.MESSAGES)
 _INSERT_MARK = (  # which is passed over if there is no message, and then missed at the end
     "INSERT INTO marks (branch, message, mark) SELECT s.branch, m.key, :mark FROM segments s JOIN messages m"
     " ON m.branch = s.source AND m.seq = :seq WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq"
 )
-_INSERT_CALL = _insert("tool_calls", "thread", *exporting.CALL) + " ON CONFLICT (branch, reply, place) DO NOTHING"
-_INSERT_CHECKPOINT = _insert("checkpoints", *exporting.CHECKPOINT)
-_INSERT_INBOX = _insert("inbox", "thread", *exporting.INBOX)
-_INSERT_TASK = _insert("tasks", "thread", *exporting.TASK) + " ON CONFLICT (id) DO NOTHING"
-_INSERT_USAGE = (
-    _insert("usage", "thread", "owner", *exporting.USAGE) + " ON CONFLICT (thread, owner, day, model) DO NOTHING"
+_INSERT_CALL = _insert(tables.TOOL_CALLS, "thread", unique=True)
+_INSERT_CHECKPOINT = _insert(tables.CHECKPOINTS)
+_INSERT_INBOX = _insert(tables.INBOX, "thread")
+_INSERT_TASK = _insert(tables.TASKS, "thread", unique=True)
+_INSERT_USAGE = _insert(tables.USAGE, "thread", "owner", unique=True)
+_INSERT_TOOL_USAGE = _insert(tables.TOOL_USAGE, "thread", "owner", unique=True)
+_INSERT_INHERITED = _insert(tables.INHERITED, *tables.INHERITED.columns)
+_INSERT_USER = _insert(tables.USERS, "id", unique=True)
+# Until it is published, an imported thread has no name and no owner.
+_THREAD_COLUMNS = tuple(name for name in tables.THREADS.exported if name not in ("namespace", "id", "owner"))
+_UPDATE_THREAD = (
+    f"UPDATE threads SET version = :version, {', '.join(f'{name} = :{name}' for name in _THREAD_COLUMNS)}"
+    " WHERE key = :key"
 )
-_INSERT_TOOL_USAGE = (
-    _insert("tool_usage", "thread", "owner", *exporting.TOOL_USAGE)
-    + " ON CONFLICT (thread, owner, day, name, bucket) DO NOTHING"
-)
-_INSERT_INHERITED = _insert("inherited", "line", "source", "step", "version", "as_of")
 
 
 def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
@@ -341,7 +330,7 @@ def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
         made = tx.one(
             "INSERT INTO branches (thread, uncounted, summary) VALUES (:thread, 1, :summary) RETURNING key",
             thread=arriving.key,
-            summary="" if row["summary"] == NO_SUMMARY else row["summary"],
+            summary="" if row["summary"] == tables.NO_SUMMARY else row["summary"],
         )
         assert made is not None
         branch = keys[row["number"]] = made[0]  # a page that is written again comes to other keys, for all of them
@@ -350,28 +339,27 @@ def _add_branches(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
             tx, branch, [Segment(keys[s], after, END if upto is None else upto) for s, after, upto in segments]
         )
         inherited = [
-            [branch, keys[source], *(LAST if limit is None else limit for limit in limits)]
+            (branch, keys[source], *(LAST if limit is None else limit for limit in limits))
             for source, *limits in row["inherited"]
         ]
-        columns = ("line", "source", "step", "version", "as_of")
-        tx.many(_INSERT_INHERITED, [dict(zip(columns, values, strict=True)) for values in inherited])
+        tx.many(_INSERT_INHERITED, [tables.INHERITED.values_of(row) for row in inherited])
 
 
 def _add_messages(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
-    tx.many(_INSERT_MESSAGE, [_keyed(arriving, row, "branch") for row in rows])
+    tx.many(_INSERT_MESSAGE, [_keyed(arriving, tables.MESSAGES, row) for row in rows])
 
 
 def _add_marks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
-    tx.many(_INSERT_MARK, [_keyed(arriving, row, "branch") for row in rows])
+    tx.many(_INSERT_MARK, [_keyed(arriving, tables.MARKS, row) for row in rows])
 
 
 def _add_calls(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
-    tx.many(_INSERT_CALL, [{**_keyed(arriving, row, "branch"), "thread": arriving.key} for row in rows])
+    tx.many(_INSERT_CALL, [{**_keyed(arriving, tables.TOOL_CALLS, row), "thread": arriving.key} for row in rows])
 
 
 def _add_checkpoints(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     for is_hidden, some in groupby(rows, key=lambda row: bool(row["hidden"])):
-        keyed = [_keyed(arriving, row, "line", "branch") for row in some]
+        keyed = [_keyed(arriving, tables.CHECKPOINTS, row) for row in some]
         if not is_hidden:
             tx.many(_INSERT_CHECKPOINT, [_without(row, "hidden") for row in keyed])
             continue
@@ -390,7 +378,7 @@ def _add_inbox(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
 
 
 def _add_tasks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
-    # Under ids that nobody knows, until the thread exists.
+    # Under temporary ids, until the thread exists.
     tx.many(_INSERT_TASK, [{**row, "thread": arriving.key, "id": f"{arriving.token}:{row['id']}"} for row in rows])
 
 
@@ -402,8 +390,9 @@ def _add_tool_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     tx.many(_INSERT_TOOL_USAGE, [{**row, "thread": arriving.key or arriving.mark, "owner": ""} for row in rows])
 
 
-def _keyed(arriving: Arriving, row: Fields, *names: str) -> Fields:
-    return {**row, **{name: arriving.branches[row[name]] for name in names}}
+def _keyed(arriving: Arriving, table: Table, row: Fields) -> Fields:
+    """A row with the keys of branches in place of their numbers."""
+    return {**row, **{name: arriving.branches[row[name]] for name in table.branches}}
 
 
 def _without(row: Fields, name: str) -> Fields:

@@ -3,7 +3,7 @@
 - A thread shows the checkpoints of its line: those that were made on it, and those that it has inherited from the lines
   before, up to the point of the fork or the rewind and as they were then.
 - A row never changes. Replacing and deleting hide it from the thread's lines; it is removed when no line shows it.
-- Whoever writes holds the thread's row, so what a thread shows changes for one writer at a time.
+- A writer holds the lock of the thread's row, so what a thread shows changes for one writer at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from byssus.values.thread_key import ThreadKey
 
 HIGHEST_STEP = 2**53 - 1  # any JSON reader can hold it
 _LAST = 2**62  # no step and no version is behind it
-_LOOK = 200  # so many of one name are looked at: what is in more than one thread is so at once
+_LOOK = 200  # rows of one id that are read: if several threads have it, these show it
 
 
 class NewCheckpointRow(NamedTuple):
@@ -61,7 +61,7 @@ class CheckpointRow(NamedTuple):
 
 
 class CheckpointRef(NamedTuple):
-    """A checkpoint that somebody means to take away, as they have seen it."""
+    """A checkpoint that is to be removed: its key, and the version that the caller has seen."""
 
     key: int
     version: int
@@ -350,23 +350,23 @@ def show_latest(tx: Tx, thread: int) -> None:
     )
 
 
-# --- taking them away -------------------------------------------------------------------------------------------------
+# --- removing them ----------------------------------------------------------------------------------------------------
 
 
 class DroppedCheckpoints(NamedTuple):
-    """The keys of checkpoints that were taken away, and the branches along which nobody may read any more."""
+    """The keys of the checkpoints that were removed, and the branches that may not be read any more."""
 
     checkpoints: list[int]
     branches: list[int]
 
 
 def drop(tx: Tx, thread: int, doomed: Iterable[CheckpointRef]) -> DroppedCheckpoints:
-    """Take checkpoints away from all lines of a thread. A row that another thread's line still shows is only hidden."""
+    """Remove checkpoints from all lines of a thread. A row that another thread's line still shows is only hidden."""
     mine = lines(tx, thread)
     taken, freed = [], []
     for key, version in sorted(doomed):
-        # Taken first: if two threads take the same one away at once, the second one sees that it is the last. One that
-        # is gone already may have left its key to another one, which nobody has meant.
+        # Locked first: if two threads remove the same one at once, the second sees that it is the last. Checked by its
+        # version: the key of a deleted checkpoint may have been given to another one.
         held = tx.one(
             "UPDATE checkpoints SET step = step WHERE key = :key AND version = :version RETURNING key",
             key=key,

@@ -1,8 +1,8 @@
 """Deleting: checkpoints by their keys, and whole threads.
 
-- A thread that is deleted goes into the trash in one short transaction: from then on it does not exist. What it held is
-  removed after that, piece by piece, and whoever deletes next goes on where an interrupted one stopped.
-- What a fork still reads stays. The branches that hold it pass to that fork, as do those of its checkpoints.
+- A deleted thread goes into the trash in one short transaction: from then on it does not exist. Its rows are removed
+  after that, in chunks; if that is interrupted, the next deletion in any process goes on with it.
+- What a fork still reads stays. Its branches pass to that fork, as do those of its checkpoints.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from byssus.queries.accounts import usage
-from byssus.queries.log import branches, leases, marks
+from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
@@ -21,7 +21,7 @@ from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
-TRASH = "\x7ftrash"  # a namespace that nobody can name
+TRASH = "\x7ftrash"  # no caller can pass this namespace
 CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
 
 
@@ -34,15 +34,11 @@ class Dropped(NamedTuple):
 
 
 def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
-    """Take checkpoints away from a thread, and remove what only they needed."""
-    held = tx.one(
-        "UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
-    if held is None:
+    """Remove checkpoints from a thread, and the messages that only they read."""
+    row = threads.take(tx, thread_key)
+    if row is None:
         return Dropped([], 0, [])
-    thread = held[0]
+    (thread,) = row
     freed = checkpoints.drop(tx, thread, doomed)
     checkpoints.show_latest(tx, thread)
     collected = branches.collect(tx, freed.branches, limit=CHUNK)
@@ -50,7 +46,7 @@ def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Drop
 
 
 def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None) -> Dropped:
-    """Go on removing what nobody reads any more of these branches; without any, of all that a thread does not read."""
+    """Delete the messages of these branches that are not read any more; None: of all branches the thread has left."""
     thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return Dropped([], 0, [])
@@ -60,7 +56,7 @@ def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = No
 
 
 def below(tx: Tx, thread_key: ThreadKey, step: int) -> list[CheckpointRef]:
-    """The checkpoints of a thread below a step, on whichever of its lines."""
+    """The checkpoints of a thread below a step, on all of its lines."""
     thread = checkpoints.thread_state(tx, thread_key)
     return [] if thread is None else sorted(_shown(tx, thread.key, below=step))
 
@@ -118,18 +114,10 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
 
 def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
-    held = tx.one(
-        f"UPDATE threads SET head = head WHERE namespace = :namespace AND id = :id AND {leases.GUARD['Unleased']}"
-        " RETURNING key, version, lease_epoch, origin, origin_seq",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-        now=tx.now(),
-        **leases.parameters(tx, by),
-    )
-    if held is None:
-        leases.refuse(tx, thread_key, by)
+    row = threads.take(tx, thread_key, "key, version, lease_epoch, origin, origin_seq", by=by)
+    if row is None:
         return None
-    key, version, epoch, origin, seq = held
+    key, version, epoch, origin, seq = row
     shown = _shown(tx, key)
     usage.bequeath(tx, key)
     tx.run(
@@ -163,15 +151,13 @@ class Emptied(NamedTuple):
 
 
 def empty_trash(tx: Tx) -> Emptied:
-    """Remove something of what is in the trash."""
-    held = tx.one(
-        "UPDATE threads SET head = head WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
-        " RETURNING key",
-        trash=TRASH,
-    )
-    if held is None:  # there is nothing in it, or somebody else has just removed what we were about to
+    """Delete a chunk of what is in the trash."""
+    first = "SELECT id FROM threads WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
+    found = tx.one(first, trash=TRASH)
+    row = None if found is None else threads.take(tx, ThreadKey(TRASH, found[0]))
+    if row is None:  # the trash is empty, or another process has just removed this thread from it
         return Emptied(0, tx.one("SELECT 1 FROM threads WHERE namespace = :trash LIMIT 1", trash=TRASH) is not None)
-    thread = held[0]
+    (thread,) = row
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
     if _has_removed_a_chunk(tx, thread):
@@ -193,7 +179,7 @@ def empty_trash(tx: Tx) -> Emptied:
 
 
 def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
-    """Remove tasks and what was logged of tools; whether there may be more.
+    """Delete a chunk of tasks and logged tool calls; True if there may be more.
 
     The rest of the ledger goes with the replies that it is about, or with the thread.
     """
@@ -210,7 +196,7 @@ def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
 
 
 def _disinherit(tx: Tx, thread: int) -> list[int]:
-    """Forget what a thread has inherited; what was kept for it alone goes. Returns the branches that it read."""
+    """Remove what a thread has inherited, and rows that were kept for it alone. Returns the branches that it read."""
     rows = tx.all(
         "SELECT i.line, i.source FROM inherited i JOIN branches b ON b.key = i.line WHERE b.thread = :thread",
         thread=thread,
@@ -228,7 +214,7 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
 
 
 def _bequeath(tx: Tx, thread: int) -> None:
-    """Pass the branches that others still need to one of those. The marks were the thread's own, and go."""
+    """Pass the branches that other threads still need to one of them. The marks were the thread's own: they go."""
     left = tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)
     for (branch,) in left:
         marks.forget(tx, branch)
@@ -256,7 +242,7 @@ def _bequeath(tx: Tx, thread: int) -> None:
 
 
 def _mark_as(tx: Tx, successor: int, branch: int) -> None:
-    """Where a checkpoint is read along a branch, give it the marks that count there for the one who gets it."""
+    """Give a branch that a checkpoint reads the marks that count there for the thread that gets it."""
     row = tx.one(
         "SELECT t.branch, (SELECT MAX(c.seq) FROM checkpoints c WHERE c.branch = :branch) FROM threads t"
         " WHERE t.key = :successor",

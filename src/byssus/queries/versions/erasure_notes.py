@@ -1,6 +1,6 @@
 """The notes about erasures: one is open until the files are known to hold nothing of what was erased.
 
-They stand alone because everybody who opens a database looks at them.
+They have a module of their own because every process that opens a database reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Erasures: threads, and users, that go with every byte of theirs.
+"""Erasures: threads and users that are deleted with every byte of theirs.
 
 An erasure is noted in the transaction that puts the threads into the trash, and closed when the files are known to hold
-nothing of them. A process that dies in between leaves the note, and whoever opens the database next finishes it. A user
-goes in that transaction itself.
+nothing of them. A process that dies in between leaves the note, and the next one that opens the database finishes the
+erasure. A user is deleted in that first transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fork(NamedTuple):
 
 
 class ErasedRows(NamedTuple):
-    """Threads and checkpoints that do not exist any more, and forks that somebody must decide about first."""
+    """How many threads and checkpoints were removed; or the forks that the caller must decide about first."""
 
     threads: int
     checkpoints: int
@@ -37,7 +37,10 @@ class ErasedRows(NamedTuple):
 
 
 def begin_thread(tx: Tx, thread_key: ThreadKey, *, forks: str | None, by: By) -> ErasedRows:
-    """Put a thread into the trash, and its forks with it or not. While that is not said, nothing happens."""
+    """Put a thread into the trash; `forks` ("erase" or "keep") says what happens to its forks.
+
+    If there are any and it is None, nothing is written, and they are returned.
+    """
     thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return ErasedRows(0, 0, [])
@@ -50,8 +53,12 @@ def begin_thread(tx: Tx, thread_key: ThreadKey, *, forks: str | None, by: By) ->
 
 
 def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> ErasedRows:
-    """The same for a user and all threads of theirs. Forks of those that belong to the user go anyway."""
-    with suppress(NotFound):  # memories are kept for people who are no users
+    """Delete a user, and put all of their threads into the trash, with forks that belong to the user.
+
+    `forks` says what happens to forks of others. If there are any and it is None, nothing is written, and they are
+    returned.
+    """
+    with suppress(NotFound):  # memories may belong to an id that is no user's
         quotas.take(tx, user_id)  # from here on, no thread becomes theirs
     rows = tx.all(
         "SELECT namespace, id, key FROM threads WHERE (owner = :user OR namespace = :user)"

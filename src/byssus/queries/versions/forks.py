@@ -52,17 +52,17 @@ class Node(NamedTuple):
 def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | None = None) -> None:
     """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
 
-    It is called the same and belongs to the same user, unless an owner is named, who must exist. What was spent and
-    done in the other one stays there: its usage, its tasks, and what an application has logged of tools.
+    It has the same title, model and metadata, and belongs to the same user, unless `owner` is given, who must exist.
+    Usage, tasks and the tool calls that an application has logged stay with the other thread.
     """
     thread = _held(tx, thread_key)
     parting = part(tx, thread, at)
-    key = threads.key_of(tx, ThreadKey(thread_key.namespace, new_id))
+    (key,) = threads.take_or_make(tx, ThreadKey(thread_key.namespace, new_id))
     new = checkpoints.thread_state_of(tx, key)
-    if key == thread.key or not _is_taken_new(tx, key):
+    if key == thread.key or not _is_new(tx, key):
         raise InputError(f"there is already a thread {new_id!r}; choose another id for the fork of {thread_key.id!r}")
     user = owner or thread.owner
-    if user is not None:  # also the same one: whoever removes a user has seen all of their threads
+    if user is not None:  # also if it is the same: a removal of the user must see this thread
         quotas.take(tx, user)
     tx.run("DELETE FROM segments WHERE branch = :branch", branch=new.branch)
     point = parting.point
@@ -73,7 +73,7 @@ def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | Non
     tx.run(
         "UPDATE threads SET head = :head, message_count = :count, extra = :extra, unledgered = :head, origin = :origin,"
         f" origin_seq = :head, owner = :owner, {called},"
-        # Of another branch than the one that the origin reads, nobody knows who has written it.
+        # Only of the branch that the origin reads is it known whether a memory alone has written it.
         " named = COALESCE((SELECT o.named FROM threads o WHERE o.key = :origin AND o.branch = :branch), 0),"
         " version = CASE WHEN version < :version THEN :version ELSE version END WHERE key = :key",
         head=point.seq,
@@ -112,7 +112,7 @@ def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, left: NewCheckpointRow, by:
 
 
 def part(tx: Tx, thread: ThreadState, at: At) -> Parting:
-    """The point that somebody means."""
+    """The point that a checkpoint's id, a seq, or None (the head) stands for."""
     if at is None:
         return Parting(thread.point, thread.extra, thread.line, 2**62, 2**62)
     if isinstance(at, str):
@@ -152,24 +152,19 @@ def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | Non
 
 
 def _held(tx: Tx, thread_key: ThreadKey) -> ThreadState:
-    """The thread's row, taken: nobody writes to it meanwhile."""
-    row = tx.one(
-        "UPDATE threads SET line = CASE WHEN line = 0 THEN branch ELSE line END"
-        " WHERE namespace = :namespace AND id = :id RETURNING key",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
+    """The thread, which must exist, its row locked."""
+    row = threads.take(tx, thread_key)
     if row is None:
         raise checkpoints.unknown_thread(thread_key.id)
-    return checkpoints.thread_state_of(tx, row[0])
+    return putting.on_its_line(tx, row[0])
 
 
-def _is_taken_new(tx: Tx, key: int) -> bool:
-    """Take the row of a thread that holds nothing yet, unless something was said to it that waits."""
+def _is_new(tx: Tx, key: int) -> bool:
+    """Whether a thread, whose row is locked, holds nothing yet; messages may wait in its inbox."""
     row = tx.one(
-        "UPDATE threads SET head = head WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
+        "SELECT 1 FROM threads WHERE key = :key AND head = 0 AND message_count = 0 AND latest IS NULL"
         " AND origin IS NULL AND extra = '{}' AND run IS NULL AND owner IS NULL AND title = '' AND model IS NULL"
-        " AND metadata = '{}' AND status = 'active' RETURNING key",
+        " AND metadata = '{}' AND status = 'active'",
         key=key,
     )
     return row is not None
@@ -181,7 +176,7 @@ def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
     reply = branches.last_reply(tx, point) if empty else 0
     if reply == 0:  # which is also the number of those that an application has logged: they stay where they are
         return
-    # They are noted on the branch that was driven then: the one that is left, or the one that the reply was said on.
+    # They are on the branch that the run wrote to: the one that is left, or the one that holds the reply.
     said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
     for old in dict.fromkeys([point.branch, *said_on]):
         rows = tx.all(

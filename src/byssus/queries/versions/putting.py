@@ -1,4 +1,4 @@
-"""Making checkpoints: of a list of messages that somebody passes, or of a thread as it stands.
+"""Making checkpoints: of a list of messages that the caller passes, or of a thread as it stands.
 
 - What is new in a list is stored, and nothing else: behind the thread's last message, or on a branch where it differs.
 - A thread that goes over to another branch leaves nothing without a name.
@@ -29,6 +29,7 @@ from byssus.queries.versions.checkpoints import (
     thread_state_of,
 )
 from byssus.store.database import Moment, Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 
@@ -81,7 +82,7 @@ def put_here(
 
 
 def on_its_line(tx: Tx, key: int) -> ThreadState:
-    """The thread, with the line that it is on written down: from here on its branch may change."""
+    """The thread, with its line stored: from here on its branch may change."""
     tx.run(f"UPDATE threads AS t SET line = {ON_LINE} WHERE key = :key AND line = 0", key=key)
     return thread_state_of(tx, key)
 
@@ -94,7 +95,7 @@ def append(
     new: NewCheckpointRow,
     by: By,
     extra: str | None = None,
-    release: str = "",
+    release: Release | None = None,
     clear_partial: bool = False,
     charge: Charge | None = None,
 ) -> Position:
@@ -165,14 +166,14 @@ def insert(tx: Tx, thread: ThreadState, new: NewCheckpointRow, point: Point, *, 
 
 
 def _make_room(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> list[int]:
-    """Take the one away that has the same id; returns the branches that it was read along."""
+    """Remove the checkpoint that has this id; returns the branches that it was read along."""
     _refuse_cycle(tx, thread, new)
     old = named(tx, thread.line, new.id)
     return [] if old is None else drop(tx, thread.key, [old.doomed]).branches
 
 
 def _refuse_cycle(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> None:
-    """Refuse a checkpoint that would be its own ancestor. A new id can only be one if somebody names it as a parent."""
+    """Refuse a checkpoint that would be its own ancestor. A new id can be one only if another checkpoint names it."""
     if new.parent is None:
         return
     is_parent = tx.one(
@@ -206,13 +207,13 @@ def _diverge(
 ) -> Point:
     """Store the tail on a branch of its own, and let the thread go over to it."""
     start = Point(thread.branch, agreement.seq, agreement.messages)
-    # What was replaced this time may be replaced each time, as a last message that says how things stand. Then only so
-    # much gets a branch of its own, and the rest goes where the next one finds it.
+    # A caller may replace its last message at each put, as a status line. Then only that part of the tail gets a branch
+    # of its own; the rest goes to a branch that the next put can continue.
     lasting = len(tail) - (thread.message_count - agreement.messages)
     if lasting > 0 and branches.is_long(tx, start):
         start, tail = _go_on(tx, thread, start, tail[:lasting]), tail[lasting:]
     branch = branches.begin(tx, thread.key, branches.segments_upto(tx, start))
-    marks.inherit(tx, thread.branch, branch, upto=agreement.seq)  # also if it leaves another branch: these are of today
+    marks.inherit(tx, thread.branch, branch, upto=agreement.seq)  # the thread's marks, also if it leaves another branch
     threads.add(tx, branch, start.seq, tail, thread=thread.key)
     point = Point(branch, start.seq + len(tail), start.messages + len(tail))
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced
@@ -285,7 +286,7 @@ def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int 
 
 
 def close_calls(tx: Tx, thread: int) -> None:
-    """Close the calls that are open where a thread leaves: nobody is asked about them, unless it comes back."""
+    """Close the calls that are open where a thread leaves: they wait for no answer, unless it comes back."""
     tx.run(
         "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'left' END, ended_at = :now"
         " WHERE thread = :thread AND status IN ('waiting', 'answered', 'started')",

@@ -27,7 +27,8 @@ import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from byssus.store import sharing
-from byssus.store.database import NO_THREAD, Job, Store, Tx
+from byssus.store.database import Store, Tx
+from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
     Connection,
@@ -39,7 +40,7 @@ from byssus.store.postgres.server import (
     is_passing,
     is_refused,
 )
-from byssus.store.postgres.tx import PostgresTx
+from byssus.store.postgres.tx import DIALECT, PostgresTx
 from byssus.store.sqlite.file import check_durability
 from byssus.values import clock
 
@@ -203,7 +204,7 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
                 for member in group:
                     member.error = member.error or self._store.server.translate(error)
-            Job.deliver(group)
+            deliver(group)
         self._leave()
         self.session.close()
 
@@ -387,7 +388,7 @@ class _Writer(_Worker):
 class PostgresStore(Store):
     """One schema of a Postgres database. Get it from `open_store`, which shares it within the process."""
 
-    system = "postgresql"
+    dialect = DIALECT
     remains = (
         "The rows are deleted. Postgres keeps their dead versions in its files until VACUUM has run and the space is "
         "used again (VACUUM FULL rewrites the tables at once), and copies in WAL archives, replicas and backups until "

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from byssus.errors import StoreError
-from byssus.store.database import Job, Row
+from byssus.store.database import Dialect, Row
+from byssus.store.jobs import Job
 from byssus.store.postgres.server import Connection, Selector, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
@@ -32,6 +33,8 @@ _PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
 _TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({'|'.join(tables())})\b")
 _CONTROL = re.compile(r"\s*(BEGIN|START|COMMIT|END|ROLLBACK|ABORT|SAVEPOINT|RELEASE|PREPARE)\b", re.IGNORECASE)
 _INSERT = re.compile(r"(INSERT INTO \w+ \([^()]+\) VALUES )(\([^()]+\))")
+
+DIALECT = Dialect("postgresql", skip_locked="FOR UPDATE SKIP LOCKED")
 
 
 class Moment(NamedTuple):
@@ -54,6 +57,8 @@ class _Asks(BaseException):
 
 class _Trial:
     """A transaction that shows what a query asks first, and does nothing."""
+
+    dialect = DIALECT
 
     def one(self, statement: str, /, **params: Any) -> Row | None:
         raise _Asks((statement, params))
@@ -86,6 +91,8 @@ def _first_question(job: Job[Any]) -> _Question:
 
 class PostgresTx:
     """The transactions of one connection, one after the other."""
+
+    dialect = DIALECT
 
     def __init__(self, connection: Connection, schema: str) -> None:
         # For good: leaving the mode sends the server a word after the answer, upon which it forgets its time limit.

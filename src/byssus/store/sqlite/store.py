@@ -19,13 +19,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 import apsw
 
 from byssus.errors import InputError, StoreNotOpen
 from byssus.store import sharing
-from byssus.store.database import Job, Row, Store, Tx
+from byssus.store.database import Dialect, Row, Store, Tx
+from byssus.store.jobs import Job, deliver
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -40,17 +41,23 @@ from byssus.store.sqlite.file import (
 )
 from byssus.values import clock
 
+T = TypeVar("T")
+
 _GROUP_WRITES = 256  # a group ends here, because the lock between processes is not fair
 _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
+_FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
+DIALECT = Dialect("sqlite", skip_locked="")  # there is one writer: it has taken them all
 _log = logging.getLogger("byssus.store")
 
 
 class SQLiteTx:
     """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
+
+    dialect = DIALECT
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._execute = connection.cursor().execute
@@ -122,8 +129,7 @@ class _Pauses:
 class SQLiteStore(Store):
     """One database file. Get it from `open_store`, which shares it within the process."""
 
-    system = "sqlite"
-    index_keys: ClassVar[dict[str, str]] = {"message_words": "rowid", "call_words": "rowid"}
+    dialect = DIALECT
     remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
 
     def __init__(self, path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> None:
@@ -212,8 +218,6 @@ class SQLiteStore(Store):
 
     def scrub(self, *, rewrite: bool = True) -> bool:
         """VACUUM leaves nothing in free pages and in the gaps of others; then the WAL is folded in and emptied."""
-        from byssus.queries.search import search  # noqa: PLC0415 - most programs do without
-
         if not self.has_files:
             return True
         try:
@@ -224,8 +228,8 @@ class SQLiteStore(Store):
                 try:
                     connection.pragma("temp_store", 0)  # a large database does not fit into memory
                     if rewrite:
-                        for statement in search.SCRUB:
-                            connection.execute(statement)
+                        for (index,) in connection.execute(_FULL_TEXT).fetchall():  # it keeps words of deleted rows
+                            connection.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
                         connection.execute("VACUUM")
                     connection.set_busy_timeout(_SCRUB_MILLISECONDS)
                     return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
@@ -234,9 +238,7 @@ class SQLiteStore(Store):
         except apsw.Error as error:
             raise self._translate(error) from error
 
-    def pages_to(self, path: str, hear: Callable[[int, int], object]) -> dict[str, int] | None:
-        from byssus.queries.moving import copying  # noqa: PLC0415 - as above
-
+    def pages_to(self, path: str, look: Callable[[Tx], T], hear: Callable[[int, int], object]) -> T | None:
         if not self.has_files:
             return None
         with self._beside() as source:
@@ -244,12 +246,13 @@ class SQLiteStore(Store):
             # would begin again with each of them.
             tx = SQLiteTx(source)
             tx.begin("BEGIN")
-            counts = copying.counts(tx)
+            tx.one("SELECT 1 FROM sqlite_schema")  # with which it begins
+            seen = look(tx)
             try:
                 copy_pages(source, path, hear)
             except apsw.Error as error:
                 raise translate(error, path, self._busy_seconds) from error
-            return counts
+            return seen
 
     def integrity(self) -> list[str]:
         if not self.has_files:
@@ -302,7 +305,7 @@ class SQLiteStore(Store):
                         tx.run("ROLLBACK")
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(as_read(error))
-        Job.deliver([job])
+        deliver([job])
 
     def _reader(self) -> SQLiteTx:
         known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
@@ -333,7 +336,7 @@ class SQLiteStore(Store):
                 _log.warning("%d write(s) to %r failed: %s", len(group), self.path, why)
             if (took := time.monotonic() - began) > _SLOW_SECONDS:
                 _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
-            Job.deliver(group)
+            deliver(group)
 
     def _commit_group(self, job: Job[Any], group: list[Job[Any]]) -> None:
         """Run the job and all that waits behind it in one transaction."""

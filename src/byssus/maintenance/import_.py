@@ -1,0 +1,111 @@
+"""Imports: threads and users come back from the JSON lines of an export.
+
+    await import_lines(store, "trip.jsonl")
+
+All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from byssus.accounts import users
+from byssus.errors import ByssusError, InputError
+from byssus.maintenance.export import pages_of
+from byssus.maintenance.lines import Incoming
+from byssus.queries.moving import exporting, importing
+from byssus.queries.moving.importing import Account, Arriving
+from byssus.store.database import Store
+from byssus.threads import retention
+from byssus.values import clock
+from byssus.values.inputs import checked_id
+
+Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
+
+
+async def import_lines(store: Store, lines: Lines, as_id: str | None = None) -> list[str]:
+    """Import what was exported, all of it or nothing; returns the ids of the threads.
+
+    `lines` is the path of a file, or whatever gives lines. `as_id` is another id for the thread, where there is one.
+    """
+    new_id = None if as_id is None else checked_id(as_id, "as_id")
+    await retention.empty_trash(store)  # what an interrupted import has left, too
+    token = clock.new_id()
+    try:
+        return await _import(store, token, lines, new_id)
+    except BaseException:
+        with suppress(ByssusError):  # then the next import does it
+            await store.write(importing.discard, token)
+            await retention.empty_trash(store)
+        raise
+
+
+async def _import(store: Store, token: str, lines: Lines, as_id: str | None) -> list[str]:
+    await store.write(importing.begin, token, importing.SECONDS)
+    incoming, arriving = Incoming(), Arriving()
+    async for page in _given(lines):
+        rows = await asyncio.to_thread(incoming.take, page)
+        arriving = await store.write(importing.add, token, arriving, rows, importing.SECONDS)
+    incoming.finish()
+    arrivals = list(arriving.whole)
+    if as_id is not None:
+        if len(arrivals) != 1:
+            raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(arrivals)}")
+        arrivals = [arrivals[0]._replace(id=as_id)]
+    account = await asyncio.to_thread(_account, incoming)
+    await store.write(importing.publish, token, arrivals, incoming.forks, account)
+    return [arrival.id for arrival in arrivals]
+
+
+def _account(incoming: Incoming) -> Account | None:
+    fields = incoming.account
+    if fields is None:
+        return None
+    leaves = users.leaves(json.loads(fields["preferences"]))
+    return Account(incoming.user_id, fields, leaves, incoming.left)
+
+
+async def _given(lines: Lines) -> AsyncIterator[list[bytes]]:
+    """Pages of lines, from wherever they come."""
+    if isinstance(lines, str | os.PathLike):
+        with await asyncio.to_thread(Path(lines).open, "rb") as file:
+            async for some in pages_of(file):
+                yield some
+        return
+    page: list[bytes] = []
+    size = 0
+    async for line in _one_by_one(lines):
+        page.append(line)
+        size += len(line)
+        if len(page) >= exporting.PAGE_ROWS or size >= exporting.PAGE_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+async def _one_by_one(lines: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[bytes]:
+    if isinstance(lines, AsyncIterable):
+        async for line in lines:
+            yield _as_bytes(line)
+    elif isinstance(lines, Iterable):
+        for line in lines:
+            yield _as_bytes(line)
+    else:
+        raise InputError(f"an import takes the path of a file or lines, got {type(lines).__name__}")
+
+
+def _as_bytes(line: object) -> bytes:
+    if isinstance(line, str):
+        with suppress(UnicodeEncodeError):  # what cannot be encoded is no JSON of ours: it is refused as such
+            return line.encode().removesuffix(b"\n")
+        return b"\xff"
+    if not isinstance(line, bytes):
+        raise InputError(f"a line must be text, got {type(line).__name__}: {line!r:.80}")
+    return line.removesuffix(b"\n")
