@@ -41,7 +41,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"values", "errors", "events", "messages", "signals", "stream", "telemetry"}, set()),
 }
 # What runs SQL knows no message: of the values it may use these alone.
-SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py", "values/thread_key.py"}
+SQL_MAY_USE = {
+    "errors.py",
+    "signals.py",
+    "telemetry.py",
+    "values/clock.py",
+    "values/release.py",
+    "values/thread_key.py",
+}
 
 # Arrows that have to turn round.
 TO_TURN = {
@@ -401,6 +408,7 @@ COVERED_BY: dict[str, list[str]] = {
     "values/clock.py": ["test_messages.py", "values/test_checkpoints.py"],
     "values/decisions.py": ["run/test_approvals.py", "run/test_approval_runs.py"],
     "values/prompts.py": ["test_agent.py"],
+    "values/release.py": ["run/test_leases.py", "run/test_leases_lost.py"],
     "values/results.py": ["test_agent.py"],
     "values/schemas.py": ["tools/test_tools.py", "values/test_output.py"],
 }

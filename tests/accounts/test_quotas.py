@@ -33,10 +33,11 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.accounts import quotas, users
 from byssus.queries.accounts.quotas import Charge, QuotaLeft
 from byssus.queries.log import threads
-from byssus.queries.log.leases import RELEASE, Claim, Lease
+from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
 from byssus.storage import AgentStorage
 from byssus.threads.encoding import message_row
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, saying, text_events
 from tests.support.checkpointers import loaded, texts, with_cp
@@ -219,7 +220,7 @@ class Quotas(RuleBasedStateMachine):
     def end(self, place: int) -> None:
         session = self.sessions[place]
         if (lease := self.leases.pop(session, None)) is not None:
-            self.storage.store.write_now(threads.append, ThreadKey("", session), [], by=lease, release=RELEASE)
+            self.storage.store.write_now(threads.append, ThreadKey("", session), [], by=lease, release=Release.END)
             self.reserved.pop(session, None)
 
     @rule(place=st.integers(0, 2))

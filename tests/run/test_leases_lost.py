@@ -34,6 +34,7 @@ from byssus.store.database import Tx
 from byssus.store.postgres.tx import PostgresTx
 from byssus.threads.encoding import message_row
 from byssus.values import clock
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
@@ -65,11 +66,11 @@ START = Start(2, 0, "c1", "look", "{}", "never", "key", "run")
 WRITES: dict[str, Callable[[Tx, Lease], object]] = {
     "append": lambda tx, lease: threads.append(tx, ThreadKey("", "t"), [ROW], by=lease),
     "append and release": lambda tx, lease: threads.append(
-        tx, ThreadKey("", "t"), [ROW], by=lease, release=leases.RELEASE
+        tx, ThreadKey("", "t"), [ROW], by=lease, release=Release.END
     ),
-    "append and pause": lambda tx, lease: threads.append(tx, ThreadKey("", "t"), [], by=lease, release=leases.PAUSE),
+    "append and pause": lambda tx, lease: threads.append(tx, ThreadKey("", "t"), [], by=lease, release=Release.PAUSE),
     "release if silent": lambda tx, lease: threads.append(
-        tx, ThreadKey("", "t"), [], by=lease, release=leases.RELEASE_IF_SILENT
+        tx, ThreadKey("", "t"), [], by=lease, release=Release.END_IF_INBOX_EMPTY
     ),
     "append and reserve": lambda tx, lease: threads.append(
         tx, ThreadKey("", "t"), [ROW], by=lease, reserve=3, extra='{"x":1}'
@@ -106,7 +107,7 @@ async def lose(cp: Checkpointer, how: str) -> None:
         await take_over(cp)
     elif how == "taken over and given back":
         lease = await take_over(cp)
-        await cp.store.write(threads.append, ThreadKey("", "t"), [], by=lease, release=leases.RELEASE)
+        await cp.store.write(threads.append, ThreadKey("", "t"), [], by=lease, release=Release.END)
     else:
         await cp.store.write(lambda tx: tx.run("DELETE FROM inbox"))
         await cp.store.write(lambda tx: tx.run("DELETE FROM tool_calls"))
@@ -569,7 +570,7 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
                         lost = await opener.store.write(leases.renew, [Held("t", "", lease.epoch, 30)])
                         assert lost or lease.epoch == newest
                         continue
-                    release = leases.RELEASE if action == "release" else ""
+                    release = Release.END if action == "release" else None
                     await opener.store.write(threads.append, ThreadKey("", "t"), [row], by=lease, release=release)
                     assert lease.epoch == newest
             except (ThreadBusy, LeaseLost):

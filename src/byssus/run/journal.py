@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
-from byssus.queries.log import leases, tool_calls
+from byssus.queries.log import tool_calls
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.store.keeper import LOST
@@ -22,13 +22,11 @@ from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Pending
 from byssus.values.marks import MarkedMessages
+from byssus.values.release import Release
 
 __all__ = [
     "ANSWERED",
-    "AT_ONCE",
-    "IF_SILENT",
     "LOST",
-    "PAUSED",
     "STARTED",
     "WAITING",
     "Journal",
@@ -36,9 +34,6 @@ __all__ = [
     "MemoryJournal",
     "pending",
 ]
-
-# How a run gives its thread back: only if nobody has said anything more; in any case; or until a person has answered.
-IF_SILENT, AT_ONCE, PAUSED = leases.RELEASE_IF_SILENT, leases.RELEASE, leases.PAUSE
 
 
 class Journal(Protocol):
@@ -70,7 +65,7 @@ class Journal(Protocol):
         messages: Sequence[Message],
         *,
         reserve: int = 0,
-        release: str = "",
+        release: Release | None = None,
         checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
@@ -138,7 +133,7 @@ class Journal(Protocol):
     def refuse_partial(self) -> None:
         """A hook did not let the reply pass: what was saved of it goes away when the run ends."""
 
-    async def finish(self, release: str, *, spent: int = 0) -> bool:
+    async def finish(self, release: Release, *, spent: int = 0) -> bool:
         """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
 
     def leave(self, *, spent: int = 0) -> None:
@@ -180,7 +175,7 @@ class MemoryJournal:
         messages: Sequence[Message],
         *,
         reserve: int = 0,  # noqa: ARG002
-        release: str = "",  # noqa: ARG002
+        release: Release | None = None,  # noqa: ARG002
         checkpoint: NewCheckpoint | None = None,  # noqa: ARG002
         spent: int | None = None,  # noqa: ARG002
     ) -> None:
@@ -260,9 +255,9 @@ class MemoryJournal:
     def refuse_partial(self) -> None:
         pass
 
-    async def finish(self, release: str, *, spent: int = 0) -> bool:  # noqa: ARG002
+    async def finish(self, release: Release, *, spent: int = 0) -> bool:  # noqa: ARG002
         encode_extra(self.extra)  # the same mistakes are mistakes here
-        return release != IF_SILENT or not self.has_mail(stopping=True)
+        return release is not Release.END_IF_INBOX_EMPTY or not self.has_mail(stopping=True)
 
     def leave(self, *, spent: int = 0) -> None:
         pass

@@ -40,7 +40,7 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
-from byssus.run.journal import AT_ONCE, IF_SILENT, LOST, PAUSED, Journal, pending
+from byssus.run.journal import LOST, Journal, pending
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Calls
 from byssus.signals import Aborted, Signal
@@ -49,6 +49,7 @@ from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.output import Output
+from byssus.values.release import Release
 from byssus.values.results import RunResult
 
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
@@ -123,7 +124,7 @@ class Run:
             # A hook that hears of the end still belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
             if not journal.has_mail(stopping=True) and (
-                hears_end or await journal.finish(IF_SILENT, spent=self._taken_from_unsettled())
+                hears_end or await journal.finish(Release.END_IF_INBOX_EMPTY, spent=self._taken_from_unsettled())
             ):
                 break
             if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
@@ -133,7 +134,7 @@ class Run:
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            release = PAUSED if self._calls.waiting else AT_ONCE
+            release = Release.PAUSE if self._calls.waiting else Release.END
             await journal.finish(release, spent=self._taken_from_unsettled())
         return result
 
@@ -142,7 +143,7 @@ class Run:
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
                 is_over = not self._calls.waiting and not self._journal.open_calls()
-                release = AT_ONCE if is_over else PAUSED
+                release = Release.END if is_over else Release.PAUSE
                 await self._journal.finish(release, spent=self._taken_from_unsettled())
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
@@ -390,11 +391,11 @@ class Run:
     def _new_checkpoint(self, reply: AssistantMessage) -> NewCheckpoint:
         return NewCheckpoint(clock.new_id(), ["turn"], recovery.one_line(reply), {})
 
-    def _release_after(self, reply: AssistantMessage) -> str:
+    def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
         if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
-            return ""
-        return AT_ONCE if reply.failed else IF_SILENT
+            return None
+        return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
 
     async def _request(self) -> Request:
         setup = self._setup

@@ -25,7 +25,7 @@ from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import Start
 from byssus.queries.versions import forks, putting
-from byssus.run.journal import ANSWERED, PAUSED, WAITING, LedgerEntry
+from byssus.run.journal import ANSWERED, WAITING, LedgerEntry
 from byssus.signals import Aborted, Signal, turn_into_abort, until_aborted
 from byssus.store import keeper, owners
 from byssus.store.database import Store
@@ -42,6 +42,7 @@ from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.inputs import column_text
 from byssus.values.marks import MarkedMessages
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -212,7 +213,7 @@ class ThreadJournal:
         messages: Sequence[Message],
         *,
         reserve: int = 0,
-        release: str = "",
+        release: Release | None = None,
         checkpoint: NewCheckpoint | None = None,
         spent: int | None = None,
     ) -> None:
@@ -229,7 +230,7 @@ class ThreadJournal:
         try:
             extra = self._changed_extra() if release or checkpoint else None
         except InputError:  # the reply is worth more; `finish` says it
-            extra, release = None, ""
+            extra, release = None, None
         query: Callable[..., Position]
         more: dict[str, Any]
         if checkpoint is None:
@@ -441,7 +442,7 @@ class ThreadJournal:
             write = self._store.submit(threads.save_partial, self._thread_key, encode(reply), by=self._lease())
             write.add_done_callback(_report_partial)
 
-    async def finish(self, release: str, *, spent: int = 0) -> bool:
+    async def finish(self, release: Release, *, spent: int = 0) -> bool:
         self.unsaved = {key: result for key, result in self.unsaved.items() if key[0] == self.reply_key}
         try:
             extra = self._changed_extra()
@@ -466,7 +467,7 @@ class ThreadJournal:
                 by=by,
                 expect=expect,
                 extra=extra,
-                release=release if held else "",
+                release=release if held else None,
                 clear_partial=self._is_refused,
                 charge=self._charge(spent),
             )
@@ -482,7 +483,7 @@ class ThreadJournal:
             by = self._lease()
             self._drop()
             charge = self._charge(spent)
-            self._store.submit(threads.append, self._thread_key, [], by=by, release=PAUSED, charge=charge)
+            self._store.submit(threads.append, self._thread_key, [], by=by, release=Release.PAUSE, charge=charge)
 
     def _charge(self, spent: int) -> Charge | None:
         return Charge(self.payer, spent) if spent and self.payer is not None else None

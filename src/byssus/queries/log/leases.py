@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
 from byssus.store.database import Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 NOBODY = -1  # the epoch of no lease
@@ -56,16 +57,17 @@ CHANGE = {
     "": "",
     "Lease": ", lease_until = :until",
 }
-RELEASE = ", lease_owner = NULL, lease_until = NULL, run = NULL"
-# A run that would stop goes on if something was said to it: what it may release depends on the inbox. Where no run may
-# start, none goes on either.
-_SILENT = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
-RELEASE_IF_SILENT = (
-    f", lease_owner = CASE WHEN {_SILENT} THEN NULL ELSE lease_owner END"
-    f", lease_until = CASE WHEN {_SILENT} THEN NULL ELSE :until END"
-    f", run = CASE WHEN {_SILENT} THEN NULL ELSE run END"
-)
-PAUSE = ", lease_owner = NULL, lease_until = NULL"  # the run waits for a person: it has not ended
+# A run that would stop goes on if a message waits for it. Where no run may start, none goes on either.
+_IS_OVER = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
+RELEASES = {
+    Release.END: ", lease_owner = NULL, lease_until = NULL, run = NULL",
+    Release.END_IF_INBOX_EMPTY: (
+        f", lease_owner = CASE WHEN {_IS_OVER} THEN NULL ELSE lease_owner END"
+        f", lease_until = CASE WHEN {_IS_OVER} THEN NULL ELSE :until END"
+        f", run = CASE WHEN {_IS_OVER} THEN NULL ELSE run END"
+    ),
+    Release.PAUSE: ", lease_owner = NULL, lease_until = NULL",
+}
 
 
 def parameters(tx: Tx, by: By) -> dict[str, object]:

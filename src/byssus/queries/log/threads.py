@@ -21,6 +21,7 @@ from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
 from byssus.queries.log.leases import By, Unleased
 from byssus.store.database import Moment, Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 ANY = -1  # whatever the thread's version is
@@ -98,7 +99,7 @@ def append(
     expect: int = ANY,
     reserve: int = 0,
     extra: str | None = None,
-    release: str = "",
+    release: Release | None = None,
     clear_partial: bool = False,
     owner: str | None = None,
     charge: Charge | None = None,
@@ -333,7 +334,7 @@ def advance(
     count: int = 0,
     last: int = 0,
     expect: int = ANY,
-    release: str = "",
+    release: Release | None = None,
     create: bool = True,
 ) -> tuple[int, Position]:
     """Take the thread's row and move its head: one statement where the thread exists and may be written."""
@@ -361,10 +362,10 @@ def advance(
 
 
 @functools.cache
-def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
+def _move(kind: str, release: Release | None, has_last: bool, has_expected: bool) -> str:
     """The statement with the conditions that are needed: this is what every append runs. Whoever comes this way may
     write what is not in the index of names: see 0008_memory.sql."""
-    guard, change = leases.GUARD[kind], release or leases.CHANGE[kind]
+    guard, change = leases.GUARD[kind], leases.RELEASES[release] if release else leases.CHANGE[kind]
     head = "CASE WHEN head + :size < :last THEN :last ELSE head + :size END" if has_last else "head + :size"
     leased = f", lease_epoch, lease_until IS NOT NULL, {_MAIL if kind == 'Lease' else 0}" if kind else ""
     return (
@@ -374,7 +375,7 @@ def _move(kind: str, release: str, has_last: bool, has_expected: bool) -> str:
     )
 
 
-_PLAIN_MOVE = _move("", "", False, False)
+_PLAIN_MOVE = _move("", None, False, False)
 _INSERTS = (
     "INSERT INTO messages (branch, seq, id, role, body, created_at) VALUES (:branch, :seq, :id, :role, :body, :now)",
     "INSERT INTO messages (branch, seq, id, role, body, created_at, plain)"

@@ -29,6 +29,7 @@ from byssus.queries.versions.checkpoints import (
     thread_state_of,
 )
 from byssus.store.database import Moment, Tx
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 
@@ -94,7 +95,7 @@ def append(
     new: NewCheckpointRow,
     by: By,
     extra: str | None = None,
-    release: str = "",
+    release: Release | None = None,
     clear_partial: bool = False,
     charge: Charge | None = None,
 ) -> Position:
