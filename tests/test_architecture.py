@@ -407,10 +407,12 @@ COVERED_BY: dict[str, list[str]] = {
     "tools/signature.py": ["tools/test_tools.py", "tools/test_tools_full.py"],
     "values/clock.py": ["test_messages.py", "values/test_checkpoints.py"],
     "values/decisions.py": ["run/test_approvals.py", "run/test_approval_runs.py"],
+    "values/marks.py": ["threads/test_marks.py"],
     "values/prompts.py": ["test_agent.py"],
     "values/release.py": ["run/test_leases.py", "run/test_leases_lost.py"],
     "values/results.py": ["test_agent.py"],
     "values/schemas.py": ["tools/test_tools.py", "values/test_output.py"],
+    "values/thread_key.py": ["queries/log/test_threads.py"],
 }
 
 

@@ -491,7 +491,7 @@ class Clock:
         real, later = clock.now, PostgresTx.after
         monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
         monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
-        monkeypatch.setattr(PostgresTx, "later", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
+        monkeypatch.setattr(PostgresTx, "after", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
 
     def _shifted(self, now: str) -> str:
         return (datetime.fromisoformat(now) + self.off).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
