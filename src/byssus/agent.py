@@ -26,11 +26,12 @@ from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import termination
-from byssus.run.journal import Journal, MemoryJournal, pending
+from byssus.run.journal import Journal, pending
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run, answer_needed, nothing_to_continue
+from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
-from byssus.run.thread_journal import ThreadJournal
+from byssus.run.thread_journal import thread_journal
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.encoding import encode_extra
@@ -60,12 +61,12 @@ class AgentState:
     @property
     def messages(self) -> list[Message]:
         """The thread's history; empty until the first run (or `load()`) has loaded it."""
-        return self._agent._journal.messages
+        return self._agent._journal.history.messages
 
     @property
     def extra(self) -> dict[str, Any]:
         """A JSON object that is stored with the thread when a run ends."""
-        return self._agent._journal.extra
+        return self._agent._journal.history.extra
 
     @property
     def is_streaming(self) -> bool:
@@ -193,7 +194,7 @@ class Agent:
         """Load the thread now, rather than with the first run."""
         await self._loaded()
         self._check_idle()
-        self._task = task = asyncio.create_task(self._journal.load())
+        self._task = task = asyncio.create_task(self._journal.history.load())
         task.add_done_callback(self._become_idle)
         await asyncio.shield(task)
 
@@ -207,31 +208,31 @@ class Agent:
 
         The message is on its way to the disk when this returns; await what it returns to know that it is there.
         """
-        return self._journal.send(STEER, stamped(single(message, "steer")))
+        return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
 
     def follow_up(self, message: str | UserMessage) -> Receipt:
         """As `steer`, for the moment when the run would stop."""
-        return self._journal.send(FOLLOW_UP, stamped(single(message, "follow_up")))
+        return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
 
     async def inbox(self) -> list[Waiting]:
         """What was said and not heard yet, in order, whoever said it."""
-        return await self._journal.waiting()
+        return await self._journal.inbox.waiting()
 
     async def withdraw(self, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        return await self._journal.withdraw(inbox.id_of(message))
+        return await self._journal.inbox.withdraw(inbox.id_of(message))
 
     @property
     def pending(self) -> list[Pending]:
         """The tool calls that wait for a person, as of the last run, `load()` or `answer()`."""
-        return pending(self._setup.thread_id, self._journal.entries)
+        return pending(self._setup.thread_id, self._journal.ledger)
 
     async def answer(self, call_id: str, answer: Answer) -> None:
         """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
 
         It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
         """
-        await self._journal.answer(call_id, encode_answer(answer))
+        await self._journal.ledger.answer(call_id, encode_answer(answer))
 
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
         """Make a checkpoint of the thread as it stands, also in the middle of a run; returns its id.
@@ -246,7 +247,7 @@ class Agent:
     async def _checkpointed(self, checkpoint: NewCheckpoint) -> bool:
         """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
         if self._run is not None:
-            return await self._journal.checkpoint(checkpoint)
+            return await self._journal.history.checkpoint(checkpoint)
         await self._loaded()
         if self._run is not None or self._task is not None:
             return False
@@ -255,8 +256,8 @@ class Agent:
         return await asyncio.shield(task)
 
     async def _load_and_checkpoint(self, checkpoint: NewCheckpoint) -> bool:
-        await self._journal.load()
-        return await self._journal.checkpoint(checkpoint)
+        await self._journal.history.load()
+        return await self._journal.history.checkpoint(checkpoint)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
@@ -347,7 +348,7 @@ class Agent:
                 encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
                 result = await run.go(prompts)
                 span.ran(result)
-            await self._journal.tidy()
+            await self._journal.history.tidy()
             self._error = result.error
             self._report(run, result.stop_reason)
             return result
@@ -373,22 +374,22 @@ class Agent:
     # --- how a run begins ---------------------------------------------------------------------------------------------
 
     async def _check_promptable(self) -> None:
-        await self._journal.load()
+        await self._journal.history.load()
         if self.pending:
-            await self._journal.refresh()  # somebody may have answered elsewhere
+            await self._journal.ledger.refresh()  # somebody may have answered elsewhere
         if self.pending:
             raise answer_needed(self._setup.thread_id, self._journal)
 
     async def _check_resumable(self) -> None:
         journal = self._journal
-        await journal.load(again=True)
-        messages = journal.messages
+        await journal.history.load(again=True)
+        messages = journal.history.messages
         if (
-            journal.is_interrupted
-            or journal.partial is not None
-            or journal.open_calls()
+            journal.history.is_interrupted
+            or journal.history.partial is not None
+            or journal.ledger.open_calls()
             or history.can_continue(messages)
-            or journal.has_mail(stopping=True)
+            or journal.inbox.has_mail(stopping=True)
         ):
             return
         raise nothing_to_continue(self._setup.thread_id, journal)
@@ -454,7 +455,7 @@ def _journal(
     if at is not None and (checkpointer is None or thread_id is None):
         raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")
     if checkpointer is None and thread_id is None:
-        return MemoryJournal(modes)
+        return memory_journal(modes)
     if checkpointer is None:
         raise InputError(
             f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
@@ -469,7 +470,7 @@ def _journal(
     thread_key, origin = checked_thread(thread_id), None
     if at is not None and setup.thread_id is not None:
         origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
-    return ThreadJournal(
+    return thread_journal(
         checkpointer,
         thread_key,
         checkpointer.lease_seconds,

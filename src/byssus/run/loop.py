@@ -40,10 +40,11 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
-from byssus.run.journal import LOST, Journal, pending
+from byssus.run.journal import Driver, Ending, Journal, pending
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Calls
 from byssus.signals import Aborted, Signal
+from byssus.store.keeper import LOST
 from byssus.stream import Publish
 from byssus.tools import Outcome
 from byssus.values import clock
@@ -76,6 +77,7 @@ class Run:
         self.is_over = False
         self._setup = setup
         self._journal = journal
+        self._driver = Driver(run_id, self.signal)
         self._history = history
         self._publish_to = publish
         self._output = output
@@ -93,7 +95,7 @@ class Run:
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
-        self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
+        self._calls = Calls(setup, journal, self.signal, self._publish, self._tell, self._context)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
         """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
@@ -123,8 +125,8 @@ class Run:
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
             # A hook that hears of the end still belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
-            if not journal.has_mail(stopping=True) and (
-                hears_end or await journal.finish(Release.END_IF_INBOX_EMPTY, spent=self._taken_from_unsettled())
+            if not journal.inbox.has_mail(stopping=True) and (
+                hears_end or await journal.history.finish(Release.END_IF_INBOX_EMPTY, self._taken_from_unsettled())
             ):
                 break
             if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
@@ -135,19 +137,19 @@ class Run:
             await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
             release = Release.PAUSE if self._calls.waiting else Release.END
-            await journal.finish(release, spent=self._taken_from_unsettled())
+            await journal.history.finish(release, self._taken_from_unsettled())
         return result
 
     async def _let_go(self, error: BaseException) -> None:
         """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
-                is_over = not self._calls.waiting and not self._journal.open_calls()
+                is_over = not self._calls.waiting and not self._journal.ledger.open_calls()
                 release = Release.END if is_over else Release.PAUSE
-                await self._journal.finish(release, spent=self._taken_from_unsettled())
+                await self._journal.history.finish(release, self._taken_from_unsettled())
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
-                self._journal.leave(spent=self._taken_from_unsettled())
+                self._journal.history.leave(self._taken_from_unsettled())
 
     def _result(self) -> RunResult:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
@@ -190,7 +192,7 @@ class Run:
             span.ended_with(reply)
             outcomes = await self._calls.run(reply)
             if reply.tool_calls and self._is_due and not self._calls.waiting:
-                await self._journal.checkpoint(
+                await self._journal.history.checkpoint(
                     self._new_checkpoint(reply)
                 )  # the lease is held: it does not fail for lack of knowledge
             self._end_turn(reply, [outcome.message for outcome in outcomes])
@@ -201,10 +203,10 @@ class Run:
         journal = self._journal
         if prompts is not None and await self._began_at_once(prompts):
             return
-        await journal.begin(self.id, self.signal)
-        if journal.partial is not None:
-            told = [recovery.interrupted(journal.partial)]
-            await journal.append(told)
+        await journal.history.begin(self._driver)
+        if journal.history.partial is not None:
+            told = [recovery.interrupted(journal.history.partial)]
+            await journal.history.append(told)
             self._tell(told)
         mended = await self._calls.recover()
         if self.signal.aborted:
@@ -214,7 +216,7 @@ class Run:
         elif self._calls.waiting:
             raise answer_needed(self._setup.thread_id, journal)
         else:
-            await journal.append(prompts)
+            await journal.history.append(prompts)
             self._tell(prompts)
 
     async def _go_on_from(self, mended: list[Outcome] | None) -> None:
@@ -222,10 +224,10 @@ class Run:
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended)
         if self._calls.waiting or self._is_ended:
             raise _NothingToSay
-        if mended or recovery.can_continue(self._journal.messages):
+        if mended or recovery.can_continue(self._journal.history.messages):
             await self._listen_to_inbox(stopping=False)
         elif not await self._listen_to_inbox(stopping=True):
-            if not self._journal.is_interrupted:
+            if not self._journal.history.is_interrupted:
                 raise nothing_to_continue(self._setup.thread_id, self._journal)
             raise _NothingToSay
 
@@ -233,11 +235,11 @@ class Run:
         """The usual case: with nothing to mend, the lease and the prompts are one commit."""
         journal = self._journal
         for _ in range(_ATTEMPTS):
-            await journal.load()
-            if journal.partial is not None or journal.open_calls():
+            await journal.history.load()
+            if journal.history.partial is not None or journal.ledger.open_calls():
                 return False
             try:
-                await journal.begin(self.id, self.signal, prompts)
+                await journal.history.begin(self._driver, prompts)
             except ThreadMoved:
                 continue  # somebody else wrote since we looked: read it first
             self._tell(prompts)
@@ -251,7 +253,7 @@ class Run:
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
             setup.middleware.stops(reply, results, self.signal, self._context), self.signal
         )
-        done = not reply.tool_calls and not journal.has_mail(stopping=True)
+        done = not reply.tool_calls and not journal.inbox.has_mail(stopping=True)
         if self.signal.aborted:
             self._stop_reason = self._abort_reason()
         elif self._calls.waiting:
@@ -301,9 +303,9 @@ class Run:
         """Whether something was said."""
         if self._repair is not None:
             told, self._repair = [stamped(self._repair)], None
-            await self._journal.append(told)
-        elif self._journal.has_mail(stopping=stopping):
-            told = await self._journal.take(self.id, self.signal, stopping=stopping)
+            await self._journal.history.append(told)
+        elif self._journal.inbox.has_mail(stopping=stopping):
+            told = await self._journal.inbox.take(stopping=stopping)
         else:
             return False
         self._tell(told)
@@ -329,7 +331,7 @@ class Run:
         began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
 
         def save(partial: AssistantMessage) -> None:
-            self._journal.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
+            self._journal.history.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
 
         routes = await self._within_quota(request)
         call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
@@ -344,9 +346,7 @@ class Run:
         checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
         spent = self._taken_from_unsettled() + message.usage.total
-        await self._journal.append(
-            [message], reserve=len(message.tool_calls), release=release, checkpoint=checkpoint, spent=spent
-        )
+        await self._journal.history.append_reply(message, Ending(release, checkpoint, spent))
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
@@ -361,7 +361,7 @@ class Run:
         try:
             checked = await setup.checked(hooks, self.signal, withheld=withheld)
         except HookFailed:
-            self._journal.refuse_partial()
+            self._journal.history.refuse_partial()
             self._unsettled += reply.usage.total  # it was said, and is paid for, though nobody keeps it
             raise
         return msgspec.structs.replace(checked, id=reply.id)
@@ -369,10 +369,10 @@ class Run:
     async def _within_quota(self, request: Request) -> list[Route]:
         """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
         routes = self._setup.routes
-        if self._journal.payer is None:
+        if self._journal.history.payer is None:
             return routes
         asked, longest = tokens.needed(request, [route.model for route in routes])
-        granted = await self._journal.set_aside(asked + longest, asked + tokens.SHORTEST_REPLY)
+        granted = await self._journal.history.set_aside(asked + longest, asked + tokens.SHORTEST_REPLY)
         if granted is None or granted >= asked + longest:
             return routes
         return [route._replace(model=tokens.shortened(route.model, granted - asked)) for route in routes]
@@ -383,7 +383,7 @@ class Run:
         if every == 0 or reply.failed:
             return False
         if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
-            said = (message for message in self._journal.messages if isinstance(message, AssistantMessage))
+            said = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
             self._replies = sum(not message.failed for message in said) if every > 1 else 0
         self._replies += 1
         return self._replies % every == 0
@@ -399,12 +399,12 @@ class Run:
 
     async def _request(self) -> Request:
         setup = self._setup
-        seen = await setup.middleware.messages(self._journal.messages, self.signal, self._context)
+        seen = await setup.middleware.messages(self._journal.history.messages, self.signal, self._context)
         history = self._history.of(seen)
         if not history:
             raise InputError(
                 f"there is nothing to send to {setup.routes[0].model.id!r}: the middleware left none of "
-                f"{len(self._journal.messages)} messages"
+                f"{len(self._journal.history.messages)} messages"
             )
         system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
         schema = self._output.schema if self._output else None
@@ -414,14 +414,14 @@ class Run:
     def _context(self) -> HookContext:
         provider, model = self._setup.routes[0]
         return HookContext(
-            self._journal.extra,
+            self._journal.history.extra,
             self._setup.thread_id,
             self._setup.user_id,
             self.id,
             provider=provider,
             model=model,
             spend=self._spend,
-            marked=self._journal.marked,
+            marked=self._journal.history.marked,
         )
 
     def _taken_from_unsettled(self) -> int:
@@ -455,15 +455,15 @@ class Run:
 def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
     """The error of a resume of a thread that waits for a prompt."""
     where = f"thread {thread_id!r}" if thread_id else "the agent"
-    if not journal.messages:
+    if not journal.history.messages:
         return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-    role = journal.messages[-1].role
+    role = journal.history.messages[-1].role
     return NothingToContinue(f"Cannot continue from message role: {role}; {where} waits for a prompt()")
 
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
     """The error of a prompt to a thread in which a person must speak first."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.entries))
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.ledger))
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "

@@ -27,7 +27,8 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecu
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
 from byssus.middleware import Context
 from byssus.providers import history
-from byssus.run.journal import ANSWERED, STARTED, WAITING, Journal, LedgerEntry
+from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
+from byssus.run.journal import Journal
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -56,7 +57,6 @@ class Calls:
         setup: Setup,
         journal: Journal,
         signal: Signal,
-        run_id: str,
         publish: Callable[[Event], None],
         tell: Callable[[Sequence[Message]], None],
         context: Context,
@@ -65,7 +65,6 @@ class Calls:
         self._setup = setup
         self._journal = journal
         self._signal = signal
-        self._run_id = run_id
         self._publish = publish
         self._tell = tell
         self._context = context
@@ -80,21 +79,23 @@ class Calls:
 
     async def recover(self) -> list[Outcome] | None:
         """Settle the calls that an earlier run left open; None if there were none."""
-        left = self._journal.open_calls()
+        left = self._journal.ledger.open_calls()
         if not left:
-            self._journal.unsaved.clear()
+            self._journal.ledger.unsaved.clear()
             return None
-        reply = history.last_reply(self._journal.messages)
+        reply = history.last_reply(self._journal.history.messages)
         assert reply is not None
         calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.call_index in left]
-        if not all(self._journal.was_recorded(call.call_index) for call in calls):  # somebody else stored the reply
-            await self._journal.distrust(len(reply.tool_calls))
+        if not all(
+            self._journal.ledger.was_recorded(call.call_index) for call in calls
+        ):  # somebody else stored the reply
+            await self._journal.ledger.distrust(len(reply.tool_calls))
         outcomes = await self._run_all(reply, calls)
-        await self._journal.load(again=True)  # what was settled late stands between what was there
+        await self._journal.history.load(again=True)  # what was settled late stands between what was there
         return outcomes
 
     def _calls(self, reply: AssistantMessage) -> list[_Call]:
-        return [_Call(i, call, _key(self._journal.reply_key, i)) for i, call in enumerate(reply.tool_calls)]
+        return [_Call(i, call, _key(self._journal.ledger.reply_key, i)) for i, call in enumerate(reply.tool_calls)]
 
     async def _run_all(self, reply: AssistantMessage, calls: list[_Call]) -> list[Outcome]:
         """Each result is recorded when its tool ends; the history has them in call order."""
@@ -110,7 +111,9 @@ class Calls:
                 settled |= more
                 if not more:  # one by one, and the first one still waits
                     break
-                await self._journal.load(again=True)  # an answer that came late puts its result between the others
+                await self._journal.history.load(
+                    again=True
+                )  # an answer that came late puts its result between the others
         finally:
             self._listening = False
         self.waiting = len(settled) < len(calls)
@@ -120,8 +123,8 @@ class Calls:
 
     async def _was_answered(self) -> bool:
         """Whether somebody has answered while the other calls were running."""
-        await self._journal.refresh()
-        return any(entry.status == ANSWERED for entry in self._journal.entries.values())
+        await self._journal.ledger.refresh()
+        return any(entry.status == ANSWERED for entry in self._journal.ledger.entries.values())
 
     async def _round(self, calls: list[_Call]) -> dict[int, Outcome]:
         if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
@@ -155,7 +158,7 @@ class Calls:
 
     def _close(self, settled: dict[int, Outcome]) -> None:
         results = [outcome.message for _, outcome in sorted(settled.items())]
-        self._journal.close_turn(results)
+        self._journal.ledger.close_turn(results)
         self._tell(results)
 
     # --- one call -----------------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ class Calls:
     async def _run_one(self, asked: _Call) -> Outcome | None:
         """The call's outcome, recorded; None if it stays open."""
         if self._signal.aborted or self._broken is not None:
-            if asked.is_left_over or asked.call_index in self._journal.entries:
+            if asked.is_left_over or asked.call_index in self._journal.ledger.entries:
                 return None
             return await self._decline(asked, "the run was aborted" if self._signal.aborted else "a hook failed")
         prepared = await self._prepared(asked)
@@ -175,7 +178,7 @@ class Calls:
 
     async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
         outcome = outcome._replace(message=stamped(outcome.message))
-        await self._journal.settle(asked.call_index, outcome.message, outcome.ending, outcome.elapsed_ms)
+        await self._journal.ledger.settle(asked.call_index, outcome)
         return outcome
 
     async def _decline(self, asked: _Call, reason: str) -> Outcome:
@@ -226,7 +229,7 @@ class Calls:
                 await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
                 return None, None
             if tool is not None:
-                await self._journal.start(asked.call_index, _entry(asked, call, STARTED), self._run_id, tool.recovery)
+                await self._journal.ledger.start(_entry(asked, call, STARTED), tool.recovery)
             self._announce(call, started)
             outcome = await self._execute(tool, call, asked.key, span)
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
@@ -272,7 +275,7 @@ class Calls:
             self._setup.thread_id,
             self._setup.user_id,
             key,
-            self._journal.extra,
+            self._journal.history.extra,
             tools.own_arguments(call),
             self._on_update(call),
         )
@@ -298,9 +301,9 @@ class Calls:
 
     async def _prepared(self, asked: _Call) -> _Call | Outcome | None:
         """The call as it shall run; its outcome, if nothing has to run; or None, if a person must speak first."""
-        entry = self._journal.entries.get(asked.call_index)
+        entry = self._journal.ledger.entries.get(asked.call_index)
         if entry is None:
-            if asked.is_left_over and not self._journal.was_recorded(asked.call_index):
+            if asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index):
                 return await self._recovered(asked)  # nobody knows: as if it had been started
             return asked
         if entry.status == WAITING:
@@ -311,7 +314,7 @@ class Calls:
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
-        if known := self._journal.unsaved.get((self._journal.reply_key, asked.call_index)):
+        if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
             return Outcome(known)
         return await self._recovered(asked)
 
@@ -364,7 +367,7 @@ class Calls:
     async def _ask(self, asked: _Call, reason: str, question: str) -> None:
         tool = self._setup.tools.get(asked.call.name)
         entry = _entry(asked, asked.call, WAITING)._replace(reason=reason, question=question, asked_at=clock.now())
-        await self._journal.ask(asked.call_index, entry, self._run_id, tool.recovery if tool else "never")
+        await self._journal.ledger.ask(entry, tool.recovery if tool else "never")
 
 
 class _Started:
