@@ -40,9 +40,10 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.run import tool_calls
 from byssus.run.journal import Driver, Ending, Journal, pending
 from byssus.run.settings import Setup
-from byssus.run.tool_calls import Calls
+from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
 from byssus.store.keeper import LOST
 from byssus.stream import Publish
@@ -95,7 +96,8 @@ class Run:
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
-        self._calls = Calls(setup, journal, self.signal, self._publish, self._tell, self._context)
+        self._is_waiting = False  # a tool call of the last reply waits for a person's answer
+        self._scope = RunScope(setup, journal, self.signal, self._publish, self._tell, self._context)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
         """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
@@ -136,7 +138,7 @@ class Run:
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            release = Release.PAUSE if self._calls.waiting else Release.END
+            release = Release.PAUSE if self._is_waiting else Release.END
             await journal.history.finish(release, self._taken_from_unsettled())
         return result
 
@@ -144,8 +146,7 @@ class Run:
         """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
-                is_over = not self._calls.waiting and not self._journal.ledger.open_calls()
-                release = Release.END if is_over else Release.PAUSE
+                release = Release.PAUSE if self._journal.ledger.open_calls() else Release.END
                 await self._journal.history.finish(release, self._taken_from_unsettled())
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
@@ -175,7 +176,7 @@ class Run:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
-            self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
+            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else "stop"
             self._end_turn(None, [])
         if self.signal.reason == LOST:
             raise LeaseLost(self._setup.thread_id or "")
@@ -190,13 +191,17 @@ class Run:
                 await begin()
             reply = await self._ask()
             span.ended_with(reply)
-            outcomes = await self._calls.run(reply)
-            if reply.tool_calls and self._is_due and not self._calls.waiting:
+            outcomes = await self._run_tools(reply)
+            if reply.tool_calls and self._is_due and not self._is_waiting:
                 await self._journal.history.checkpoint(
                     self._new_checkpoint(reply)
                 )  # the lease is held: it does not fail for lack of knowledge
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
+
+    async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
+        outcomes, self._is_waiting = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        return outcomes
 
     async def _begin(self, prompts: list[UserMessage] | None) -> None:
         """Take the lease, settle what an earlier run left open, and record what this one starts with."""
@@ -208,23 +213,24 @@ class Run:
             told = [recovery.interrupted(journal.history.partial)]
             await journal.history.append(told)
             self._tell(told)
-        mended = await self._calls.recover()
+        mended = await tool_calls.recover(self._scope)
+        self._is_waiting = mended is not None and mended.is_waiting
         if self.signal.aborted:
             raise Aborted
         if prompts is None:
             await self._go_on_from(mended)
-        elif self._calls.waiting:
+        elif self._is_waiting:
             raise answer_needed(self._setup.thread_id, journal)
         else:
             await journal.history.append(prompts)
             self._tell(prompts)
 
-    async def _go_on_from(self, mended: list[Outcome] | None) -> None:
+    async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
-        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended)
-        if self._calls.waiting or self._is_ended:
+        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
+        if self._is_waiting or self._is_ended:
             raise _NothingToSay
-        if mended or recovery.can_continue(self._journal.history.messages):
+        if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
             await self._listen_to_inbox(stopping=False)
         elif not await self._listen_to_inbox(stopping=True):
             if not self._journal.history.is_interrupted:
@@ -256,7 +262,7 @@ class Run:
         done = not reply.tool_calls and not journal.inbox.has_mail(stopping=True)
         if self.signal.aborted:
             self._stop_reason = self._abort_reason()
-        elif self._calls.waiting:
+        elif self._is_waiting:
             self._stop_reason = "waiting"
         elif reply.failed:
             self._stop_reason = reply.stop_reason
