@@ -40,13 +40,15 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
-from byssus.run.journal import Driver, Ending, Journal, pending
+from byssus.run.journal import Driver, Ending, Journal, Ledger, pending
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
 from byssus.store.keeper import LOST
 from byssus.stream import Publish
+from byssus.threads.encoding import encode_extra
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
@@ -98,6 +100,31 @@ class Run:
         self._open_reply: AssistantMessage | None = None
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
         self._scope = RunScope(setup, journal, self.signal, self._publish, self._tell, self._context)
+
+    async def prepare(self, prompts: list[UserMessage] | None) -> None:
+        """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
+        history, ledger = self._journal.history, self._journal.ledger
+        await history.load(again=prompts is None)
+        if prompts is None:
+            self._check_resumable()
+        elif _is_waiting(ledger):
+            await ledger.refresh()  # another process may have recorded an answer
+            if _is_waiting(ledger):
+                raise _answer_needed(self._setup.thread_id, ledger)
+        if self._history.is_far_behind(history.messages):  # a long thread, for the first time
+            await asyncio.to_thread(self._history.of, history.messages)
+        encode_extra(history.extra)  # raises for what could not be stored at the end
+
+    def _check_resumable(self) -> None:
+        history, ledger, inbox = self._journal
+        if not (
+            history.is_interrupted
+            or history.partial is not None
+            or ledger.open_calls()
+            or recovery.can_continue(history.messages)
+            or inbox.has_mail(stopping=True)
+        ):
+            raise _nothing_to_continue(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
         """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
@@ -220,7 +247,7 @@ class Run:
         if prompts is None:
             await self._go_on_from(mended)
         elif self._is_waiting:
-            raise answer_needed(self._setup.thread_id, journal)
+            raise _answer_needed(self._setup.thread_id, journal.ledger)
         else:
             await journal.history.append(prompts)
             self._tell(prompts)
@@ -234,20 +261,20 @@ class Run:
             await self._listen_to_inbox(stopping=False)
         elif not await self._listen_to_inbox(stopping=True):
             if not self._journal.history.is_interrupted:
-                raise nothing_to_continue(self._setup.thread_id, self._journal)
+                raise _nothing_to_continue(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
         """The usual case: with nothing to mend, the lease and the prompts are one commit."""
         journal = self._journal
         for _ in range(_ATTEMPTS):
-            await journal.history.load()
             if journal.history.partial is not None or journal.ledger.open_calls():
                 return False
             try:
                 await journal.history.begin(self._driver, prompts)
             except ThreadMoved:
-                continue  # somebody else wrote since we looked: read it first
+                await journal.history.load()  # another writer was faster
+                continue
             self._tell(prompts)
             return True
         return False
@@ -458,18 +485,21 @@ class Run:
             self._end_turn(None, [])
 
 
-def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
+def _is_waiting(ledger: Ledger) -> bool:
+    return any(entry.status == WAITING for entry in ledger.entries.values())
+
+
+def _nothing_to_continue(thread_id: str | None, messages: Sequence[Message]) -> NothingToContinue:
     """The error of a resume of a thread that waits for a prompt."""
     where = f"thread {thread_id!r}" if thread_id else "the agent"
-    if not journal.history.messages:
+    if not messages:
         return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-    role = journal.history.messages[-1].role
-    return NothingToContinue(f"Cannot continue from message role: {role}; {where} waits for a prompt()")
+    return NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
 
 
-def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
-    """The error of a prompt to a thread in which a person must speak first."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.ledger))
+def _answer_needed(thread_id: str | None, ledger: Ledger) -> AnswerNeeded:
+    """The error of a prompt to a thread with a call that waits for a person's answer."""
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, ledger))
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
