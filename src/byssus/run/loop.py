@@ -1,7 +1,7 @@
 """The turn loop: what happens between a prompt and the end of its run.
 
-It decides and owns no I/O: the journal records, the provider answers, the listeners hear. The order is always the
-same: record first, publish after. Every start that is published gets its end, whatever happens in between.
+It decides and owns no I/O: the journal stores, the provider answers, the listeners get the events. The order is always
+the same: store first, publish after. Every start event that is published gets its end event, also after a failure.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ATTEMPTS = 10  # to write the first message without taking the lease first, whi
 
 
 class _NothingToSay(Exception):
-    """There is nothing for a model to answer, or a person must speak first."""
+    """There is nothing for a model to answer, or a person must answer first."""
 
 
 class Run:
@@ -94,12 +94,12 @@ class Run:
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
-        self._replies: int | None = None  # in the whole history, once somebody asks
+        self._replies: int | None = None  # in the whole history, once they are counted
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
-        self._scope = RunScope(setup, journal, self.signal, self._publish, self._tell, self._context)
+        self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
 
     async def prepare(self, prompts: list[UserMessage] | None) -> None:
         """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
@@ -107,7 +107,7 @@ class Run:
         await history.load(again=prompts is None)
         if prompts is None:
             self._check_resumable()
-        elif _is_waiting(ledger):
+        elif recovery.open_calls(history.messages) and _is_waiting(ledger):
             await ledger.refresh()  # another process may have recorded an answer
             if _is_waiting(ledger):
                 raise _answer_needed(self._setup.thread_id, ledger)
@@ -127,7 +127,7 @@ class Run:
             raise _nothing_to_continue(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
-        """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
+        """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
         self._publish(AgentStart(self.id, self._setup.thread_id))
         failure: Failure | None = None
         seconds = self._setup.limits.seconds
@@ -152,13 +152,13 @@ class Run:
         journal, limits = self._journal, self._setup.limits
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
-            # A hook that hears of the end still belongs to the run, so the lease is kept for it.
+            # A hook that is called at the end belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
             if not journal.inbox.has_mail(stopping=True) and (
                 hears_end or await journal.history.finish(Release.END_IF_INBOX_EMPTY, self._taken_from_unsettled())
             ):
                 break
-            if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
+            if not await self._take_from_inbox(stopping=True):  # it was withdrawn, or another run took it
                 break
             await self._turn_by_turn(None)
         result = self._result()
@@ -190,12 +190,12 @@ class Run:
         try:
             reply, outcomes = await self._turn(begin)
             while await self._goes_on(reply, outcomes):
-                heard = await self._listen_to_inbox(stopping=not reply.tool_calls)
-                if not heard and not reply.tool_calls:  # it was withdrawn, or another run heard it
+                has_taken = await self._take_from_inbox(stopping=not reply.tool_calls)
+                if not has_taken and not reply.tool_calls:  # it was withdrawn, or another run took it
                     if self._is_satisfied(reply):
                         self._stop_reason = "error" if self._error else reply.stop_reason
                         break
-                    await self._listen_to_inbox(stopping=True)
+                    await self._take_from_inbox(stopping=True)
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
@@ -213,7 +213,7 @@ class Run:
         self._start_turn()
         with telemetry.turn(self._turns) as span:
             if begin is not None:
-                if self.signal.aborted:  # while the thread was loaded: nothing was said yet
+                if self.signal.aborted:  # while the thread was loaded: nothing is stored yet
                     raise Aborted
                 await begin()
             reply = await self._ask()
@@ -237,9 +237,9 @@ class Run:
             return
         await journal.history.begin(self._driver)
         if journal.history.partial is not None:
-            told = [recovery.interrupted(journal.history.partial)]
-            await journal.history.append(told)
-            self._tell(told)
+            interrupted = [recovery.interrupted(journal.history.partial)]
+            await journal.history.append(interrupted)
+            self._publish_messages(interrupted)
         mended = await tool_calls.recover(self._scope)
         self._is_waiting = mended is not None and mended.is_waiting
         if self.signal.aborted:
@@ -250,7 +250,7 @@ class Run:
             raise _answer_needed(self._setup.thread_id, journal.ledger)
         else:
             await journal.history.append(prompts)
-            self._tell(prompts)
+            self._publish_messages(prompts)
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
@@ -258,8 +258,8 @@ class Run:
         if self._is_waiting or self._is_ended:
             raise _NothingToSay
         if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
-            await self._listen_to_inbox(stopping=False)
-        elif not await self._listen_to_inbox(stopping=True):
+            await self._take_from_inbox(stopping=False)
+        elif not await self._take_from_inbox(stopping=True):
             if not self._journal.history.is_interrupted:
                 raise _nothing_to_continue(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
@@ -268,14 +268,14 @@ class Run:
         """The usual case: with nothing to mend, the lease and the prompts are one commit."""
         journal = self._journal
         for _ in range(_ATTEMPTS):
-            if journal.history.partial is not None or journal.ledger.open_calls():
+            if journal.history.partial is not None or recovery.open_calls(journal.history.messages):
                 return False
             try:
                 await journal.history.begin(self._driver, prompts)
             except ThreadMoved:
                 await journal.history.load()  # another writer was faster
                 continue
-            self._tell(prompts)
+            self._publish_messages(prompts)
             return True
         return False
 
@@ -306,7 +306,7 @@ class Run:
         return False
 
     def _conclude(self, reply: AssistantMessage) -> None:
-        """The run ends early: perhaps its last reply is what was asked for all the same."""
+        """Read the output from the last reply of a run that ends early, if it is valid."""
         if self._output is not None:
             try:
                 self._value = self._output.read(reply.text)
@@ -332,17 +332,17 @@ class Run:
     def _abort_reason(self) -> str:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
-    async def _listen_to_inbox(self, *, stopping: bool) -> bool:
-        """Whether something was said."""
+    async def _take_from_inbox(self, *, stopping: bool) -> bool:
+        """Move what is due into the history; False if there was nothing."""
         if self._repair is not None:
-            told, self._repair = [stamped(self._repair)], None
-            await self._journal.history.append(told)
+            taken, self._repair = [stamped(self._repair)], None
+            await self._journal.history.append(taken)
         elif self._journal.inbox.has_mail(stopping=stopping):
-            told = await self._journal.inbox.take(stopping=stopping)
+            taken = await self._journal.inbox.take(stopping=stopping)
         else:
             return False
-        self._tell(told)
-        return bool(told)
+        self._publish_messages(taken)
+        return bool(taken)
 
     def _start_turn(self) -> None:
         self._turns += 1
@@ -395,7 +395,7 @@ class Run:
             checked = await setup.checked(hooks, self.signal, withheld=withheld)
         except HookFailed:
             self._journal.history.refuse_partial()
-            self._unsettled += reply.usage.total  # it was said, and is paid for, though nobody keeps it
+            self._unsettled += reply.usage.total  # the model call is paid for, though its reply is not stored
             raise
         return msgspec.structs.replace(checked, id=reply.id)
 
@@ -411,13 +411,13 @@ class Run:
         return [route._replace(model=tokens.shortened(route.model, granted - asked)) for route in routes]
 
     def _counts_as_due(self, reply: AssistantMessage) -> bool:
-        """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
+        """Whether the turn of this reply ends with a checkpoint. The turn of a failed reply does not."""
         every = self._setup.checkpoint_every
         if every == 0 or reply.failed:
             return False
         if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
-            said = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
-            self._replies = sum(not message.failed for message in said) if every > 1 else 0
+            replies = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
+            self._replies = sum(not message.failed for message in replies) if every > 1 else 0
         self._replies += 1
         return self._replies % every == 0
 
@@ -465,12 +465,12 @@ class Run:
         self._usage += usage
         self._unsettled += usage.total
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def _publish(self, event: Event) -> None:
         self._publish_to(event, self.signal)
 
-    def _tell(self, messages: Sequence[Message]) -> None:
+    def _publish_messages(self, messages: Sequence[Message]) -> None:
         """Publish messages that are already on disk."""
         for message in messages:
             self._messages.append(message)

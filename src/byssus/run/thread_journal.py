@@ -232,7 +232,7 @@ class ThreadHistory:
         if ending.release or ending.checkpoint:
             try:
                 extra = thread.changed_extra()
-            except InputError:  # store the reply all the same; `finish` raises it
+            except InputError:  # the reply is stored without it; `finish` raises
                 release = None
         change, row, by = Change([reply], extra, reserve), message_row(reply), thread.lease()
         charge = None if ending.spent is None else self._charge(ending.spent)

@@ -44,7 +44,7 @@ class ThreadLedger:
         found = history.open_calls(messages)
         reply = history.last_reply(messages)
         if found and reply is not None and len({call.id for call in reply.tool_calls}) < len(reply.tool_calls):
-            # The service used an id twice: which of the calls has a result, only the seq tells.
+            # The service used an id twice: only the seq shows which of the calls has a result.
             seq = self._thread.geometry.seq
             without = {i: call for i, call in enumerate(reply.tool_calls) if seq(i) not in taken}
             return without if len(without) == len(found) else found

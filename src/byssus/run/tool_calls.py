@@ -357,8 +357,8 @@ class ToolCalls:
         text = "A person was asked about this call and denied it" + (
             ". It was interrupted before, and may or may not have taken effect" if entry.reason == RECOVERY else ""
         )
-        said = f": {decision.reason}" if decision.reason else "."
-        return _Ended(Outcome(tools.failure(asked.call, text + said), status="denied"))
+        reason = f": {decision.reason}" if decision.reason else "."
+        return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
     async def _recovered(self, asked: _Call) -> _Prepared:
         """Apply the tool's recovery policy to a call that was started and has no result."""
