@@ -22,7 +22,7 @@ OVERLAID := $(VENV)/.overlaid
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help setup chat test torture lint types check bench requirements clean
+.PHONY: help setup chat test quick torture lint types check bench requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
@@ -35,6 +35,9 @@ chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a 
 
 test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
+	@$(BIN)/python -m pytest --quick -q -n $(JOBS) --dist worksteal $(ARGS)
 
 torture: $(READY) ## kill processes, pull plugs, restart Postgres; KILLS=1000 MINUTES=1 for less, ARGS="--seed 7"
 	@$(BIN)/python -m tests.crash.torture --kills $(KILLS) $(ARGS)

@@ -1,26 +1,51 @@
-"""Databases as fixtures. What takes `database` or `store` runs once for each kind, and knows none of them."""
+"""Databases as fixtures, and `--quick`. What takes `database` runs once for each kind, and knows none of them."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from byssus.store.database import Store
-from tests.support import postgres
+from tests.support import postgres, quick
 from tests.support.databases import DATABASES, Database
 from tests.support.postgres import Schema
 from tests.support.ramdisk import ramdisk
 from tests.support.stores import Admin
 
 if (memory := ramdisk()) is not None:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))  # where pytest makes `tmp_path`
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)  # where pytest makes `tmp_path`
+
+# The same examples in each run, however slow the machine is. HYPOTHESIS_PROFILE=default looks for new ones.
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 # AgentScope needs another mcp than we do: tests/adapters/test_agentscope.py runs these in processes that have it.
 collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/agentscope"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only the tests that start no process, and so no Postgres")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if quick.starts_processes(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    quick.watch(item)
+    try:
+        return (yield)
+    finally:
+        quick.watch(None)
 
 
 @pytest.fixture(params=DATABASES)

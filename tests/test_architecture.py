@@ -200,6 +200,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
     assert all(hasattr(byssus, name) for name in PUBLIC)
 
 
+@pytest.mark.processes
 def test_importing_byssus_imports_no_heavy_package() -> None:
     script = (
         "import sys, byssus, byssus.checkpointer, byssus.providers.scripted, byssus.providers.anthropic,"
@@ -210,6 +211,7 @@ def test_importing_byssus_imports_no_heavy_package() -> None:
     assert printed_by(script) == []
 
 
+@pytest.mark.processes
 def test_an_agent_that_starts_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     script = (
         "import asyncio, sys\n"
@@ -436,6 +438,7 @@ def is_no_library(part: str) -> bool:
 # --- the name ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_the_old_name_of_the_project_is_in_the_changelog_alone() -> None:
     old = "hold" + "fast"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -18,6 +18,8 @@ from tests.support import postgres
 from tests.support.overlay import OVERLAY
 from tests.support.wire import Anthropic, Server, Step
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -37,6 +37,8 @@ from byssus.signals import Signal
 from tests.support import postgres
 from tests.support.wire import Anthropic, Server
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "fastapi_app.py"
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}

@@ -663,11 +663,13 @@ async def run():
 """
 
 
+@pytest.mark.processes
 def test_a_process_without_telemetry_never_imports_opentelemetry_and_logs_nowhere(database: Database) -> None:
     code = f"{AGENT}\nasyncio.run(run())\nprint([name for name in sys.modules if name.startswith('opentelemetry')])"
     assert run_python(code, database) == "[]\n"
 
 
+@pytest.mark.processes
 def test_without_a_provider_the_programs_global_one_is_used_even_if_it_is_set_later(database: Database) -> None:
     code = f"""{AGENT}
 telemetry.enable()

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.overlay import OVERLAY, STAMP
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "adapters" / "agentscope").glob("test_*.py"))
 

@@ -33,6 +33,8 @@ from byssus.messages import (
 from tests.support.databases import Database
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 BYSSUS = [sys.executable, "-m", "byssus"]
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -15,6 +15,8 @@ from tests.support.checkpointers import fill_trip
 from tests.support.commands import Command, command
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def byssus(tmp_path: Path, database: Database) -> Command:

@@ -17,6 +17,8 @@ from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 SLOWLY = slow_command("copying.PAGE_ROWS = 5")
 
 

@@ -15,6 +15,8 @@ from byssus.checkpointer import SQLiteCheckpointer
 from byssus.cli.terminal import ProgressBar
 from tests.support.commands import Command, command
 
+pytestmark = pytest.mark.processes
+
 
 def append(path: Path, thread: str, *texts: str) -> None:
     async def main() -> None:

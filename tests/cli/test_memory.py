@@ -13,6 +13,8 @@ from byssus.memory import Msg, PostgresMemory, SQLiteMemory
 from tests.support.commands import Command, command
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def byssus(tmp_path: Path, database: Database) -> Command:

@@ -21,6 +21,8 @@ from tests.support.commands import Command, command
 from tests.support.databases import Database
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def byssus(tmp_path: Path, database: Database) -> Command:

@@ -17,6 +17,8 @@ from byssus.values.thread_key import ThreadKey
 from tests.support.commands import Command, command
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 
 @tool(approval=True)
 def pay(amount: int) -> str:

@@ -11,6 +11,8 @@ from byssus.storage import AgentStorage
 from tests.support.commands import Command, command
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def byssus(tmp_path: Path, database: Database) -> Command:

@@ -13,6 +13,8 @@ import pytest
 from byssus import UserMessage
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("option", [(), ("--json",)], ids=["text", "json"])
 def test_messages_are_shown_as_they_are_stored_until_it_is_interrupted(

@@ -19,6 +19,8 @@ from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpoint
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 SLOWLY = slow_command("exporting.PAGE_ROWS = 2")
 
 

@@ -547,6 +547,7 @@ def kill(place: str, target: Path, incremental: bool, share: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("share", ["0.1", "0.7", "1.0", "before commit", "after commit"])
 def test_a_killed_backup_is_not_there(database: Database, tmp_path: Path, share: str) -> None:
     target = tmp_path / "backup.db"
@@ -563,6 +564,7 @@ def test_a_killed_backup_is_not_there(database: Database, tmp_path: Path, share:
         assert rows_at(target) == rows_in(store)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("share", ["0.1", "0.4", "0.7", "0.9", "before commit", "after commit"])
 def test_a_killed_incremental_backup_is_the_old_one_or_the_new_one(
     database: Database, tmp_path: Path, share: str

@@ -32,6 +32,7 @@ from byssus.store.database import Row, Store, Tx
 from byssus.values.thread_key import ThreadKey
 from tests.support import postgres
 from tests.support.approvals import Deleting, delete
+from tests.support.databases import DATABASES
 from tests.support.leases import agent_on, claim, lease_of, unfinished, waiting
 from tests.support.marks import mark, marked, memory_on, summarize
 from tests.support.tool_calls import Acting, act, interrupt
@@ -52,10 +53,12 @@ def new_schema(_: Path, __: str) -> Iterator[str]:
 KINDS = {"sqlite": new_file, "postgres": new_schema}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DATABASES)
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with KINDS[request.param](tmp_path, "source") as place:
-        yield place
+    (tmp_path / "source").mkdir()
+    made = DATABASES[request.param](tmp_path / "source")
+    yield made.place
+    made.drop()
 
 
 @pytest.fixture(params=KINDS)
@@ -388,6 +391,7 @@ copying.copy(source, target)
 """
 
 
+@pytest.mark.processes
 def test_killed_at_any_commit_and_run_again_it_ends_equal(filled: str, target: str, small_pages: None) -> None:
     for number in (0, 1, 2, 3, 4, 5, 7, 12, 19, 20):
         command = [sys.executable, "-W", "error", "-c", COPY_AND_DIE, filled, target, str(number)]

@@ -35,18 +35,18 @@ from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
-from tests.support.databases import Database, PostgresSchema, SQLiteFile
+from tests.support.databases import DATABASES, Database
 from tests.support.exports import PREFERENCES, checkpoint, fill, fill_session, said
 from tests.support.leases import PAST, agent_on, claim, unfinished, with_two
 from tests.support.marks import mark, marked, summarize
 from tests.support.tool_calls import Acting
 
 
-@pytest.fixture(params=[SQLiteFile, PostgresSchema])
+@pytest.fixture(params=DATABASES)
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """A second database, of either kind."""
     (tmp_path / "other").mkdir()
-    made: Database = request.param(tmp_path / "other")
+    made = DATABASES[request.param](tmp_path / "other")
     yield made
     made.drop()
 
@@ -890,6 +890,7 @@ async def age_imports(cp: Checkpointer) -> None:
     await cp.store.write(change)
 
 
+@pytest.mark.processes
 def test_killed_at_any_commit_it_is_there_whole_or_not_at_all(database: Database, tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
 

@@ -9,9 +9,13 @@ import signal
 import time
 from collections import Counter
 
+import pytest
+
 from byssus.memory import Msg
 from tests.support.databases import Database
 from tests.support.memories import children, hear, ids, msgs, outcome, stored, tell
+
+pytestmark = pytest.mark.processes
 
 ADD_MANY = """
 async def main():

@@ -315,6 +315,7 @@ def test_a_memory_works_in_several_threads_at_once(database: Database) -> None:
     asyncio.run(memory.close())
 
 
+@pytest.mark.processes
 def test_a_program_that_never_closes_ends_well_and_has_stored_everything(database: Database) -> None:
     program = """
     ours = memory("s")
@@ -332,6 +333,7 @@ def test_a_program_that_never_closes_ends_well_and_has_stored_everything(databas
     assert kept(database, "t") == ["c"]
 
 
+@pytest.mark.processes
 def test_what_was_answered_is_stored_though_the_process_is_killed_right_after(database: Database) -> None:
     program = """
     async def main():
@@ -349,6 +351,7 @@ def test_what_was_answered_is_stored_though_the_process_is_killed_right_after(da
     asyncio.run(main())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("closes", [True, False], ids=["closed by the child", "left open"])
 def test_a_forked_child_goes_on_with_its_parents_memory(database: Database, closes: bool) -> None:
     program = """

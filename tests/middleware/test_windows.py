@@ -36,8 +36,10 @@ from byssus.messages import Block, Message, Note, UnknownBlock, encode
 from byssus.middleware.windows import estimate_tokens
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
-from tests.support.agents import Heard, check_whole, hooks, look, make, within
+from byssus.signals import Signal
+from tests.support.agents import Heard, check_whole, history, hooks, look, make, sent, within
 from tests.support.databases import Database
+from tests.support.histories import flaws
 
 SECRET = "sk-12345"
 
@@ -56,7 +58,7 @@ def says_something(message: Any) -> bool:
     )
 
 
-def flaws(history: Sequence[Message]) -> list[str]:
+def refused_for(history: Sequence[Message]) -> list[str]:
     """All reasons for which a service would refuse this conversation. Written from the rules, not from the code."""
     found: list[str] = []
     if not history or history[0].role != "user":
@@ -95,13 +97,13 @@ def flaws(history: Sequence[Message]) -> list[str]:
     ],
 )
 def test_the_judge_knows_a_bad_history(history: list[Message]) -> None:
-    assert flaws(history)
+    assert refused_for(history)
 
 
 def test_the_judge_knows_a_good_history() -> None:
     calls = AssistantMessage([ToolCall("a", "look"), ToolCall("b", "look")])
     results = [ToolResultMessage("a", "look", "x"), ToolResultMessage("b", "look", "x")]
-    assert flaws([UserMessage("hi"), calls, *results, AssistantMessage("ok"), UserMessage("x")]) == []
+    assert refused_for([UserMessage("hi"), calls, *results, AssistantMessage("ok"), UserMessage("x")]) == []
 
 
 # --- whatever is cut --------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def test_whatever_the_middleware_cuts_every_request_is_a_valid_history(
             assert "nothing to send" in str(error)
             assert any(isinstance(each, Cut) for each in middleware)
         for request in provider.requests:
-            assert flaws(request.messages) == []
+            assert refused_for(request.messages) == []
             if any(isinstance(each, Redact) for each in middleware):
                 assert SECRET not in repr(request.messages)
 
@@ -276,7 +278,7 @@ def test_a_token_budget_keeps_whole_turns() -> None:
         "assistant: xxxxxxxxxxx",
         "user: three",
     ]
-    assert flaws(provider.requests[-1].messages) == []
+    assert refused_for(provider.requests[-1].messages) == []
 
 
 def test_a_turn_that_is_larger_than_the_budget_is_shown_whole() -> None:
@@ -391,7 +393,7 @@ def test_a_summary_is_merged_into_the_next_one_and_nothing_is_summed_up_twice() 
         assert sum(f"Question {n}." in request.messages[0].text for request in talk.summaries) <= 1
     for request in talk.asked:
         assert sum(map(estimate_tokens, request.messages)) < 300
-        assert flaws(request.messages) == []
+        assert refused_for(request.messages) == []
 
 
 def test_nothing_is_lost_between_the_summary_and_the_messages_that_stay() -> None:
@@ -410,7 +412,7 @@ def test_a_tool_loop_longer_than_what_is_kept_is_summed_up_and_its_question_stay
     assert within(agent.prompt("Find it.")).text.startswith("Reply 31")
     assert 2 <= len(talk.summaries) <= 15
     for request in talk.asked:
-        assert flaws(request.messages) == []
+        assert refused_for(request.messages) == []
         assert "user: Find it." in told(request)
         assert sum(map(estimate_tokens, request.messages)) < 800
     assert not talk.summaries[0].tools
@@ -685,3 +687,71 @@ def test_a_chain_of_ready_made_middleware_and_hooks_of_ones_own_works_together()
         within(agent.prompt(f"Question {n}"))
     assert seen == [1, 3, 5, 7, 9, 11]
     assert told(provider.requests[-1]) == ["user: Question 4", "assistant: Reply 4 [redacted]", "user: Question 5"]
+
+
+# --- windows that users write -----------------------------------------------------------------------------------------
+
+
+class LastTwo:
+    """Exactly what users write; no base class."""
+
+    async def transform_context(self, messages, *, signal=None):  # type: ignore[no-untyped-def]
+        return messages[-2:]
+
+
+class LastTwoPlain:
+    def transform_context(self, messages, *, signal=None):  # type: ignore[no-untyped-def]
+        return messages[-2:]
+
+
+class Window:
+    """A window of any size, as a user would write it."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:
+        return messages[-self._n :]
+
+
+@pytest.mark.parametrize("middleware", [LastTwo(), LastTwoPlain(), SlidingWindow(2)])
+def test_a_window_limits_the_model_and_not_the_database(database: Database, middleware: object) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            provider = ScriptedProvider(["a", "b", "c"])
+            agent = make(provider, middleware=[middleware], checkpointer=cp, thread_id="t")
+            for prompt in ("one", "two", "three"):
+                await agent.prompt(prompt)
+            assert [len(await history(cp, "t")), len(agent.state.messages)] == [6, 6]
+            assert sent(provider)[-1] == "user: three"
+            assert "user: one" not in sent(provider)
+            assert flaws(provider.requests[-1].messages) == []
+
+    within(main())
+
+
+@pytest.mark.parametrize("kind", [SlidingWindow, Window])
+@pytest.mark.parametrize("n", range(1, 12))
+def test_a_window_of_any_size_is_a_valid_history_also_between_calls_and_results(
+    database: Database, kind: type[Any], n: int
+) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            calls = [ToolCall(f"c{number}", "look") for number in range(3)]
+            provider = ScriptedProvider([calls, calls[:1], "done", calls[:2], "done again"])
+            agent = make(provider, tools=[look], middleware=[kind(n)], checkpointer=cp, thread_id="t")
+            heard = Heard(agent)
+            assert (await agent.prompt("one")).text == "done"
+            assert (await agent.prompt("two")).text == "done again"
+            check_whole(heard)
+            for request in provider.requests:
+                assert flaws(request.messages) == []
+            assert len(await history(cp, "t")) == 13
+
+    within(main())
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_a_window_without_a_message_is_refused(n: int) -> None:
+    with pytest.raises(InputError, match=str(n)):
+        SlidingWindow(n)

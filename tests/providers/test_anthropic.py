@@ -779,6 +779,7 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.processes
 def test_the_sdk_is_not_imported_before_it_is_used() -> None:
     code = """
 import sys
@@ -789,6 +790,7 @@ print("anthropic" in sys.modules, "httpx2" in sys.modules)
     assert run_python(code) == "False False"
 
 
+@pytest.mark.processes
 def test_a_missing_package_names_the_extra() -> None:
     code = """
 import sys

@@ -264,6 +264,7 @@ def test_a_context_without_room_is_refused() -> None:
         LocalProvider(n_ctx=16)
 
 
+@pytest.mark.processes
 def test_importing_the_provider_loads_nothing_heavy() -> None:
     run = in_a_process("""
         import sys
@@ -289,16 +290,19 @@ HELLO = """
 """
 
 
+@pytest.mark.processes
 def test_the_model_prints_nothing() -> None:
     run = in_a_process(HELLO + "    asyncio.run(main())")
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
 
+@pytest.mark.processes
 def test_a_process_may_end_in_the_middle_of_a_reply() -> None:
     run = in_a_process(HELLO + "    asyncio.run(main(max_tokens=100_000, stop_early=True))")
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
 def test_a_forked_child_loads_a_model_of_its_own() -> None:
     run = in_a_process(
@@ -316,6 +320,7 @@ def test_a_forked_child_loads_a_model_of_its_own() -> None:
     assert run.returncode == 7, run.stderr
 
 
+@pytest.mark.processes
 def test_a_stranger_cannot_use_the_port_that_the_runtime_opens() -> None:
     run = in_a_process(
         HELLO

@@ -36,6 +36,8 @@ from tests.support.leases import (
     with_two,
 )
 
+pytestmark = pytest.mark.processes
+
 
 class Stuck:
     """Where a run can stand still: it says so, and stays there."""

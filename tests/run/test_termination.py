@@ -14,6 +14,8 @@ import pytest
 from tests.support.agents import can_go_on, history
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 KILLED = -signal.SIGTERM  # by the signal itself, as without us
 

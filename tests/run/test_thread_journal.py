@@ -51,6 +51,7 @@ def chat(place: str, thread_id: str, prompt: str) -> list[str]:
     return found
 
 
+@pytest.mark.processes
 def test_a_second_process_remembers_and_another_thread_is_blank(database: Database) -> None:
     assert chat(database.place, "trip", "I am Ann") == ["I am Ann"]
     assert chat(database.place, "trip", "who am I?") == ["I am Ann", "noted", "who am I?"]
@@ -175,6 +176,7 @@ def test_two_agents_that_take_turns_see_each_other(database: Database) -> None:
     within(main())
 
 
+@pytest.mark.processes
 def test_a_process_that_wrote_between_two_prompts_is_seen_by_the_next(database: Database) -> None:
     async def main() -> None:
         async with database.checkpointer() as cp:

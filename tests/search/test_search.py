@@ -489,6 +489,7 @@ def test_long_texts_are_found_by_every_word(database: Database) -> None:
     with_cp(database, use)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("alone")
 def test_processes_may_index_while_others_write(database: Database) -> None:
     script = """

@@ -305,6 +305,7 @@ def both(tmp_path: Path) -> Any:
         each.drop()
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)  # half a minute; what fails is made small first, and that takes longer
 def test_both_databases_find_what_a_scan_finds(both: list[Database], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Indexer, "start", lambda _: None)  # what is indexed when is up to the rules

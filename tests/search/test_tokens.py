@@ -308,6 +308,7 @@ def test_no_query_takes_long_to_read() -> None:
         assert tokens.parse(query).find(f"x {query} y") is not None
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_reads_queries_though_a_thread_of_its_parent_was_at_it() -> None:
     with tokens._stemming:

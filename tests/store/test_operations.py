@@ -314,6 +314,7 @@ def test_a_place_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> 
     gc.collect()
 
 
+@pytest.mark.processes
 def test_a_process_that_never_closes_its_storage_ends_well_and_everything_is_stored(
     database: Database, storage: AgentStorage
 ) -> None:
@@ -330,6 +331,7 @@ print("done")
     assert [row["content"] for row in storage.get_conversation_history(session) or ()] == [str(n) for n in range(20)]
 
 
+@pytest.mark.processes
 def test_two_processes_spend_one_quota_and_write_one_session(database: Database, storage: AgentStorage) -> None:
     user = storage.create_user("ann", quota_total=100)["id"]
     session = storage.create_session(user)["id"]
@@ -368,6 +370,7 @@ with AgentStorage(sys.argv[1]) as storage:
     assert sorted(rows, key=int) == sorted([str(n) for n in range(40)] * 2, key=int)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_that_drops_its_parents_storage_harms_nobody(database: Database) -> None:
     code = """

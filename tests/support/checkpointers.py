@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, Thread
+from byssus.messages import encode
 from tests.support.databases import Database
 
 
@@ -40,3 +41,10 @@ async def fill_trip(cp: Checkpointer) -> None:
         tags = ["plan", "agreed"] if step == 2 else []
         metadata = CheckpointMetadata("trip", f"c{step}", step=step, tags=tags, summary=f"step {step}")
         await cp.put(Checkpoint(metadata, said[: 2 * step]))
+
+
+async def content(cp: Checkpointer) -> str:
+    """All that the database holds of a thread, in one text."""
+    thread = await cp.load("t")
+    assert thread is not None
+    return "\n".join([*map(encode, thread.messages), str(thread.extra)])

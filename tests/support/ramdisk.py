@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
-_SHM = Path("/dev/shm")  # Linux has it; in a container it may be too small
+_SHM = "/dev/shm"  # Linux has it; in a container it may be too small
 _ROOM = 2**30
 
 
-def ramdisk() -> Path | None:
+def ramdisk() -> str | None:
     """Where files may lie in memory, or None."""
     is_usable = os.access(_SHM, os.W_OK | os.X_OK) and shutil.disk_usage(_SHM).free >= _ROOM
     return _SHM if is_usable else None

@@ -13,6 +13,8 @@ import pytest
 from tests.support import postgres
 from tests.support.pooler import Pooler, pooling
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def dsn() -> Iterator[str]:

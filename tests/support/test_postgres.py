@@ -20,6 +20,8 @@ import pytest
 
 from tests.support import postgres
 
+pytestmark = pytest.mark.processes
+
 _HERE = Path(__file__).parents[2]
 
 

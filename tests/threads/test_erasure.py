@@ -225,6 +225,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.processes
 def test_what_a_reader_still_keeps_is_told_and_gone_after_it_ends(directory: Path) -> None:
     word = needle()
 
@@ -242,6 +243,7 @@ def test_what_a_reader_still_keeps_is_told_and_gone_after_it_ends(directory: Pat
     asyncio.run(main())
 
 
+@pytest.mark.processes
 def test_the_next_one_to_open_the_database_finishes_what_a_reader_has_kept(directory: Path) -> None:
     word = needle()
 
@@ -550,6 +552,7 @@ async def after(place: str, look: Callable[[Checkpointer], Awaitable[None]]) -> 
         await look(cp)
 
 
+@pytest.mark.processes
 def test_an_erasure_that_was_killed_anywhere_is_finished_by_the_next_one(database: Database) -> None:
     """Until the first commit nothing has happened; after it, the thread does not exist, and its fork is whole."""
     word, boundary, was_killed = needle(), 1, True
@@ -587,6 +590,7 @@ OPEN_AND_CLOSE = """
 """
 
 
+@pytest.mark.processes
 def test_a_process_that_lives_for_a_moment_leaves_no_byte_of_an_erasure_that_was_killed(directory: Path) -> None:
     for boundary in (2, 8, 14):
         word, place = needle(), directory / f"x{boundary}.db"
@@ -597,6 +601,7 @@ def test_a_process_that_lives_for_a_moment_leaves_no_byte_of_an_erasure_that_was
         assert traces(directory, word) == {}
 
 
+@pytest.mark.processes
 def test_a_process_does_not_stay_for_somebody_who_still_reads(directory: Path) -> None:
     word, place = needle(), directory / "x.db"
 

@@ -70,6 +70,7 @@ def test_it_begins_with_what_is_there_and_goes_on_with_what_is_added(database: D
     with_cp(database, use)
 
 
+@pytest.mark.processes
 def test_what_another_process_writes_is_heard(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         following = Following(cp)

@@ -24,6 +24,8 @@ from byssus.tools.mcp import mcp_tools
 from tests.support.databases import Database
 from tests.support.mcp_server import server
 
+pytestmark = pytest.mark.processes
+
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 STDIO = [sys.executable, SERVER, "stdio"]
 Tools: TypeAlias = list[Tool[..., Any]]

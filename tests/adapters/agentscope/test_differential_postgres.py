@@ -12,6 +12,7 @@ from tests.adapters.agentscope.differential import compare, postgres_schema
 SEED = random.SystemRandom().randrange(10**6)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_postgres_answers_as_upstream_does() -> None:
     with postgres_schema() as opener:

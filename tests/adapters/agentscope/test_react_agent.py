@@ -17,6 +17,8 @@ from tests.adapters.agentscope import acting
 from tests.adapters.agentscope.acting import LONG, SUMMARY, Scripted, asked, calls, says
 from tests.support.databases import Database
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 HINT = "Structured output is required"
 

@@ -21,6 +21,8 @@ from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, wait_until
 from tests.support.stores import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:

@@ -22,6 +22,8 @@ from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, server_for_tests, wait_until
 from tests.support.stores import PATIENCE, Admin, appending, named, opened, rows, stored
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def words_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from tests.support.pooler import Pooler, pooling
 from tests.support.postgres import Schema, Server, running, wait_until
 from tests.support.stores import PATIENCE, Admin, appending, named, opened, rows, stored, together
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def pooler(where: Schema) -> Iterator[Pooler]:

@@ -17,6 +17,8 @@ from tests.support import processes
 from tests.support.postgres import Schema, running, server_for_tests, wait_until
 from tests.support.stores import PATIENCE, Admin, named, opened, rows, stored
 
+pytestmark = pytest.mark.processes
+
 OPEN = """
     from byssus.store import opening as places, sharing
 

@@ -23,6 +23,8 @@ from tests.support import postgres, processes
 from tests.support.postgres import Schema, Server, running, server_for_tests
 from tests.support.stores import Admin, appending, named, opened, stored
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def empty() -> Iterator[str]:

@@ -33,6 +33,8 @@ from tests.support.stores import (
     together,
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def store(where: Schema) -> Iterator[PostgresStore]:

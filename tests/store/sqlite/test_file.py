@@ -337,6 +337,7 @@ UNPRIVILEGED = """
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("file_mode", "directory_mode", "error"),
     [
@@ -365,6 +366,7 @@ def test_a_database_that_may_not_be_written_is_refused_by_name_and_left_as_it_is
     assert file.read_bytes() == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("path", ["new.db", "deeper/new.db"])
 def test_a_directory_that_may_not_be_written_gets_no_new_database(tmp_path: Path, path: str) -> None:
     directory = tmp_path / "locked"

@@ -19,6 +19,8 @@ from byssus.store.sqlite import store as sqlite
 from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 
+pytestmark = pytest.mark.processes
+
 ROW = [MessageRow("id", "user", '"x"')]
 
 

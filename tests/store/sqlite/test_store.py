@@ -196,6 +196,7 @@ def test_only_the_write_that_found_no_room_hears_of_it(any_store: SQLiteStore) -
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_another_process_sees_a_write_when_its_outcome_arrives(store: SQLiteStore, path: Path) -> None:
     watcher = """
         import apsw
@@ -313,6 +314,7 @@ def test_calling_the_store_from_inside_a_query_raises(any_store: SQLiteStore, ou
     assert stored(any_store) == ["alive"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("outer", ["write_now", "read_now"])
 @pytest.mark.parametrize("inner", ["write", "read"])
 def test_calling_the_store_from_an_event_loop_inside_a_query_raises_and_does_not_deadlock(

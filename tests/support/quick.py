@@ -1,0 +1,41 @@
+"""Which tests `--quick` runs: all that start no process, which leaves out Postgres and whatever is killed.
+
+A test that starts one says so with the marker `processes`, and for those on Postgres it is clear anyway. Nobody has to
+remember the marker: a test that starts a process without it fails, in each run.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn"})
+_ON_POSTGRES = frozenset({"where", "admin"})  # the fixtures that have only that
+
+_running: pytest.Item | None = None
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    """Whether a test may start processes; the server of those on Postgres is one."""
+    if "crash" in item.path.parts or item.get_closest_marker("processes") is not None:
+        return True
+    if not isinstance(item, pytest.Function):
+        return False
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    has_postgres = any(isinstance(value, str) and value == "postgres" for value in parameters)
+    return has_postgres or not _ON_POSTGRES.isdisjoint(item.fixturenames)
+
+
+def watch(item: pytest.Item | None) -> None:
+    """Name the test that runs from now on."""
+    global _running  # noqa: PLW0603 - the hook below is of the whole process
+    _running = item
+
+
+def _refuse_unmarked(event: str, args: tuple[object, ...]) -> None:
+    if event in _STARTS and _running is not None and not starts_processes(_running):
+        pytest.fail(f"{_running.nodeid} starts a process ({event}): mark it with @pytest.mark.processes")
+
+
+sys.addaudithook(_refuse_unmarked)
