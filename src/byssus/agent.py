@@ -12,28 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy, InputError
+from byssus.errors import AgentBusy
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import history
 from byssus.providers.base import Model, Provider
-from byssus.providers.model_call import Patience, Route
+from byssus.providers.model_call import Patience
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
-from byssus.run import termination
-from byssus.run.journal import Journal, MemoryJournal, pending
+from byssus.run import settings, termination
+from byssus.run.journal import Journal, pending
 from byssus.run.listeners import Listener, Listeners
-from byssus.run.loop import Run, answer_needed, nothing_to_continue
+from byssus.run.loop import Run
+from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
-from byssus.run.thread_journal import ThreadJournal
+from byssus.run.thread_journal import thread_journal
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
-from byssus.threads.encoding import encode_extra
 from byssus.threads.forks import At, checked_at
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Tool
@@ -60,12 +60,12 @@ class AgentState:
     @property
     def messages(self) -> list[Message]:
         """The thread's history; empty until the first run (or `load()`) has loaded it."""
-        return self._agent._journal.messages
+        return self._agent._journal.history.messages
 
     @property
     def extra(self) -> dict[str, Any]:
         """A JSON object that is stored with the thread when a run ends."""
-        return self._agent._journal.extra
+        return self._agent._journal.history.extra
 
     @property
     def is_streaming(self) -> bool:
@@ -128,19 +128,19 @@ class Agent:
         checkpoint_every: Literal["turn"] | int | None = None,
         at: At | None = None,
     ) -> None:
-        _check_options(tool_mode, system_prompt, limits)
-        _check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
+        settings.check_options(tool_mode, system_prompt, limits)
+        settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
-            _routes(provider, model),
+            settings.routes(provider, model),
             system_prompt,
-            _by_name(tools),
+            settings.tools_by_name(tools),
             tool_mode == "sequential",
             Chain(middleware),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
             _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
-            _checked_every(checkpoint_every, checkpointer),
+            settings.checked_every(checkpoint_every, checkpointer),
         )
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
@@ -167,11 +167,11 @@ class Agent:
         """
         prompts = [stamped(prompt) for prompt in as_prompts(message)]
         wanted = None if output is None else Output(output)
-        return await self._start(self._check_promptable, prompts, wanted)
+        return await self._start(prompts, wanted)
 
     async def resume(self, *, output: type[Any] | None = None) -> RunResult:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
-        return await self._start(self._check_resumable, None, None if output is None else Output(output))
+        return await self._start(None, None if output is None else Output(output))
 
     def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
@@ -183,9 +183,9 @@ class Agent:
         async def run(backlog: Backlog) -> RunResult:
             wanted = None if output is None else Output(output)
             if message is None:
-                return await self._start(self._check_resumable, None, wanted, backlog)
+                return await self._start(None, wanted, backlog)
             prompts = [stamped(prompt) for prompt in as_prompts(message)]
-            return await self._start(self._check_promptable, prompts, wanted, backlog)
+            return await self._start(prompts, wanted, backlog)
 
         return EventStream(run, self._listener_timeout)
 
@@ -193,7 +193,7 @@ class Agent:
         """Load the thread now, rather than with the first run."""
         await self._loaded()
         self._check_idle()
-        self._task = task = asyncio.create_task(self._journal.load())
+        self._task = task = asyncio.create_task(self._journal.history.load())
         task.add_done_callback(self._become_idle)
         await asyncio.shield(task)
 
@@ -207,31 +207,31 @@ class Agent:
 
         The message is on its way to the disk when this returns; await what it returns to know that it is there.
         """
-        return self._journal.send(STEER, stamped(single(message, "steer")))
+        return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
 
     def follow_up(self, message: str | UserMessage) -> Receipt:
         """As `steer`, for the moment when the run would stop."""
-        return self._journal.send(FOLLOW_UP, stamped(single(message, "follow_up")))
+        return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
 
     async def inbox(self) -> list[Waiting]:
         """What was said and not heard yet, in order, whoever said it."""
-        return await self._journal.waiting()
+        return await self._journal.inbox.waiting()
 
     async def withdraw(self, message: str | Receipt | Waiting) -> bool:
         """Take back what was not heard yet; False if it is too late."""
-        return await self._journal.withdraw(inbox.id_of(message))
+        return await self._journal.inbox.withdraw(inbox.id_of(message))
 
     @property
     def pending(self) -> list[Pending]:
         """The tool calls that wait for a person, as of the last run, `load()` or `answer()`."""
-        return pending(self._setup.thread_id, self._journal.entries)
+        return pending(self._setup.thread_id, self._journal.ledger)
 
     async def answer(self, call_id: str, answer: Answer) -> None:
         """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
 
         It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
         """
-        await self._journal.answer(call_id, encode_answer(answer))
+        await self._journal.ledger.answer(call_id, encode_answer(answer))
 
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
         """Make a checkpoint of the thread as it stands, also in the middle of a run; returns its id.
@@ -246,7 +246,7 @@ class Agent:
     async def _checkpointed(self, checkpoint: NewCheckpoint) -> bool:
         """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
         if self._run is not None:
-            return await self._journal.checkpoint(checkpoint)
+            return await self._journal.history.checkpoint(checkpoint)
         await self._loaded()
         if self._run is not None or self._task is not None:
             return False
@@ -255,8 +255,8 @@ class Agent:
         return await asyncio.shield(task)
 
     async def _load_and_checkpoint(self, checkpoint: NewCheckpoint) -> bool:
-        await self._journal.load()
-        return await self._journal.checkpoint(checkpoint)
+        await self._journal.history.load()
+        return await self._journal.history.checkpoint(checkpoint)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
@@ -271,7 +271,6 @@ class Agent:
 
     async def _start(
         self,
-        prepare: Callable[[], Awaitable[None]],
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
         backlog: Backlog | None = None,
@@ -281,7 +280,7 @@ class Agent:
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
         self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = task = asyncio.create_task(self._drive(run, prepare, prompts, ended))
+        self._task = task = asyncio.create_task(self._drive(run, prompts, ended))
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         async with termination.Guard(run.signal):
             return await self._wait_for(run, task, ended)
@@ -327,13 +326,7 @@ class Agent:
         if ended is not None and not ended.done():
             ended.set_result(None)
 
-    async def _drive(
-        self,
-        run: Run,
-        prepare: Callable[[], Awaitable[None]],
-        prompts: list[UserMessage] | None,
-        ended: asyncio.Future[None],
-    ) -> RunResult:
+    async def _drive(self, run: Run, prompts: list[UserMessage] | None, ended: asyncio.Future[None]) -> RunResult:
         _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
         self._error = None
         provider, model = self._setup.routes[0]
@@ -341,13 +334,10 @@ class Agent:
         try:
             with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
                 self._check_provider()
-                await prepare()
-                if self._history.is_far_behind(self.state.messages):  # a long thread, for the first time
-                    await asyncio.to_thread(self._history.of, self.state.messages)
-                encode_extra(self.state.extra)  # what cannot be stored at the end is said before anything happens
+                await run.prepare(prompts)
                 result = await run.go(prompts)
                 span.ran(result)
-            await self._journal.tidy()
+            await self._journal.history.tidy()
             self._error = result.error
             self._report(run, result.stop_reason)
             return result
@@ -370,78 +360,6 @@ class Agent:
             _log.warning("run %s on thread %r failed: %s", run.id, thread_id, type(error).__name__)
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
-    # --- how a run begins ---------------------------------------------------------------------------------------------
-
-    async def _check_promptable(self) -> None:
-        await self._journal.load()
-        if self.pending:
-            await self._journal.refresh()  # somebody may have answered elsewhere
-        if self.pending:
-            raise answer_needed(self._setup.thread_id, self._journal)
-
-    async def _check_resumable(self) -> None:
-        journal = self._journal
-        await journal.load(again=True)
-        messages = journal.messages
-        if (
-            journal.is_interrupted
-            or journal.partial is not None
-            or journal.open_calls()
-            or history.can_continue(messages)
-            or journal.has_mail(stopping=True)
-        ):
-            return
-        raise nothing_to_continue(self._setup.thread_id, journal)
-
-
-def _routes(provider: object, model: object) -> list[Route]:
-    """Which provider serves which model, in the order in which they are asked."""
-    providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
-    models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
-    for item in providers or [provider]:
-        if isinstance(item, type):
-            raise InputError(f"provider must be an object, and got the class; write {item.__name__}(...)")
-        if not callable(getattr(item, "stream", None)):
-            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
-    if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):
-        raise InputError(f"two providers share one of the names {names}, so that a model could only mean the first")
-    for item in models or [model]:
-        if not isinstance(item, Model):
-            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {item!r}")
-    return [Route(_serving(providers, item), item) for item in models]
-
-
-def _serving(providers: list[Provider], model: Model) -> Provider:
-    if len(providers) == 1:
-        return providers[0]
-    for provider in providers:
-        if provider.name == model.provider:
-            return provider
-    names = ", ".join(repr(provider.name) for provider in providers)
-    raise InputError(f"model {model.id!r} names the provider {model.provider!r}, but there are only {names}")
-
-
-def _by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
-    named: dict[str, Tool[Any, Any]] = {}
-    if not isinstance(tools, Iterable):
-        raise InputError(f"tools must be a list of functions, got {tools!r}")
-    for item in tools:
-        if not callable(item):
-            raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")
-        tool = item if isinstance(item, Tool) else Tool(item)
-        if tool.name in named:
-            raise InputError(
-                f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...), or "
-                "mcp_tools(prefix=...)"
-            )
-        if tool.recovery == "check" and not tool.has_check:
-            raise InputError(
-                f"tool {tool.name!r} has recovery='check' and nothing to check with; pass check=..., or decorate a "
-                f"function of a ToolContext with @{tool.name}.check"
-            )
-        named[tool.name] = tool
-    return named
-
 
 def _journal(
     checkpointer: Checkpointer | None,
@@ -451,25 +369,14 @@ def _journal(
     wait: float,
     at: At | None,
 ) -> Journal:
-    if at is not None and (checkpointer is None or thread_id is None):
-        raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")
-    if checkpointer is None and thread_id is None:
-        return MemoryJournal(modes)
-    if checkpointer is None:
-        raise InputError(
-            f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
-            "or leave both out to work in memory"
-        )
-    if not hasattr(type(checkpointer), "store"):
-        raise InputError(
-            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
-        )
-    if thread_id is None:
-        raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
+    if not settings.is_stored(checkpointer, thread_id, at):
+        return memory_journal(modes)
+    assert checkpointer is not None
+    assert thread_id is not None
     thread_key, origin = checked_thread(thread_id), None
     if at is not None and setup.thread_id is not None:
         origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
-    return ThreadJournal(
+    return thread_journal(
         checkpointer,
         thread_key,
         checkpointer.lease_seconds,
@@ -482,35 +389,3 @@ def _journal(
 
 def _id_of(thread: ThreadId | None) -> str | None:
     return thread.id if isinstance(thread, ThreadKey) else thread
-
-
-def _checked_every(every: object, checkpointer: object) -> int:
-    """After how many turns a checkpoint is made; 0: never."""
-    turns = 1 if every == "turn" else 0 if every is None else every
-    if isinstance(turns, bool) or not isinstance(turns, int) or turns < (every is not None):
-        raise InputError(f"checkpoint_every must be 'turn', a number of turns from 1 up, or None; got {every!r:.80}")
-    if turns and checkpointer is None:
-        raise InputError(f"checkpoint_every={every!r} without a checkpointer: pass checkpointer=... and thread_id=...")
-    return turns
-
-
-def _check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
-    if tool_mode not in ("parallel", "sequential"):
-        raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
-    if not isinstance(system_prompt, str):
-        raise InputError(f"system_prompt must be a string, got {system_prompt!r:.80}")
-    if not isinstance(limits, Limits | None):
-        raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
-
-
-def _check_patience(
-    max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object, save_partial: object
-) -> None:
-    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
-        raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
-    for name, seconds in (("idle_timeout", idle_timeout), ("save_partial", save_partial)):
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-            raise InputError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
-    for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-            raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -1,273 +1,176 @@
-"""Where a run records what happens: what a run needs of it, and the one that is only in memory.
+"""What a run records, and where it reads what earlier runs recorded.
 
-A journal holds the history that the agent goes on from. The one that keeps it in a thread of a store is
-`thread_journal.py`.
+A journal has three parts, and a caller takes the one that it needs:
+
+    history   the messages, the extra and the lease of the run
+    ledger    the tool calls of the last reply: which were started, which wait for an answer, which have a result
+    inbox     messages that were queued for a run while it goes on
+
+Each write is durable when it returns. `thread_journal.py` keeps the journal in a thread of a store, and
+`memory_journal.py` in memory. Arguments are positional, so that an implementation may ignore one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
-from byssus.providers import history
-from byssus.queries.log import tool_calls
-from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
+from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
-from byssus.store.keeper import LOST
-from byssus.threads.encoding import encode_extra
-from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.inbox import Receipt, Waiting
+from byssus.tools import Outcome
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Pending
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 
-__all__ = [
-    "ANSWERED",
-    "LOST",
-    "STARTED",
-    "WAITING",
-    "Journal",
-    "LedgerEntry",
-    "MemoryJournal",
-    "pending",
-]
+
+class Driver(NamedTuple):
+    """The run that takes the lease. Its signal is set when the lease is lost or another process aborts the run."""
+
+    run_id: str
+    signal: Signal
 
 
-class Journal(Protocol):
-    """What a run needs of its record. Each of the writes is durable when it returns."""
+class Ending(NamedTuple):
+    """What is committed together with a reply."""
 
-    messages: list[Message]
-    extra: dict[str, Any]
-    unsaved: dict[tuple[str, int], ToolResultMessage]  # results whose write failed, by reply key and place
-    entries: dict[int, LedgerEntry]  # what is known of the last reply's calls, by their place in it
-    partial: AssistantMessage | None  # what had arrived of a reply when its run was interrupted
-    is_interrupted: bool  # whether an earlier run did not come to its end
-    payer: str | None  # the user whose quota the run spends
+    release: Release | None = None  # give the lease back
+    checkpoint: NewCheckpoint | None = None  # make a checkpoint of the thread; only behind a reply without tool calls
+    spent: int | None = None  # the tokens that the model call used, if a quota set some aside for it
+
+
+class History(Protocol):
+    """The messages of a thread, its extra, and the lease under which a run writes them."""
+
+    @property
+    def messages(self) -> list[Message]: ...
+    @property
+    def extra(self) -> dict[str, Any]: ...
+    @property
+    def partial(self) -> AssistantMessage | None:
+        """The saved part of a reply whose run was interrupted."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an earlier run has not ended."""
+
+    @property
+    def payer(self) -> str | None:
+        """The user whose quota the run spends."""
+
+    async def load(self, *, again: bool = False) -> None:
+        """Load the thread if it is not known, or no longer as it is stored; with `again`, in any case."""
+
+    async def begin(self, driver: Driver, messages: Sequence[Message] = (), /) -> None:
+        """Take the lease and, in the same commit, append the messages. Without messages, load what changed."""
+
+    async def append(self, messages: Sequence[Message], /) -> None:
+        """Append messages at the end."""
+
+    async def append_reply(self, reply: AssistantMessage, ending: Ending, /) -> None:
+        """Append a reply, and reserve a slot behind it for the result of each of its tool calls."""
+
+    async def set_aside(self, wanted: int, least: int, /) -> int | None:
+        """Reserve tokens of the payer's quota for a model call: `wanted`, or what is left if that is at least `least`.
+
+        Returns the number of tokens, or None without a limit. Raises `QuotaExceeded` if less than `least` is left.
+        """
+
+    async def checkpoint(self, checkpoint: NewCheckpoint, /) -> bool:
+        """Make a checkpoint of the thread; False if its state is not known at the moment, so try again."""
+
+    async def marked(self, marks: Sequence[str], /) -> MarkedMessages:
+        """The messages that have one of these marks."""
+
+    def save_partial(self, reply: AssistantMessage, /) -> None:
+        """Submit the part of a reply that has arrived so far, without waiting for the commit."""
+
+    def refuse_partial(self) -> None:
+        """Delete the saved part of the reply when the run ends: a hook rejected the reply."""
+
+    async def finish(self, release: Release, spent: int = 0, /) -> bool:
+        """Save the extra and give the lease back. False: a message waits in the inbox, and the lease is still held."""
+
+    def leave(self, spent: int = 0, /) -> None:
+        """Give the lease back without waiting for the commit: the run was interrupted."""
+
+    async def tidy(self) -> None:
+        """Remove the checkpoints that have expired."""
+
+
+class Ledger(Protocol):
+    """The tool calls of the last reply. A call is named by its index in the reply."""
+
+    @property
+    def entries(self) -> Mapping[int, LedgerEntry]:
+        """The calls that were started, wait for an answer or have one, and have no result yet."""
+
+    @property
+    def unsaved(self) -> dict[tuple[str, int], ToolResultMessage]:
+        """Results whose write failed, by `reply_key` and call index."""
 
     @property
     def reply_key(self) -> str:
-        """What tells the last reply apart from any other."""
+        """Identifies the last reply among all replies of all threads."""
 
     def open_calls(self) -> dict[int, ToolCall]:
-        """The calls of the last reply that have no result, by their place in it."""
+        """The calls without a result."""
 
-    async def load(self, *, again: bool = False) -> None:
-        """Load the history, if it is not known or no longer true; `again` does so in any case."""
+    def was_recorded(self, call_index: int, /) -> bool:
+        """Whether the ledger would have an entry if the call had been started. True for replies stored by an agent."""
 
-    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:
-        """Take the lease and, in the same commit, record the messages. Without any, look at what the thread holds."""
+    async def distrust(self, calls: int, /) -> None:
+        """Record that the ledger may lack entries for the last reply, which has so many calls."""
 
-    async def append(
-        self,
-        messages: Sequence[Message],
-        *,
-        reserve: int = 0,
-        release: Release | None = None,
-        checkpoint: NewCheckpoint | None = None,
-        spent: int | None = None,
-    ) -> None:
-        """Add messages; keep places free behind them for as many tool results. `checkpoint` makes a checkpoint of it.
+    async def start(self, entry: LedgerEntry, recovery: str, /) -> None:
+        """Record that a call is about to run, and its tool's recovery policy."""
 
-        `spent` is what the model call took that tokens were set aside for.
-        """
-
-    async def set_aside(self, wanted: int, least: int) -> int | None:
-        """Set tokens of the user's quota aside for a model call: so many, or what is left if that is enough.
-
-        Answers how many that are, and None if nothing limits them. Raises `QuotaExceeded` if less than `least` is left.
-        """
-
-    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:
-        """Make a checkpoint of the thread as it stands; False if that is not known just now."""
-
-    async def marked(self, marks: Sequence[str]) -> MarkedMessages:
-        """Which messages of the history bear one of these marks."""
-
-    def was_recorded(self, call_index: int) -> bool:
-        """Whether the ledger would know if the call had been started: it does, of replies that an agent stored."""
-
-    async def distrust(self, calls: int) -> None:
-        """Remember that the ledger knows nothing of the last reply's calls, of which there are so many."""
-
-    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
-        """Record that a call is about to run."""
-
-    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:
-        """Record that a call waits for a person."""
+    async def ask(self, entry: LedgerEntry, recovery: str, /) -> None:
+        """Record that a call waits for a person's answer."""
 
     async def refresh(self) -> None:
-        """Look again at what is known of the last reply's calls: somebody may have answered."""
+        """Read the entries again: another process may have recorded an answer."""
 
-    async def answer(self, call_id: str, answer: str) -> None:
-        """Record what a person said about a call."""
+    async def answer(self, call_id: str, answer: str, /) -> None:
+        """Record a person's answer to a call that waits."""
 
-    async def settle(
-        self, call_index: int, result: ToolResultMessage, status: str, elapsed_ms: float | None = None
-    ) -> None:
-        """Record a call's result, how it ended, and after how long."""
+    async def settle(self, call_index: int, outcome: Outcome, /) -> None:
+        """Record a call's result. It joins the messages with `close_turn`."""
 
-    def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
-        """These calls are settled: their results, in call order, join the history."""
-
-    def send(self, kind: str, message: UserMessage) -> Receipt:
-        """Put a message into the inbox, behind all that was sent before."""
-
-    async def waiting(self) -> list[Waiting]:
-        """What waits in the inbox."""
-
-    async def withdraw(self, message_id: str) -> bool:
-        """Take a message back from the inbox."""
-
-    def has_mail(self, *, stopping: bool) -> bool:
-        """Whether something waits in the inbox for this moment, as far as is known here."""
-
-    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:
-        """Move what waits for this moment from the inbox into the history."""
-
-    def save_partial(self, reply: AssistantMessage) -> None:
-        """Keep what has arrived of a reply so far; does not wait."""
-
-    def refuse_partial(self) -> None:
-        """A hook did not let the reply pass: what was saved of it goes away when the run ends."""
-
-    async def finish(self, release: Release, *, spent: int = 0) -> bool:
-        """Save the extra and give the lease back. False: something was said meanwhile, and the lease is still held."""
-
-    def leave(self, *, spent: int = 0) -> None:
-        """Let go of the lease without waiting: the run was interrupted."""
-
-    async def tidy(self) -> None:
-        """Remove what need not be kept any longer."""
+    def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
+        """Add results that were recorded to the messages, in call order."""
 
 
-class MemoryJournal:
-    """For an agent without a checkpointer: the history lives as long as the agent."""
+class Inbox(Protocol):
+    """Messages that were queued for a run: steering for its next turn, follow-ups for when it would stop."""
 
-    def __init__(self, modes: Modes) -> None:
-        self.messages: list[Message] = []
-        self.extra: dict[str, Any] = {}
-        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
-        self.entries: dict[int, LedgerEntry] = {}
-        self.partial: AssistantMessage | None = None
-        self.is_interrupted = False
-        self.payer: str | None = None
-        self._modes = modes
-        self._inbox: list[Waiting] = []
-
-    @property
-    def reply_key(self) -> str:
-        return history.last_reply_id(self.messages) or ""
-
-    def open_calls(self) -> dict[int, ToolCall]:
-        return history.open_calls(self.messages)
-
-    async def load(self, *, again: bool = False) -> None:
-        pass
-
-    async def begin(self, run_id: str, signal: Signal, messages: Sequence[Message] = ()) -> None:  # noqa: ARG002
-        self.messages.extend(messages)
-
-    async def append(
-        self,
-        messages: Sequence[Message],
-        *,
-        reserve: int = 0,  # noqa: ARG002
-        release: Release | None = None,  # noqa: ARG002
-        checkpoint: NewCheckpoint | None = None,  # noqa: ARG002
-        spent: int | None = None,  # noqa: ARG002
-    ) -> None:
-        self.messages.extend(messages)
-        self.entries = {}
-
-    async def set_aside(self, wanted: int, least: int) -> int | None:  # noqa: ARG002
-        return None
-
-    async def checkpoint(self, checkpoint: NewCheckpoint) -> bool:  # noqa: ARG002
-        raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
-
-    async def marked(self, marks: Sequence[str]) -> MarkedMessages:  # noqa: ARG002
-        return MarkedMessages()
-
-    def was_recorded(self, call_index: int) -> bool:  # noqa: ARG002
-        return True
-
-    async def distrust(self, calls: int) -> None:
-        pass
-
-    async def start(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[call_index] = entry
-
-    async def ask(self, call_index: int, entry: LedgerEntry, run_id: str, policy: str) -> None:  # noqa: ARG002
-        self.entries[call_index] = entry
-
-    async def refresh(self) -> None:
-        pass
-
-    async def answer(self, call_id: str, answer: str) -> None:
-        for call_index, entry in self.entries.items():
-            if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
-                return
-        raise tool_calls.not_waiting("the agent", call_id, None)
-
-    async def settle(
-        self,
-        call_index: int,
-        result: ToolResultMessage,  # noqa: ARG002
-        status: str,  # noqa: ARG002
-        elapsed_ms: float | None = None,  # noqa: ARG002
-    ) -> None:
-        self.entries.pop(call_index, None)
-
-    def close_turn(self, results: Sequence[ToolResultMessage]) -> None:
-        self.messages.extend(results)
-
-    def send(self, kind: str, message: UserMessage) -> Receipt:
-        assert message.id is not None
-        self._inbox.append(Waiting(message.id, kind, message, message.created_at or ""))
-        return Receipt(message)
+    def send(self, kind: str, message: UserMessage, /) -> Receipt:
+        """Queue a message behind all others, without waiting for the commit."""
 
     async def waiting(self) -> list[Waiting]:
-        return list(self._inbox)
+        """The queued messages, in order."""
 
-    async def withdraw(self, message_id: str) -> bool:
-        found = [item for item in self._inbox if item.id == message_id][:1]
-        self._inbox = [item for item in self._inbox if item not in found]
-        return bool(found)
+    async def withdraw(self, message_id: str, /) -> bool:
+        """Remove a queued message; False if it was delivered already."""
 
     def has_mail(self, *, stopping: bool) -> bool:
-        return any(item.kind in self._modes.limits(stopping=stopping) for item in self._inbox)
+        """Whether a message is known to wait for the next turn or, if the run is `stopping`, for its end."""
 
-    async def take(self, run_id: str, signal: Signal, *, stopping: bool) -> list[UserMessage]:  # noqa: ARG002
-        for kind, limit in self._modes.limits(stopping=stopping).items():
-            if taken := [item for item in self._inbox if item.kind == kind][:limit]:
-                self._inbox = [item for item in self._inbox if item not in taken]
-                self.messages.extend(item.message for item in taken)
-                return [item.message for item in taken]
-        return []
-
-    def save_partial(self, reply: AssistantMessage) -> None:
-        pass
-
-    def refuse_partial(self) -> None:
-        pass
-
-    async def finish(self, release: Release, *, spent: int = 0) -> bool:  # noqa: ARG002
-        encode_extra(self.extra)  # the same mistakes are mistakes here
-        return release is not Release.END_IF_INBOX_EMPTY or not self.has_mail(stopping=True)
-
-    def leave(self, *, spent: int = 0) -> None:
-        pass
-
-    async def tidy(self) -> None:
-        pass
+    async def take(self, *, stopping: bool) -> list[UserMessage]:
+        """Move the messages that are due from the inbox into the history."""
 
 
-def pending(thread_id: str | None, entries: dict[int, LedgerEntry]) -> list[Pending]:
-    """Those of a reply's calls that wait for a person."""
+class Journal(NamedTuple):
+    history: History
+    ledger: Ledger
+    inbox: Inbox
+
+
+def pending(thread_id: str | None, ledger: Ledger) -> list[Pending]:
+    """The calls of the last reply that wait for a person's answer."""
     return [
         Pending(
             thread_id,
@@ -278,6 +181,6 @@ def pending(thread_id: str | None, entries: dict[int, LedgerEntry]) -> list[Pend
             entry.question or "",
             entry.asked_at or "",
         )
-        for _, entry in sorted(entries.items())
+        for _, entry in sorted(ledger.entries.items())
         if entry.status == WAITING
     ]

@@ -1,4 +1,4 @@
-"""Who hears of a run, and how a listener is kept from harming it.
+"""The subscribers of an agent's events; a listener that fails or is slow does no harm to the run.
 
 A plain function is called inline and in order; what it raises is reported, not raised into the run. A coroutine
 function has a queue and a task of its own, so that it cannot stall the run: when it falls too far behind, it misses
@@ -28,7 +28,7 @@ class Listeners:
     """The subscribers of one agent."""
 
     def __init__(self) -> None:
-        # Made anew with each change, so that whoever unsubscribes in the middle of an event skips nobody.
+        # Replaced with each change: a listener that unsubscribes during an event does not make another one miss it.
         self._plain: tuple[Callable[[Event, Signal], None], ...] = ()
         self._queued: list[_Queued] = []
 
@@ -58,7 +58,7 @@ class Listeners:
             queued.put(event, signal)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until the async listeners have heard everything, or the time is over."""
+        """Wait until the async listeners have handled all events, or the time is over."""
         tasks = [queued.task for queued in self._queued if queued.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
@@ -110,7 +110,7 @@ def _guarded(listener: Listener, wants_signal: bool) -> Callable[[Event, Signal]
             result = listener(event, signal) if wants_signal else listener(event)
             if inspect.iscoroutine(result):
                 result.close()
-                _log.error("listener %r returned a coroutine, which nobody awaits; subscribe an async def", listener)
+                _log.error("listener %r returned a coroutine, which is not awaited; subscribe an async def", listener)
         except Exception:  # noqa: BLE001 - reported, not raised into the run
             _report(listener, event)
 
@@ -126,7 +126,7 @@ def _wants_signal(listener: Listener) -> bool:
         raise InputError(f"a listener must be callable as f(event) or f(event, signal), got {listener!r}")
     try:
         signature = inspect.signature(listener)
-    except (TypeError, ValueError):  # a builtin such as list.append tells nothing
+    except (TypeError, ValueError):  # a builtin such as list.append has no signature
         return False
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     wants_signal = sum(p.kind in named for p in signature.parameters.values()) > 1

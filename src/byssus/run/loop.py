@@ -1,7 +1,7 @@
 """The turn loop: what happens between a prompt and the end of its run.
 
-It decides and owns no I/O: the journal records, the provider answers, the listeners hear. The order is always the
-same: record first, publish after. Every start that is published gets its end, whatever happens in between.
+It decides and owns no I/O: the journal stores, the provider answers, the listeners get the events. The order is always
+the same: store first, publish after. Every start event that is published gets its end event, also after a failure.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
-from byssus.run.journal import LOST, Journal, pending
+from byssus.queries.log.tool_calls import WAITING
+from byssus.run import tool_calls
+from byssus.run.journal import Driver, Ending, Journal, Ledger, pending
 from byssus.run.settings import Setup
-from byssus.run.tool_calls import Calls
+from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
+from byssus.store.keeper import LOST
 from byssus.stream import Publish
+from byssus.threads.encoding import encode_extra
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
@@ -56,7 +60,7 @@ _ATTEMPTS = 10  # to write the first message without taking the lease first, whi
 
 
 class _NothingToSay(Exception):
-    """There is nothing for a model to answer, or a person must speak first."""
+    """There is nothing for a model to answer, or a person must answer first."""
 
 
 class Run:
@@ -76,6 +80,7 @@ class Run:
         self.is_over = False
         self._setup = setup
         self._journal = journal
+        self._driver = Driver(run_id, self.signal)
         self._history = history
         self._publish_to = publish
         self._output = output
@@ -89,14 +94,40 @@ class Run:
         self._turns = 0
         self._stop_reason = "stop"
         self._open_turn = False
-        self._replies: int | None = None  # in the whole history, once somebody asks
+        self._replies: int | None = None  # in the whole history, once they are counted
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
-        self._calls = Calls(setup, journal, self.signal, run_id, self._publish, self._tell, self._context)
+        self._is_waiting = False  # a tool call of the last reply waits for a person's answer
+        self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
+
+    async def prepare(self, prompts: list[UserMessage] | None) -> None:
+        """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
+        history, ledger = self._journal.history, self._journal.ledger
+        await history.load(again=prompts is None)
+        if prompts is None:
+            self._check_resumable()
+        elif recovery.open_calls(history.messages) and _is_waiting(ledger):
+            await ledger.refresh()  # another process may have recorded an answer
+            if _is_waiting(ledger):
+                raise _answer_needed(self._setup.thread_id, ledger)
+        if self._history.is_far_behind(history.messages):  # a long thread, for the first time
+            await asyncio.to_thread(self._history.of, history.messages)
+        encode_extra(history.extra)  # raises for what could not be stored at the end
+
+    def _check_resumable(self) -> None:
+        history, ledger, inbox = self._journal
+        if not (
+            history.is_interrupted
+            or history.partial is not None
+            or ledger.open_calls()
+            or recovery.can_continue(history.messages)
+            or inbox.has_mail(stopping=True)
+        ):
+            raise _nothing_to_continue(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
-        """Say the prompts, or go on where an earlier run stopped, and run until there is nothing left to do."""
+        """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
         self._publish(AgentStart(self.id, self._setup.thread_id))
         failure: Failure | None = None
         seconds = self._setup.limits.seconds
@@ -121,33 +152,32 @@ class Run:
         journal, limits = self._journal, self._setup.limits
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
-            # A hook that hears of the end still belongs to the run, so the lease is kept for it.
+            # A hook that is called at the end belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
-            if not journal.has_mail(stopping=True) and (
-                hears_end or await journal.finish(Release.END_IF_INBOX_EMPTY, spent=self._taken_from_unsettled())
+            if not journal.inbox.has_mail(stopping=True) and (
+                hears_end or await journal.history.finish(Release.END_IF_INBOX_EMPTY, self._taken_from_unsettled())
             ):
                 break
-            if not await self._listen_to_inbox(stopping=True):  # it was withdrawn, or another run heard it
+            if not await self._take_from_inbox(stopping=True):  # it was withdrawn, or another run took it
                 break
             await self._turn_by_turn(None)
         result = self._result()
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            release = Release.PAUSE if self._calls.waiting else Release.END
-            await journal.finish(release, spent=self._taken_from_unsettled())
+            release = Release.PAUSE if self._is_waiting else Release.END
+            await journal.history.finish(release, self._taken_from_unsettled())
         return result
 
     async def _let_go(self, error: BaseException) -> None:
         """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
-                is_over = not self._calls.waiting and not self._journal.open_calls()
-                release = Release.END if is_over else Release.PAUSE
-                await self._journal.finish(release, spent=self._taken_from_unsettled())
+                release = Release.PAUSE if self._journal.ledger.open_calls() else Release.END
+                await self._journal.history.finish(release, self._taken_from_unsettled())
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
-                self._journal.leave(spent=self._taken_from_unsettled())
+                self._journal.history.leave(self._taken_from_unsettled())
 
     def _result(self) -> RunResult:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
@@ -160,12 +190,12 @@ class Run:
         try:
             reply, outcomes = await self._turn(begin)
             while await self._goes_on(reply, outcomes):
-                heard = await self._listen_to_inbox(stopping=not reply.tool_calls)
-                if not heard and not reply.tool_calls:  # it was withdrawn, or another run heard it
+                has_taken = await self._take_from_inbox(stopping=not reply.tool_calls)
+                if not has_taken and not reply.tool_calls:  # it was withdrawn, or another run took it
                     if self._is_satisfied(reply):
                         self._stop_reason = "error" if self._error else reply.stop_reason
                         break
-                    await self._listen_to_inbox(stopping=True)
+                    await self._take_from_inbox(stopping=True)
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
@@ -173,7 +203,7 @@ class Run:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
-            self._stop_reason = "waiting" if self._calls.waiting else "stopped" if self._is_ended else "stop"
+            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else "stop"
             self._end_turn(None, [])
         if self.signal.reason == LOST:
             raise LeaseLost(self._setup.thread_id or "")
@@ -183,64 +213,69 @@ class Run:
         self._start_turn()
         with telemetry.turn(self._turns) as span:
             if begin is not None:
-                if self.signal.aborted:  # while the thread was loaded: nothing was said yet
+                if self.signal.aborted:  # while the thread was loaded: nothing is stored yet
                     raise Aborted
                 await begin()
             reply = await self._ask()
             span.ended_with(reply)
-            outcomes = await self._calls.run(reply)
-            if reply.tool_calls and self._is_due and not self._calls.waiting:
-                await self._journal.checkpoint(
+            outcomes = await self._run_tools(reply)
+            if reply.tool_calls and self._is_due and not self._is_waiting:
+                await self._journal.history.checkpoint(
                     self._new_checkpoint(reply)
                 )  # the lease is held: it does not fail for lack of knowledge
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
+
+    async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
+        outcomes, self._is_waiting = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        return outcomes
 
     async def _begin(self, prompts: list[UserMessage] | None) -> None:
         """Take the lease, settle what an earlier run left open, and record what this one starts with."""
         journal = self._journal
         if prompts is not None and await self._began_at_once(prompts):
             return
-        await journal.begin(self.id, self.signal)
-        if journal.partial is not None:
-            told = [recovery.interrupted(journal.partial)]
-            await journal.append(told)
-            self._tell(told)
-        mended = await self._calls.recover()
+        await journal.history.begin(self._driver)
+        if journal.history.partial is not None:
+            interrupted = [recovery.interrupted(journal.history.partial)]
+            await journal.history.append(interrupted)
+            self._publish_messages(interrupted)
+        mended = await tool_calls.recover(self._scope)
+        self._is_waiting = mended is not None and mended.is_waiting
         if self.signal.aborted:
             raise Aborted
         if prompts is None:
             await self._go_on_from(mended)
-        elif self._calls.waiting:
-            raise answer_needed(self._setup.thread_id, journal)
+        elif self._is_waiting:
+            raise _answer_needed(self._setup.thread_id, journal.ledger)
         else:
-            await journal.append(prompts)
-            self._tell(prompts)
+            await journal.history.append(prompts)
+            self._publish_messages(prompts)
 
-    async def _go_on_from(self, mended: list[Outcome] | None) -> None:
+    async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
-        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended)
-        if self._calls.waiting or self._is_ended:
+        self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
+        if self._is_waiting or self._is_ended:
             raise _NothingToSay
-        if mended or recovery.can_continue(self._journal.messages):
-            await self._listen_to_inbox(stopping=False)
-        elif not await self._listen_to_inbox(stopping=True):
-            if not self._journal.is_interrupted:
-                raise nothing_to_continue(self._setup.thread_id, self._journal)
+        if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
+            await self._take_from_inbox(stopping=False)
+        elif not await self._take_from_inbox(stopping=True):
+            if not self._journal.history.is_interrupted:
+                raise _nothing_to_continue(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
         """The usual case: with nothing to mend, the lease and the prompts are one commit."""
         journal = self._journal
         for _ in range(_ATTEMPTS):
-            await journal.load()
-            if journal.partial is not None or journal.open_calls():
+            if journal.history.partial is not None or recovery.open_calls(journal.history.messages):
                 return False
             try:
-                await journal.begin(self.id, self.signal, prompts)
+                await journal.history.begin(self._driver, prompts)
             except ThreadMoved:
-                continue  # somebody else wrote since we looked: read it first
-            self._tell(prompts)
+                await journal.history.load()  # another writer was faster
+                continue
+            self._publish_messages(prompts)
             return True
         return False
 
@@ -251,10 +286,10 @@ class Run:
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
             setup.middleware.stops(reply, results, self.signal, self._context), self.signal
         )
-        done = not reply.tool_calls and not journal.has_mail(stopping=True)
+        done = not reply.tool_calls and not journal.inbox.has_mail(stopping=True)
         if self.signal.aborted:
             self._stop_reason = self._abort_reason()
-        elif self._calls.waiting:
+        elif self._is_waiting:
             self._stop_reason = "waiting"
         elif reply.failed:
             self._stop_reason = reply.stop_reason
@@ -271,7 +306,7 @@ class Run:
         return False
 
     def _conclude(self, reply: AssistantMessage) -> None:
-        """The run ends early: perhaps its last reply is what was asked for all the same."""
+        """Read the output from the last reply of a run that ends early, if it is valid."""
         if self._output is not None:
             try:
                 self._value = self._output.read(reply.text)
@@ -297,17 +332,17 @@ class Run:
     def _abort_reason(self) -> str:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
-    async def _listen_to_inbox(self, *, stopping: bool) -> bool:
-        """Whether something was said."""
+    async def _take_from_inbox(self, *, stopping: bool) -> bool:
+        """Move what is due into the history; False if there was nothing."""
         if self._repair is not None:
-            told, self._repair = [stamped(self._repair)], None
-            await self._journal.append(told)
-        elif self._journal.has_mail(stopping=stopping):
-            told = await self._journal.take(self.id, self.signal, stopping=stopping)
+            taken, self._repair = [stamped(self._repair)], None
+            await self._journal.history.append(taken)
+        elif self._journal.inbox.has_mail(stopping=stopping):
+            taken = await self._journal.inbox.take(stopping=stopping)
         else:
             return False
-        self._tell(told)
-        return bool(told)
+        self._publish_messages(taken)
+        return bool(taken)
 
     def _start_turn(self) -> None:
         self._turns += 1
@@ -329,7 +364,7 @@ class Run:
         began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
 
         def save(partial: AssistantMessage) -> None:
-            self._journal.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
+            self._journal.history.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
 
         routes = await self._within_quota(request)
         call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
@@ -344,9 +379,7 @@ class Run:
         checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
         spent = self._taken_from_unsettled() + message.usage.total
-        await self._journal.append(
-            [message], reserve=len(message.tool_calls), release=release, checkpoint=checkpoint, spent=spent
-        )
+        await self._journal.history.append_reply(message, Ending(release, checkpoint, spent))
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)
@@ -361,30 +394,30 @@ class Run:
         try:
             checked = await setup.checked(hooks, self.signal, withheld=withheld)
         except HookFailed:
-            self._journal.refuse_partial()
-            self._unsettled += reply.usage.total  # it was said, and is paid for, though nobody keeps it
+            self._journal.history.refuse_partial()
+            self._unsettled += reply.usage.total  # the model call is paid for, though its reply is not stored
             raise
         return msgspec.structs.replace(checked, id=reply.id)
 
     async def _within_quota(self, request: Request) -> list[Route]:
         """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
         routes = self._setup.routes
-        if self._journal.payer is None:
+        if self._journal.history.payer is None:
             return routes
         asked, longest = tokens.needed(request, [route.model for route in routes])
-        granted = await self._journal.set_aside(asked + longest, asked + tokens.SHORTEST_REPLY)
+        granted = await self._journal.history.set_aside(asked + longest, asked + tokens.SHORTEST_REPLY)
         if granted is None or granted >= asked + longest:
             return routes
         return [route._replace(model=tokens.shortened(route.model, granted - asked)) for route in routes]
 
     def _counts_as_due(self, reply: AssistantMessage) -> bool:
-        """Whether the turn of this reply ends with a checkpoint. A reply that broke off ends none."""
+        """Whether the turn of this reply ends with a checkpoint. The turn of a failed reply does not."""
         every = self._setup.checkpoint_every
         if every == 0 or reply.failed:
             return False
         if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
-            said = (message for message in self._journal.messages if isinstance(message, AssistantMessage))
-            self._replies = sum(not message.failed for message in said) if every > 1 else 0
+            replies = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
+            self._replies = sum(not message.failed for message in replies) if every > 1 else 0
         self._replies += 1
         return self._replies % every == 0
 
@@ -399,12 +432,12 @@ class Run:
 
     async def _request(self) -> Request:
         setup = self._setup
-        seen = await setup.middleware.messages(self._journal.messages, self.signal, self._context)
+        seen = await setup.middleware.messages(self._journal.history.messages, self.signal, self._context)
         history = self._history.of(seen)
         if not history:
             raise InputError(
                 f"there is nothing to send to {setup.routes[0].model.id!r}: the middleware left none of "
-                f"{len(self._journal.messages)} messages"
+                f"{len(self._journal.history.messages)} messages"
             )
         system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
         schema = self._output.schema if self._output else None
@@ -414,14 +447,14 @@ class Run:
     def _context(self) -> HookContext:
         provider, model = self._setup.routes[0]
         return HookContext(
-            self._journal.extra,
+            self._journal.history.extra,
             self._setup.thread_id,
             self._setup.user_id,
             self.id,
             provider=provider,
             model=model,
             spend=self._spend,
-            marked=self._journal.marked,
+            marked=self._journal.history.marked,
         )
 
     def _taken_from_unsettled(self) -> int:
@@ -432,12 +465,12 @@ class Run:
         self._usage += usage
         self._unsettled += usage.total
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def _publish(self, event: Event) -> None:
         self._publish_to(event, self.signal)
 
-    def _tell(self, messages: Sequence[Message]) -> None:
+    def _publish_messages(self, messages: Sequence[Message]) -> None:
         """Publish messages that are already on disk."""
         for message in messages:
             self._messages.append(message)
@@ -452,18 +485,21 @@ class Run:
             self._end_turn(None, [])
 
 
-def nothing_to_continue(thread_id: str | None, journal: Journal) -> NothingToContinue:
+def _is_waiting(ledger: Ledger) -> bool:
+    return any(entry.status == WAITING for entry in ledger.entries.values())
+
+
+def _nothing_to_continue(thread_id: str | None, messages: Sequence[Message]) -> NothingToContinue:
     """The error of a resume of a thread that waits for a prompt."""
     where = f"thread {thread_id!r}" if thread_id else "the agent"
-    if not journal.messages:
+    if not messages:
         return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-    role = journal.messages[-1].role
-    return NothingToContinue(f"Cannot continue from message role: {role}; {where} waits for a prompt()")
+    return NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
 
 
-def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
-    """The error of a prompt to a thread in which a person must speak first."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal.entries))
+def _answer_needed(thread_id: str | None, ledger: Ledger) -> AnswerNeeded:
+    """The error of a prompt to a thread with a call that waits for a person's answer."""
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, ledger))
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "

@@ -1,9 +1,9 @@
-"""What stays the same from run to run of an agent, and how far a run may go."""
+"""What stays the same from run to run of an agent, the checks of its options, and the limits of a run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from byssus.errors import InputError
 from byssus.messages import Usage
 from byssus.middleware import Chain
+from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
 from byssus.signals import Aborted, Signal, until_aborted
 from byssus.tools import Tool
@@ -72,3 +73,107 @@ class Setup(Struct, frozen=True):
             return await self.unless_aborted(hooks, signal)
         except (Aborted, TimeoutError):
             return withheld
+
+
+# --- the options of an agent ------------------------------------------------------------------------------------------
+
+
+def routes(provider: object, model: object) -> list[Route]:
+    """Which provider serves which model, in the order in which they are asked."""
+    providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
+    models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    for item in providers or [provider]:
+        if isinstance(item, type):
+            raise InputError(f"provider must be an object, and got the class; write {item.__name__}(...)")
+        if not callable(getattr(item, "stream", None)):
+            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
+    if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):
+        raise InputError(f"two providers share one of the names {names}, so that a model could only mean the first")
+    for item in models or [model]:
+        if not isinstance(item, Model):
+            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {item!r}")
+    return [Route(_serving(providers, item), item) for item in models]
+
+
+def _serving(providers: list[Provider], model: Model) -> Provider:
+    if len(providers) == 1:
+        return providers[0]
+    for provider in providers:
+        if provider.name == model.provider:
+            return provider
+    names = ", ".join(repr(provider.name) for provider in providers)
+    raise InputError(f"model {model.id!r} names the provider {model.provider!r}, but there are only {names}")
+
+
+def tools_by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
+    named: dict[str, Tool[Any, Any]] = {}
+    if not isinstance(tools, Iterable):
+        raise InputError(f"tools must be a list of functions, got {tools!r}")
+    for item in tools:
+        if not callable(item):
+            raise InputError(f"a tool must be a function, with @tool or without; got {item!r}")
+        tool = item if isinstance(item, Tool) else Tool(item)
+        if tool.name in named:
+            raise InputError(
+                f"two tools are named {tool.name!r}; give one of them another name: @tool(name=...), or "
+                "mcp_tools(prefix=...)"
+            )
+        if tool.recovery == "check" and not tool.has_check:
+            raise InputError(
+                f"tool {tool.name!r} has recovery='check' and nothing to check with; pass check=..., or decorate a "
+                f"function of a ToolContext with @{tool.name}.check"
+            )
+        named[tool.name] = tool
+    return named
+
+
+def is_stored(checkpointer: object, thread_id: object, at: object) -> bool:
+    """Whether an agent with these options stores its thread; False for an agent in memory."""
+    if at is not None and (checkpointer is None or thread_id is None):
+        raise InputError(f"at={at!r:.80} needs checkpointer=... and thread_id=...: the thread that it is a point of")
+    if checkpointer is None and thread_id is None:
+        return False
+    if checkpointer is None:
+        raise InputError(
+            f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
+            "or leave both out to work in memory"
+        )
+    if not hasattr(type(checkpointer), "store"):
+        raise InputError(
+            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
+        )
+    if thread_id is None:
+        raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
+    return True
+
+
+def checked_every(every: object, checkpointer: object) -> int:
+    """After how many turns a checkpoint is made; 0: never."""
+    turns = 1 if every == "turn" else 0 if every is None else every
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < (every is not None):
+        raise InputError(f"checkpoint_every must be 'turn', a number of turns from 1 up, or None; got {every!r:.80}")
+    if turns and checkpointer is None:
+        raise InputError(f"checkpoint_every={every!r} without a checkpointer: pass checkpointer=... and thread_id=...")
+    return turns
+
+
+def check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
+    if tool_mode not in ("parallel", "sequential"):
+        raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")
+    if not isinstance(system_prompt, str):
+        raise InputError(f"system_prompt must be a string, got {system_prompt!r:.80}")
+    if not isinstance(limits, Limits | None):
+        raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
+
+
+def check_patience(
+    max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object, save_partial: object
+) -> None:
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
+    for name, seconds in (("idle_timeout", idle_timeout), ("save_partial", save_partial)):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise InputError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
+    for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -1,13 +1,13 @@
 """SIGTERM: the runs that are going on end as by `abort()`, and then the program exits with the code 143.
 
 - Nothing is taken away from the program: only the default, which is to die at once, is replaced, only while there is a
-  run in the main thread, and it is put back afterwards. Whoever handles SIGTERM handles it alone.
+  run in the main thread, and it is put back afterwards. A program that handles SIGTERM handles it alone.
 - `finally`, `async with` and atexit do their work on the way out. When all runs are over, SystemExit comes out of
   `asyncio.run()`: by way of `prompt()`, if that is what the program's main task waits for. Elsewhere `prompt()` is
-  cancelled with all other tasks; SystemExit from one of them would be raised again by whoever waits for it, in the
+  cancelled with all other tasks; SystemExit from one of them would be raised again by a task that waits for it, in the
   middle of the shutdown.
 - A SIGTERM is never lost. Where there is no run to end, it does what it would have done without us.
-- A second one changes nothing: the end is near, because an abort does not wait long for anybody. What comes after the
+- A second one changes nothing: the end is near, because an abort waits only a short time. What comes after the
   last run can be ended by it, as ever.
 """
 

@@ -2,8 +2,8 @@
 
 A call that an earlier run left behind is settled by what the ledger knows of it:
 
-    no entry    it was never started: it is run (unless the reply was not stored by an agent: then nobody knows)
-    waiting     a person has not answered yet: it goes on waiting
+    no entry    it was never started, so it is run; if another program stored the reply, it counts as started
+    waiting     a person has not answered yet: it stays open
     answered    the person's answer is carried out
     started     it may or may not have taken effect: the tool's recovery policy decides
 """
@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +27,8 @@ from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecu
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
 from byssus.middleware import Context
 from byssus.providers import history
-from byssus.run.journal import ANSWERED, STARTED, WAITING, Journal, LedgerEntry
+from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
+from byssus.run.journal import Journal
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -39,68 +40,96 @@ _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect.
 
 
 class _Call(NamedTuple):
-    """A tool call, its place in the reply, and what makes it unlike any other call."""
+    """A tool call, its index in the reply, and its idempotency key."""
 
     call_index: int
     call: ToolCall
     key: str
     is_left_over: bool = False  # an earlier run left it behind
-    is_checked: bool = False  # it has passed the hooks, and a person where there was a question
+    is_checked: bool = False  # it has passed the hooks, and a person has approved it if one was asked
 
 
-class Calls:
-    """Runs the tool calls of one run."""
+class RunScope(NamedTuple):
+    """What a run shares with the tool calls of its replies."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        journal: Journal,
-        signal: Signal,
-        run_id: str,
-        publish: Callable[[Event], None],
-        tell: Callable[[Sequence[Message]], None],
-        context: Context,
-    ) -> None:
-        self.waiting = False  # whether a call waits for a person
-        self._setup = setup
-        self._journal = journal
-        self._signal = signal
-        self._run_id = run_id
-        self._publish = publish
-        self._tell = tell
-        self._context = context
+    setup: Setup
+    journal: Journal
+    signal: Signal
+    publish: Callable[[Event], None]
+    publish_messages: Callable[[Sequence[Message]], None]
+    context: Context
+
+
+class Results(NamedTuple):
+    """How the calls of a reply ended, in call order."""
+
+    outcomes: list[Outcome]
+    is_waiting: bool = False  # a call has no result yet: it waits for a person's answer
+
+
+class _Ready(NamedTuple):
+    """The call is to be run."""
+
+    call: _Call
+
+
+class _Ended(NamedTuple):
+    """The call has its outcome without being run."""
+
+    outcome: Outcome
+
+
+class _StaysOpen:
+    """The call gets no result in this run: a person has to answer first, or the run was aborted."""
+
+
+_Prepared = _Ready | _Ended | _StaysOpen
+
+
+async def recover(run: RunScope) -> Results | None:
+    """Settle the calls that an earlier run left open; None if there are none."""
+    ledger = run.journal.ledger
+    left = ledger.open_calls()
+    if not left:
+        ledger.unsaved.clear()
+        return None
+    reply = history.last_reply(run.journal.history.messages)
+    assert reply is not None
+    calls = ToolCalls(run, reply)
+    if not all(ledger.was_recorded(call_index) for call_index in left):  # another program stored the reply
+        await ledger.distrust(len(reply.tool_calls))
+    results = await calls.run_left_over(left)
+    await run.journal.history.load(again=True)  # a result may lie between messages that were there before
+    return results
+
+
+class ToolCalls:
+    """The tool calls of one reply."""
+
+    def __init__(self, run: RunScope, reply: AssistantMessage) -> None:
+        self._setup, self._journal, self._signal, self._publish, self._publish_messages, self._context = run
+        self._reply = reply
         self._broken: HookFailed | None = None
         self._listening = False
 
-    async def run(self, reply: AssistantMessage) -> list[Outcome]:
+    async def run(self) -> Results:
         """Run the calls of a new reply."""
-        self.waiting = False
-        calls = self._calls(reply)
-        return await self._run_all(reply, calls) if calls else []
+        return await self._run_all(self._calls())
 
-    async def recover(self) -> list[Outcome] | None:
-        """Settle the calls that an earlier run left open; None if there were none."""
-        left = self._journal.open_calls()
-        if not left:
-            self._journal.unsaved.clear()
-            return None
-        reply = history.last_reply(self._journal.messages)
-        assert reply is not None
-        calls = [call._replace(is_left_over=True) for call in self._calls(reply) if call.call_index in left]
-        if not all(self._journal.was_recorded(call.call_index) for call in calls):  # somebody else stored the reply
-            await self._journal.distrust(len(reply.tool_calls))
-        outcomes = await self._run_all(reply, calls)
-        await self._journal.load(again=True)  # what was settled late stands between what was there
-        return outcomes
+    async def run_left_over(self, left: Collection[int]) -> Results:
+        """Run or settle those of the calls that an earlier run left open."""
+        calls = [call._replace(is_left_over=True) for call in self._calls() if call.call_index in left]
+        return await self._run_all(calls)
 
-    def _calls(self, reply: AssistantMessage) -> list[_Call]:
-        return [_Call(i, call, _key(self._journal.reply_key, i)) for i, call in enumerate(reply.tool_calls)]
+    def _calls(self) -> list[_Call]:
+        reply_key = self._journal.ledger.reply_key
+        return [_Call(i, call, _key(reply_key, i)) for i, call in enumerate(self._reply.tool_calls)]
 
-    async def _run_all(self, reply: AssistantMessage, calls: list[_Call]) -> list[Outcome]:
+    async def _run_all(self, calls: list[_Call]) -> Results:
         """Each result is recorded when its tool ends; the history has them in call order."""
         self._listening = True
         try:
-            if reply.failed:
+            if self._reply.failed:
                 settled = {call.call_index: await self._decline(call, "the reply broke off") for call in calls}
                 self._close(settled)
             else:
@@ -110,18 +139,19 @@ class Calls:
                 settled |= more
                 if not more:  # one by one, and the first one still waits
                     break
-                await self._journal.load(again=True)  # an answer that came late puts its result between the others
+                await self._journal.history.load(
+                    again=True
+                )  # an answer that came late puts its result between the others
         finally:
             self._listening = False
-        self.waiting = len(settled) < len(calls)
         if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
             raise self._broken
-        return [outcome for _, outcome in sorted(settled.items())]
+        return Results([outcome for _, outcome in sorted(settled.items())], is_waiting=len(settled) < len(calls))
 
     async def _was_answered(self) -> bool:
-        """Whether somebody has answered while the other calls were running."""
-        await self._journal.refresh()
-        return any(entry.status == ANSWERED for entry in self._journal.entries.values())
+        """Whether a person has answered while the other calls were running."""
+        await self._journal.ledger.refresh()
+        return any(entry.status == ANSWERED for entry in self._journal.ledger.entries.values())
 
     async def _round(self, calls: list[_Call]) -> dict[int, Outcome]:
         if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
@@ -155,27 +185,28 @@ class Calls:
 
     def _close(self, settled: dict[int, Outcome]) -> None:
         results = [outcome.message for _, outcome in sorted(settled.items())]
-        self._journal.close_turn(results)
-        self._tell(results)
+        self._journal.ledger.close_turn(results)
+        self._publish_messages(results)
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
     async def _run_one(self, asked: _Call) -> Outcome | None:
         """The call's outcome, recorded; None if it stays open."""
         if self._signal.aborted or self._broken is not None:
-            if asked.is_left_over or asked.call_index in self._journal.entries:
+            if asked.is_left_over or asked.call_index in self._journal.ledger.entries:
                 return None
             return await self._decline(asked, "the run was aborted" if self._signal.aborted else "a hook failed")
-        prepared = await self._prepared(asked)
-        if isinstance(prepared, _Call):
-            return await self._executed(prepared)
-        if prepared is not None:
-            prepared = await self._settle(asked, prepared)
-        return prepared
+        match await self._prepared(asked):
+            case _Ready(call):
+                return await self._executed(call)
+            case _Ended(outcome):
+                return await self._settle(asked, outcome)
+            case _StaysOpen():
+                return None
 
     async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
         outcome = outcome._replace(message=stamped(outcome.message))
-        await self._journal.settle(asked.call_index, outcome.message, outcome.ending, outcome.elapsed_ms)
+        await self._journal.ledger.settle(asked.call_index, outcome)
         return outcome
 
     async def _decline(self, asked: _Call, reason: str) -> Outcome:
@@ -195,7 +226,7 @@ class Calls:
                 outcome = await self._settle(asked, outcome)
             stored = True
         finally:
-            if outcome is not None and started.told:
+            if outcome is not None and started.is_published:
                 self._publish_end(outcome.message, stored=stored)
         self._broken = self._broken or broken
         return outcome
@@ -226,7 +257,7 @@ class Calls:
                 await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
                 return None, None
             if tool is not None:
-                await self._journal.start(asked.call_index, _entry(asked, call, STARTED), self._run_id, tool.recovery)
+                await self._journal.ledger.start(_entry(asked, call, STARTED), tool.recovery)
             self._announce(call, started)
             outcome = await self._execute(tool, call, asked.key, span)
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
@@ -239,14 +270,14 @@ class Calls:
         except HookFailed as error:
             span.failed("HookFailed", str(error))
             _log.warning("a hook failed around call %r of tool %r", call.id, call.name)
-            ran = started.told
+            ran = started.is_published
             self._announce(call, started)
             what = "it may have taken effect, but its result is withheld" if ran else "it was not run"
             return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
 
     def _announce(self, call: ToolCall, started: _Started) -> None:
-        if not started.told:
-            started.told = True
+        if not started.is_published:
+            started.is_published = True
             self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
 
     async def _execute(self, tool: Tool[Any, Any] | None, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
@@ -272,7 +303,7 @@ class Calls:
             self._setup.thread_id,
             self._setup.user_id,
             key,
-            self._journal.extra,
+            self._journal.history.extra,
             tools.own_arguments(call),
             self._on_update(call),
         )
@@ -282,7 +313,7 @@ class Calls:
         loop, home = asyncio.get_running_loop(), threading.get_ident()
 
         def publish(event: Event) -> None:
-            if self._listening and not self._signal.aborted:  # a tool that was left behind has nothing more to say
+            if self._listening and not self._signal.aborted:  # the progress of a tool that was left behind is dropped
                 self._publish(event)
 
         def update(progress: Any) -> None:
@@ -296,62 +327,62 @@ class Calls:
 
     # --- what an earlier run left behind ------------------------------------------------------------------------------
 
-    async def _prepared(self, asked: _Call) -> _Call | Outcome | None:
-        """The call as it shall run; its outcome, if nothing has to run; or None, if a person must speak first."""
-        entry = self._journal.entries.get(asked.call_index)
+    async def _prepared(self, asked: _Call) -> _Prepared:
+        """What is to be done with a call, by what the ledger knows of it."""
+        entry = self._journal.ledger.entries.get(asked.call_index)
         if entry is None:
-            if asked.is_left_over and not self._journal.was_recorded(asked.call_index):
-                return await self._recovered(asked)  # nobody knows: as if it had been started
-            return asked
+            if asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index):
+                return await self._recovered(asked)  # it may have been started
+            return _Ready(asked)
         if entry.status == WAITING:
-            return None
+            return _StaysOpen()
         call = asked.call
         if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
         asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
-        if known := self._journal.unsaved.get((self._journal.reply_key, asked.call_index)):
-            return Outcome(known)
+        if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
+            return _Ended(Outcome(known))
         return await self._recovered(asked)
 
-    async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Call | Outcome:
-        """A person's answer, carried out."""
+    async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Prepared:
+        """Carry out a person's answer."""
         decision = decode_answer(entry.answer or "{}")
         if decision.is_approved:
-            return asked
+            return _Ready(asked)
         if decision.result is not None:
             result = msgspec.structs.replace(decision.result, tool_call_id=asked.call.id, tool_name=asked.call.name)
-            return await self._passed(asked.call, Outcome(result, decision.ends_run))
+            return _Ended(await self._passed(asked.call, Outcome(result, decision.ends_run)))
         text = "A person was asked about this call and denied it" + (
             ". It was interrupted before, and may or may not have taken effect" if entry.reason == RECOVERY else ""
         )
-        said = f": {decision.reason}" if decision.reason else "."
-        return Outcome(tools.failure(asked.call, text + said), status="denied")
+        reason = f": {decision.reason}" if decision.reason else "."
+        return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
-    async def _recovered(self, asked: _Call) -> _Call | Outcome | None:
-        """A call that was started and has no result, by its tool's policy."""
+    async def _recovered(self, asked: _Call) -> _Prepared:
+        """Apply the tool's recovery policy to a call that was started and has no result."""
         tool = self._setup.tools.get(asked.call.name)
         policy = "never" if tool is None else tool.recovery
         if policy == "retry":
-            return asked
+            return _Ready(asked)
         if policy == "ask":
             await self._ask(asked, RECOVERY, _MAY_HAVE_RUN)
-            return None
+            return _StaysOpen()
         if policy == "check" and tool is not None:
             context = self._tool_context(asked.call, asked.key)
             try:
                 answer = await until_aborted(tool.ask_check(context), self._signal, self._setup.patience.grace)
             except Aborted:
-                return None
+                return _StaysOpen()
             if isinstance(answer, NotDone):
-                return asked
+                return _Ready(asked)
             if isinstance(answer, Done):
-                return await self._passed(asked.call, tools.outcome(asked.call, answer.result))
-        return _unknown(asked)
+                return _Ended(await self._passed(asked.call, tools.outcome(asked.call, answer.result)))
+        return _Ended(Outcome(history.unknown_outcome(asked.call), status="unknown"))
 
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
-        """A result that was not found by running the tool, past the hooks that any result passes."""
+        """Pass a result that does not come from running the tool through the hooks, as any result."""
         withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
         hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
         try:
@@ -364,13 +395,13 @@ class Calls:
     async def _ask(self, asked: _Call, reason: str, question: str) -> None:
         tool = self._setup.tools.get(asked.call.name)
         entry = _entry(asked, asked.call, WAITING)._replace(reason=reason, question=question, asked_at=clock.now())
-        await self._journal.ask(asked.call_index, entry, self._run_id, tool.recovery if tool else "never")
+        await self._journal.ledger.ask(entry, tool.recovery if tool else "never")
 
 
 class _Started:
-    """Whether listeners were told that a call begins."""
+    """Whether the start of a call was published."""
 
-    told = False
+    is_published = False
 
 
 def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
@@ -379,10 +410,6 @@ def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
     return LedgerEntry(asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
-
-
-def _unknown(asked: _Call) -> Outcome:
-    return Outcome(history.unknown_outcome(asked.call), status="unknown")
 
 
 def _key(reply: str, call_index: int) -> str:

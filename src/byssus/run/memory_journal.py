@@ -1,0 +1,161 @@
+"""The journal of an agent without a checkpointer: it lives as long as the agent.
+
+There is one run at a time and no other process, so there are no leases, quotas or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from byssus.errors import InputError
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.providers import history
+from byssus.queries.log import tool_calls
+from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry
+from byssus.run.journal import Driver, Ending, Journal
+from byssus.threads.encoding import encode_extra
+from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.tools import Outcome
+from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.marks import MarkedMessages
+from byssus.values.release import Release
+
+
+def memory_journal(modes: Modes) -> Journal:
+    """An empty journal."""
+    messages: list[Message] = []
+    ledger, inbox = MemoryLedger(messages), MemoryInbox(messages, modes)
+    return Journal(MemoryHistory(messages, ledger, inbox), ledger, inbox)
+
+
+class MemoryHistory:
+    """A list of messages."""
+
+    partial: AssistantMessage | None = None
+    is_interrupted = False
+    payer: str | None = None
+
+    def __init__(self, messages: list[Message], ledger: MemoryLedger, inbox: MemoryInbox) -> None:
+        self.messages = messages
+        self.extra: dict[str, Any] = {}
+        self._ledger = ledger
+        self._inbox = inbox
+
+    async def load(self, *, again: bool = False) -> None:
+        pass
+
+    async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
+        self.messages.extend(messages)
+
+    async def append(self, messages: Sequence[Message], /) -> None:
+        self.messages.extend(messages)
+        self._ledger.entries.clear()
+
+    async def append_reply(self, reply: AssistantMessage, _ending: Ending, /) -> None:
+        await self.append([reply])
+
+    async def set_aside(self, _wanted: int, _least: int, /) -> int | None:
+        return None
+
+    async def checkpoint(self, _checkpoint: NewCheckpoint, /) -> bool:
+        raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
+
+    async def marked(self, _marks: Sequence[str], /) -> MarkedMessages:
+        return MarkedMessages()
+
+    def save_partial(self, reply: AssistantMessage, /) -> None:
+        pass
+
+    def refuse_partial(self) -> None:
+        pass
+
+    async def finish(self, release: Release, _spent: int = 0, /) -> bool:
+        encode_extra(self.extra)  # raises what a stored thread would raise
+        return release is not Release.END_IF_INBOX_EMPTY or not self._inbox.has_mail(stopping=True)
+
+    def leave(self, spent: int = 0, /) -> None:
+        pass
+
+    async def tidy(self) -> None:
+        pass
+
+
+class MemoryLedger:
+    """The open calls of the last reply."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.entries: dict[int, LedgerEntry] = {}
+        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
+        self._messages = messages
+
+    @property
+    def reply_key(self) -> str:
+        return history.last_reply_id(self._messages) or ""
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        return history.open_calls(self._messages)
+
+    def was_recorded(self, _call_index: int, /) -> bool:
+        return True
+
+    async def distrust(self, calls: int, /) -> None:
+        pass
+
+    async def start(self, entry: LedgerEntry, _recovery: str, /) -> None:
+        self.entries[entry.call_index] = entry
+
+    async def ask(self, entry: LedgerEntry, _recovery: str, /) -> None:
+        self.entries[entry.call_index] = entry
+
+    async def refresh(self) -> None:
+        pass
+
+    async def answer(self, call_id: str, answer: str, /) -> None:
+        for call_index, entry in self.entries.items():
+            if entry.call_id == call_id and entry.status == WAITING:
+                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
+                return
+        raise tool_calls.not_waiting("the agent", call_id, None)
+
+    async def settle(self, call_index: int, _outcome: Outcome, /) -> None:
+        self.entries.pop(call_index, None)
+
+    def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
+        self._messages.extend(results)
+
+
+class MemoryInbox:
+    """A queue of messages."""
+
+    def __init__(self, messages: list[Message], modes: Modes) -> None:
+        self._messages = messages
+        self._modes = modes
+        self._queue: list[Waiting] = []
+
+    def send(self, kind: str, message: UserMessage, /) -> Receipt:
+        assert message.id is not None
+        self._queue.append(Waiting(message.id, kind, message, message.created_at or ""))
+        return Receipt(message)
+
+    async def waiting(self) -> list[Waiting]:
+        return list(self._queue)
+
+    async def withdraw(self, message_id: str, /) -> bool:
+        found = [item for item in self._queue if item.id == message_id][:1]
+        self._remove(found)
+        return bool(found)
+
+    def has_mail(self, *, stopping: bool) -> bool:
+        return any(item.kind in self._modes.limits(stopping=stopping) for item in self._queue)
+
+    async def take(self, *, stopping: bool) -> list[UserMessage]:
+        for kind, limit in self._modes.limits(stopping=stopping).items():
+            if due := [item for item in self._queue if item.kind == kind][:limit]:
+                self._remove(due)
+                self._messages.extend(item.message for item in due)
+                return [item.message for item in due]
+        return []
+
+    def _remove(self, items: list[Waiting]) -> None:
+        self._queue = [item for item in self._queue if item not in items]

@@ -1,0 +1,136 @@
+"""The ledger of a stored thread: the tool calls of its last reply.
+
+A result goes into the slot that was reserved for it. Behind a reply that another program stored, there may be no slot:
+then it goes to the end of the log. In both cases it joins the list of messages when its turn is closed, in call order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from byssus.errors import InputError
+from byssus.messages import ToolCall, ToolResultMessage
+from byssus.providers import history
+from byssus.queries.log import threads, tool_calls
+from byssus.queries.log.threads import Position
+from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry, Start
+from byssus.run.driven_thread import Change, DrivenThread, is_committed, settled
+from byssus.threads import approvals
+from byssus.threads.encoding import message_row
+from byssus.tools import Outcome
+from byssus.values.inputs import column_text
+
+
+class ThreadLedger:
+    """The tool calls of a thread's last reply."""
+
+    def __init__(self, thread: DrivenThread) -> None:
+        self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
+        self._thread = thread
+
+    @property
+    def entries(self) -> Mapping[int, LedgerEntry]:
+        return self._thread.entries
+
+    @property
+    def reply_key(self) -> str:
+        namespace, thread_id = self._thread.key
+        where = f"{namespace}/{thread_id}" if namespace else thread_id
+        return f"{where}/{self._thread.geometry.reply}/{self._thread.reply_id}"
+
+    def open_calls(self) -> dict[int, ToolCall]:
+        messages, taken = self._thread.messages, self._thread.geometry.taken
+        found = history.open_calls(messages)
+        reply = history.last_reply(messages)
+        if found and reply is not None and len({call.id for call in reply.tool_calls}) < len(reply.tool_calls):
+            # The service used an id twice: only the seq shows which of the calls has a result.
+            seq = self._thread.geometry.seq
+            without = {i: call for i, call in enumerate(reply.tool_calls) if seq(i) not in taken}
+            return without if len(without) == len(found) else found
+        return found
+
+    async def refresh(self) -> None:
+        thread = self._thread
+        if thread.position is None or not self.open_calls():
+            thread.entries = {}
+            return
+        store, branch, reply = thread.store, thread.position.branch, thread.geometry.reply
+        rows = await store.read(tool_calls.of_reply, branch, reply)
+        thread.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
+        if thread.reply_id is None:
+            thread.reply_id = await store.read(threads.message_id, branch, reply)
+
+    def was_recorded(self, call_index: int, /) -> bool:
+        return self._thread.geometry.is_recorded(call_index)
+
+    async def distrust(self, calls: int, /) -> None:
+        thread = self._thread
+        last = thread.geometry.seq(calls - 1)
+        await thread.store.write(threads.distrust, thread.key, last, by=thread.lease())
+        thread.geometry = thread.geometry._replace(unledgered=max(thread.geometry.unledgered, last))
+
+    async def start(self, entry: LedgerEntry, recovery: str, /) -> None:
+        thread = self._thread
+        await thread.store.write(tool_calls.start, thread.key, self._start(entry, recovery), by=thread.lease())
+        thread.entries[entry.call_index] = entry
+
+    async def ask(self, entry: LedgerEntry, recovery: str, /) -> None:
+        thread, start = self._thread, self._start(entry, recovery)
+        reason, question = entry.reason or "", entry.question or ""
+        await thread.store.write(tool_calls.ask, thread.key, start, reason=reason, question=question, by=thread.lease())
+        thread.entries[entry.call_index] = entry
+
+    def _start(self, entry: LedgerEntry, recovery: str) -> Start:
+        driver, reply, key = self._thread.driver, self._thread.geometry.reply, entry.idempotency_key
+        assert driver is not None
+        call_id, name = column_text(entry.call_id), column_text(entry.name)
+        return Start(reply, entry.call_index, call_id, name, entry.arguments, recovery, key, driver.run_id)
+
+    async def answer(self, call_id: str, answer: str, /) -> None:
+        await approvals.record_answer(self._thread.store, self._thread.key, call_id, answer)
+        entries = self._thread.entries
+        for call_index, entry in sorted(entries.items()):
+            if entry.call_id == call_id and entry.status == WAITING:
+                entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
+                return
+
+    async def settle(self, call_index: int, outcome: Outcome, /) -> None:
+        extra, write = self._savable_extra(), None
+        change = Change(settled=call_index, extra=extra)
+        try:
+            write = self._submit(call_index, outcome, extra)
+            await settled(write, lambda position: self._thread.apply(position, change))
+        except BaseException:
+            self._thread.position = None  # the result may be stored, and is not in the list
+            if (write is None or not is_committed(write)) and outcome.ending in ("done", "failed"):
+                self._keep(call_index, outcome.message)  # the tool ran: do not run it again while we have its result
+            raise
+
+    def _savable_extra(self) -> str | None:
+        """The extra, with what the tool wrote to it: the tool will not run again."""
+        try:
+            return self._thread.changed_extra()
+        except InputError:  # `finish` raises it
+            return None
+
+    def _submit(self, call_index: int, outcome: Outcome, extra: str | None) -> asyncio.Future[Position]:
+        thread, row = self._thread, message_row(outcome.message)
+        geometry, status, elapsed = thread.geometry, outcome.ending, outcome.elapsed_ms
+        if geometry.is_free(call_index):
+            end = (call_index, geometry.seq(call_index), row, status, elapsed)
+            return thread.store.write(
+                tool_calls.finish, thread.key, geometry.reply, [end], by=thread.lease(), extra=extra
+            )
+        behind = (call_index, row, status, elapsed)
+        return thread.store.write(
+            tool_calls.finish_behind, thread.key, geometry.reply, [behind], by=thread.lease(), extra=extra
+        )
+
+    def _keep(self, call_index: int, result: ToolResultMessage) -> None:
+        of_this_reply = {key: known for key, known in self.unsaved.items() if key[0] == self.reply_key}
+        self.unsaved = {**of_this_reply, (self.reply_key, call_index): result}
+
+    def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
+        self._thread.messages.extend(results)
+        self._thread.unseen -= len(results)
