@@ -13,35 +13,13 @@ import pytest
 
 import byssus
 from tests.support import drawing
+from tests.support.rooms import ROOMS
 
 ROOT = Path(byssus.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 FILES = {file.relative_to(ROOT).as_posix(): file for file in sorted(ROOT.rglob("*.py"))}
 TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
 
-# Each room, from the top: what lies in it (a folder, or files of the root), and the rooms that it may use besides
-# itself. It says less than "everything below": a provider knows no store.
-ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "cli": ({"cli", "__main__"}, {"doors", "memory", "maintenance", "threads", "providers", "values"}),
-    "adapters": ({"adapters"}, {"memory", "values"}),
-    "doors": (
-        {"__init__", "agent", "checkpointer", "storage", "testing"},
-        {"run", "maintenance", "search", "accounts", "threads", "queries", "store", "middleware", "tools", "providers"}
-        | {"values"},
-    ),
-    "memory": ({"memory"}, {"search", "threads", "queries", "store", "middleware", "providers", "values"}),
-    "maintenance": ({"maintenance"}, {"search", "accounts", "threads", "queries", "store", "values"}),
-    "run": ({"run"}, {"threads", "queries", "store", "middleware", "tools", "providers", "values"}),
-    "search": ({"search"}, {"accounts", "threads", "queries", "store", "values"}),
-    "accounts": ({"accounts"}, {"threads", "queries", "store", "values"}),
-    "threads": ({"threads"}, {"queries", "store", "values"}),
-    "queries": ({"queries"}, {"store", "values"}),
-    "store": ({"store"}, {"values"}),
-    "middleware": ({"middleware"}, {"tools", "providers", "values"}),
-    "tools": ({"tools"}, {"providers", "values"}),
-    "providers": ({"providers"}, {"values"}),
-    "values": ({"values", "errors", "events", "messages", "signals", "stream", "telemetry"}, set()),
-}
 # What runs SQL knows no message: of the values it may use these alone.
 SQL_MAY_USE = {
     "errors.py",
@@ -329,7 +307,6 @@ COVERED_BY: dict[str, list[str]] = {
     "__init__.py": ["test_architecture.py"],
     "__main__.py": ["cli/test_chat.py"],
     "errors.py": ["providers/test_failures.py", "run/test_failures.py", "store/test_operations.py"],
-    "storage.py": ["accounts/test_users.py", "accounts/test_sessions.py", "store/test_operations.py"],
     "cli/__init__.py": ["cli/test_chat.py"],
     "cli/database.py": ["cli/test_chat.py"],
     "cli/subcommand.py": ["cli/test_chat.py"],
@@ -392,6 +369,20 @@ COVERED_BY: dict[str, list[str]] = {
     "values/results.py": ["test_agent.py"],
     "values/schemas.py": ["tools/test_signature.py", "values/test_output.py"],
     "values/thread_key.py": ["queries/log/test_threads.py"],
+    "maintenance/import_.py": ["maintenance/test_export.py"],
+    "maintenance/repair.py": ["maintenance/test_check.py"],
+    "maintenance/restore.py": ["maintenance/test_backup.py"],
+    "queries/search/candidates.py": ["search/test_search.py", "search/test_index.py"],
+    "queries/search/engines.py": ["search/test_search.py"],
+    "queries/search/fts5.py": ["search/test_search.py"],
+    "queries/search/index.py": ["search/test_index.py"],
+    "queries/search/kinds.py": ["search/test_search.py"],
+    "queries/search/tsvector.py": ["search/test_search.py"],
+    "store/upkeep.py": ["maintenance/test_backup.py", "threads/test_erasure.py"],
+    "testing.py": ["providers/test_scripted.py"],
+    "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
+    "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
+    "values/inputs.py": ["test_storage.py", "test_checkpointer.py"],
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.rooms import ROOMS
+
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
 _BLOCK = re.compile(r"(<!-- drawing: .*? -->\n).*?(<!-- end of drawing -->)", re.DOTALL)
 Rooms = dict[str, tuple[set[str], set[str]]]
@@ -42,6 +44,4 @@ def with_drawing(page: str, rooms: Rooms) -> str:
 
 
 if __name__ == "__main__":
-    from tests import test_architecture
-
-    PAGE.write_text(with_drawing(PAGE.read_text("utf-8"), test_architecture.ROOMS), "utf-8")
+    PAGE.write_text(with_drawing(PAGE.read_text("utf-8"), ROOMS), "utf-8")

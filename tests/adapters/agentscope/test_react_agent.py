@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from agentscope.memory import InMemoryMemory, MemoryBase
 from agentscope.session import JSONSession
 from pydantic import BaseModel
