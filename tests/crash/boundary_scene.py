@@ -343,12 +343,12 @@ class Scene:
             self._make_noise()
         if isinstance(event, MessageEnd):
             message = event.message
-            self.voice.say("message_end", id=_id(message), role=message.role, message_row=event.stored)
+            self.voice.say("message_end", id=_id(message), role=message.role, stored=event.stored)
             if isinstance(message, AssistantMessage) and any(call.name == "ring" for call in message.tool_calls):
                 said = self._sending(STEER)
                 self._listened.append((said, self.agent.steer(said)))
         elif isinstance(event, ToolExecutionEnd):
-            self.voice.say("tool_end", call=event.tool_call_id, id=event.result.id, message_row=event.stored)
+            self.voice.say("tool_end", call=event.tool_call_id, id=event.result.id, stored=event.stored)
 
     def _make_noise(self) -> None:
         row = message_row(UserMessage("psst", id=clock.new_id()))

@@ -1,4 +1,4 @@
-"""The layers of the code, as tests/test_architecture.py enforces them and docs/architecture.md draws them."""
+"""The rooms of the code and the arrows between them: the layer test checks them, the drawing shows them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def marks_to_delete(mark: Any) -> list[str]:
     return _possible(found)
 
 
-class Change(NamedTuple):
+class MarkChange(NamedTuple):
     """What becomes of marks: of messages with the old one, if it is named, and with these ids, if they are given."""
 
     new: str | None
@@ -127,7 +127,7 @@ class Change(NamedTuple):
     ids: set[str] | None
 
 
-def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> Change | None:
+def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> MarkChange | None:
     """What is to be changed; None if no message can be meant."""
     for name, mark in (("new_mark", new_mark), ("old_mark", old_mark)):
         if not isinstance(mark, str | None):
@@ -137,7 +137,7 @@ def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> Change | None:
     chosen = None if msg_ids is None else ids("msg_ids", msg_ids)
     if olds == [] or chosen == set():
         return None
-    return Change(new, olds[0] if olds else None, chosen)
+    return MarkChange(new, olds[0] if olds else None, chosen)
 
 
 def ids(name: str, given: Any) -> set[str]:

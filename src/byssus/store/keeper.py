@@ -28,7 +28,7 @@ _LINGER = 2.0  # seconds that the worker stays without leases: starting one for 
 _log = logging.getLogger("byssus.store")
 
 
-class Held(Hashable, Protocol):
+class KeptLease(Hashable, Protocol):
     """A lease of this process, as far as its keeper has to know it."""
 
     @property
@@ -41,7 +41,7 @@ class Held(Hashable, Protocol):
 
 
 T = TypeVar("T")
-L = TypeVar("L", bound=Held)
+L = TypeVar("L", bound=KeptLease)
 LeaseQuery = Callable[[Tx, Sequence[L]], list[L]]
 
 

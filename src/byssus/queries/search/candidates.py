@@ -14,7 +14,7 @@ from typing import Any
 
 from byssus.queries.search import engines, index
 from byssus.queries.search.engines import Rows
-from byssus.queries.search.kinds import CALL, KINDS, MESSAGE, Candidate, Filters, Source
+from byssus.queries.search.kinds import CALL, KINDS, MESSAGE, Candidate, Filters, IndexedTable
 from byssus.store.database import Tx
 
 MAX_SCOPES = 1_000  # branches, or threads, that are asked for by their tokens; more are sorted out afterwards
@@ -57,15 +57,15 @@ def page(
     engine, table = engines.of(tx), KINDS[kind].table
     select = functools.partial(_selected, tx, kind, filters, before, limit)
     if upto is None:
-        found = [select(Source(f"{table} r", "1 = 1", {}))]
+        found = [select(IndexedTable(f"{table} r", "1 = 1", {}))]
     else:
         expression = engine.expression(chains, named)
         found = [
-            select(Source(f"{table} r", engine.not_indexed(kind), {"upto": upto})),
+            select(IndexedTable(f"{table} r", engine.not_indexed(kind), {"upto": upto})),
             engine.indexed(tx, kind, expression, before=before, limit=limit, select=select),
         ]
         if kind == CALL:
-            found.append(select(Source("changed_calls x CROSS JOIN tool_calls r", "r.key = x.call", {})))
+            found.append(select(IndexedTable("changed_calls x CROSS JOIN tool_calls r", "r.key = x.call", {})))
     low = max((end for _, end in found if end is not None), default=None)
     unique = {row[0]: Candidate(*row) for rows, _ in found for row in rows if low is None or row[0] >= low}
     return [unique[key] for key in sorted(unique, reverse=True)], low
@@ -78,13 +78,13 @@ def texts(tx: Tx, kind: str, keys: Sequence[int]) -> dict[int, tuple[str | None,
     return {row[0]: row[1:] for row in rows}
 
 
-def _selected(tx: Tx, kind: str, filters: Filters, before: int, limit: int, source: Source) -> Rows:
+def _selected(tx: Tx, kind: str, filters: Filters, before: int, limit: int, source: IndexedTable) -> Rows:
     statement = _select(tx, kind, filters, source)
     rows = tx.all(statement, before=before, limit=limit, **source.values, **_values(filters))
     return rows, rows[-1][0] if len(rows) >= limit else None
 
 
-def _select(tx: Tx, kind: str, filters: Filters, source: Source) -> str:
+def _select(tx: Tx, kind: str, filters: Filters, source: IndexedTable) -> str:
     about = KINDS[kind]
     conditions = [source.condition, "r.key < :before"]
     if filters.roles is not None and kind == MESSAGE:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from byssus.queries.search import fts5, tsvector
-from byssus.queries.search.kinds import Batch, IndexEntry, Kind, Source
+from byssus.queries.search.kinds import Batch, IndexedTable, IndexEntry, Kind
 from byssus.store.database import Row, Tx
 
 Rows = tuple[list[Row], int | None]  # rows by falling key, and the key below which there may be more
@@ -36,7 +36,7 @@ class Engine(Protocol):
         *,
         before: int,
         limit: int,
-        select: Callable[[Source], Rows],
+        select: Callable[[IndexedTable], Rows],
     ) -> Rows:
         """The rows below a key that the index proposes."""
 

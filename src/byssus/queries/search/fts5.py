@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from byssus.queries.search.kinds import KINDS, SCOPE, Batch, IndexEntry, Kind, Source
+from byssus.queries.search.kinds import KINDS, SCOPE, Batch, IndexedTable, IndexEntry, Kind
 from byssus.store.database import Tx
 
 T = TypeVar("T")
@@ -41,12 +41,14 @@ def indexed(
     *,
     before: int,  # noqa: ARG001 - the statement has it
     limit: int,  # noqa: ARG001
-    select: Callable[[Source], T],
+    select: Callable[[IndexedTable], T],
 ) -> T:
     about = KINDS[kind]
     condition = f"w.{about.tokens} MATCH :query AND w.rowid < :before AND r.key = w.rowid"
     # CROSS: in this order, or FTS5 would be asked row by row
-    return select(Source(f"{about.tokens} w CROSS JOIN {about.table} r", condition, {"query": expression}, "w.rowid"))
+    return select(
+        IndexedTable(f"{about.tokens} w CROSS JOIN {about.table} r", condition, {"query": expression}, "w.rowid")
+    )
 
 
 def shown(thread: Callable[[str], str]) -> tuple[str, list[str]]:

@@ -97,7 +97,7 @@ class Candidate(NamedTuple):
     size: int
 
 
-class Source(NamedTuple):
+class IndexedTable(NamedTuple):
     """Where candidates are selected from: tables with the row as `r`, and a condition with its values."""
 
     tables: str

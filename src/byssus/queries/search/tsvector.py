@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from byssus.queries.search.kinds import CALL, KINDS, LONG, MESSAGE, SCOPE, Batch, IndexEntry, Kind, Source
+from byssus.queries.search.kinds import CALL, KINDS, LONG, MESSAGE, SCOPE, Batch, IndexedTable, IndexEntry, Kind
 from byssus.store.database import Row, Tx
 
 # What a tsvector holds: positions up to 16,383, 255 of them a token, and a megabyte in all.
@@ -56,13 +56,13 @@ def indexed(
     *,
     before: int,
     limit: int,
-    select: Callable[[Source], tuple[list[Row], int | None]],
+    select: Callable[[IndexedTable], tuple[list[Row], int | None]],
 ) -> tuple[list[Row], int | None]:
     keys, end = _found_keys(tx, kind, expression, before, limit)
     if not keys:
         return [], end
     condition, value = among(keys)
-    rows, _ = select(Source(f"{KINDS[kind].table} r", f"r.key {condition}", {"keys": value}))
+    rows, _ = select(IndexedTable(f"{KINDS[kind].table} r", f"r.key {condition}", {"keys": value}))
     return rows, end
 
 
