@@ -6,6 +6,7 @@ remember the marker: a test that starts a process without it fails, in each run.
 
 from __future__ import annotations
 
+import platform
 import sys
 
 import pytest
@@ -38,4 +39,5 @@ def _refuse_unmarked(event: str, args: tuple[object, ...]) -> None:
         pytest.fail(f"{_running.nodeid} starts a process ({event}): mark it with @pytest.mark.processes")
 
 
+platform.processor()  # the SDKs of model services ask for it; it is asked of a program once, and remembered
 sys.addaudithook(_refuse_unmarked)
