@@ -22,6 +22,7 @@ if (memory := ramdisk()) is not None:
 
 # The same examples in each run, however slow the machine is. HYPOTHESIS_PROFILE=default looks for new ones.
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("tests"), max_examples=10)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 # AgentScope needs another mcp than we do: tests/adapters/test_agentscope.py runs these in processes that have it.
@@ -30,6 +31,12 @@ collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/ag
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the tests that start no process, and so no Postgres")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        hypothesis.settings.load_profile("quick")
+        quick.begin()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

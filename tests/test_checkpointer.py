@@ -34,6 +34,7 @@ from byssus.queries.log.threads import MessageRow
 from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
+from tests.support.quick import examples
 
 
 def nested(depth: int) -> Any:
@@ -340,7 +341,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(details=_JSON, body=_JSON, extra=st.dictionaries(st.text(st.characters()), _JSON, max_size=5))
 def test_any_json_comes_back_equal(database: Database, details: Any, body: Any, extra: dict[str, Any]) -> None:
     async def use(cp: Checkpointer) -> None:

@@ -32,6 +32,7 @@ from byssus.messages import (
     from_value,
     to_value,
 )
+from tests.support.quick import examples
 
 # JSON writes a character beyond U+FFFF as a pair of surrogates, so a pair in a string *is* that character afterwards:
 # that one thing cannot come back as two. Everything else must, lone surrogates and NUL included.
@@ -130,7 +131,7 @@ def body(**fields: Any) -> str:
 # --- round trips ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(messages)
 def test_a_message_comes_back_from_json_as_it_was(message: Message) -> None:
     assert exactly(decode(encode(message))) == exactly(message)

@@ -40,6 +40,7 @@ from byssus.signals import Signal
 from tests.support.agents import Heard, check_whole, history, hooks, look, make, sent, within
 from tests.support.databases import Database
 from tests.support.histories import flaws
+from tests.support.quick import examples
 
 SECRET = "sk-12345"
 
@@ -199,7 +200,7 @@ class Eager(ScriptedProvider):
         return calls if len(self.asked) < self._turns else "done"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(histories, middleware, st.integers(1, 4))
 def test_whatever_the_middleware_cuts_every_request_is_a_valid_history(
     history: list[Message], middleware: list[object], turns: int

@@ -33,6 +33,7 @@ from byssus.providers.history import (
     valid_history,
 )
 from tests.support.histories import flaws
+from tests.support.quick import examples
 
 USER = UserMessage("hello")
 ANSWER = AssistantMessage("hi")
@@ -153,33 +154,33 @@ wild_histories = st.lists(odd_messages, max_size=8)
 # --- properties -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(valid_histories)
 def test_a_valid_history_is_left_as_it_is(history: list[ModelMessage]) -> None:
     assert flaws(history) == []
     assert valid_history(history) == history
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(damaged_histories)
 def test_a_damaged_history_becomes_valid(history: list[Message]) -> None:
     assert flaws(valid_history(history)) == []
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(wild_histories)
 def test_any_history_becomes_valid(history: list[Message]) -> None:
     assert flaws(valid_history(history)) == []
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories | wild_histories)
 def test_what_was_made_valid_stays_as_it_is(history: list[Message]) -> None:
     once = valid_history(history)
     assert valid_history(once) == once
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories | wild_histories)
 def test_a_history_that_grows_is_made_valid_like_one_that_is_whole(history: list[Message]) -> None:
     growing: list[Message] = []
@@ -189,7 +190,7 @@ def test_a_history_that_grows_is_made_valid_like_one_that_is_whole(history: list
         assert incremental.of(growing) == valid_history(list(growing))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories, damaged_histories)
 def test_a_history_that_is_another_one_is_made_valid_afresh(first: list[Message], second: list[Message]) -> None:
     incremental = ValidHistory()
@@ -198,7 +199,7 @@ def test_a_history_that_is_another_one_is_made_valid_afresh(first: list[Message]
     assert incremental.of(first) == valid_history(first)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories, st.integers(0, 10))
 def test_a_history_that_shrinks_is_made_valid_afresh(history: list[Message], kept: int) -> None:
     incremental = ValidHistory()
@@ -233,20 +234,20 @@ def is_part(part: list[Message], whole: list[Message]) -> bool:
     return all(any(other == message for other in rest) for message in part)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_what_remains_keeps_its_order(history: list[Message]) -> None:
     assert is_part(spoken(valid_history(history)), spoken(history))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_nothing_that_a_user_or_a_whole_reply_says_is_left_out(history: list[Message]) -> None:
     whole = [m for m in spoken(history) if not (isinstance(m, AssistantMessage) and m.failed)]
     assert [m for m in spoken(valid_history(history)) if not (isinstance(m, AssistantMessage) and m.failed)] == whole
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_no_result_is_used_twice_and_none_is_made_up(history: list[Message]) -> None:
     given_results = [m for m in history if isinstance(m, ToolResultMessage)]
@@ -255,14 +256,14 @@ def test_no_result_is_used_twice_and_none_is_made_up(history: list[Message]) -> 
             given_results.remove(message)  # raises when it is not there any more
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories | wild_histories)
 def test_a_model_is_asked_exactly_when_there_is_something_to_answer(history: list[Message]) -> None:
     valid = valid_history(history)
     assert can_continue(history) == (bool(valid) and valid[-1].role in ("user", "tool_result"))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged_histories | wild_histories)
 def test_open_calls_are_calls_of_the_last_reply_without_a_result_behind_it(history: list[Message]) -> None:
     replies = [position for position, message in enumerate(history) if isinstance(message, AssistantMessage)]

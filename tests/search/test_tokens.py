@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from byssus.errors import InputError
 from byssus.search import tokens
+from tests.support.quick import examples
 
 RUNS = re.compile(f"[{tokens._RUNS}]")
 
@@ -198,7 +199,7 @@ def has_chain(text: str, chain: list[str]) -> bool:
     return any(sequence[at : at + len(chain)] == chain for at in range(len(sequence)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(query=texts, before=texts, after=texts)
 def test_what_matches_has_all_chains_of_the_query(query: str, before: str, after: str) -> None:
     try:
@@ -211,7 +212,7 @@ def test_what_matches_has_all_chains_of_the_query(query: str, before: str, after
             assert all(has_chain(text, chain) for chain in matcher.chains())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     query=st.text("你好世界机ガ한국", min_size=1, max_size=4), text=st.text("你好世界机ガ한국ab \uff0c。1", max_size=20)
 )
@@ -219,7 +220,7 @@ def test_chinese_japanese_and_korean_are_found_as_substrings(query: str, text: s
     assert (tokens.parse(query).find(text) is not None) == (query in text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     text=st.text(ALPHABET + "\U0001f468\u200d\U0001f469", max_size=300), query=st.sampled_from(["a", "你", "1", "ガ"])
 )
@@ -236,7 +237,7 @@ def test_a_snippet_is_a_part_of_the_text_and_shows_the_match(text: str, query: s
     assert plain in re.sub(r"\s+", " ", text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(max_size=30))
 def test_every_place_has_its_way_back(text: str) -> None:
     folded = tokens.Folded(text)
@@ -286,8 +287,8 @@ def test_a_snippet_is_one_line() -> None:
 @pytest.mark.parametrize(
     "piece", ["hello wide world ", "你好世界\uff0c", "x" * 1_000 + " ", "cafe\u0301 ", "a" * 17, "\U0001f44d", "…"]
 )
-def test_millions_of_characters_are_no_trouble(piece: str) -> None:
-    text = piece * (2_000_000 // len(piece)) + " needle 针"
+def test_a_million_characters_are_no_trouble(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece)) + " needle 针"
     assert tokens.tokens(text)[0][-1] == tokens.token_of("needle")
     for query in ("needle", "针", "needle_x"):
         found = tokens.parse(query).find(text)

@@ -1,5 +1,7 @@
 """Which tests `--quick` runs: all that start no process, which leaves out Postgres and whatever is killed.
 
+Properties are tried on fewer examples.
+
 A test that starts one says so with the marker `processes`, and for those on Postgres it is clear anyway. Nobody has to
 remember the marker: a test that starts a process without it fails, in each run.
 """
@@ -15,6 +17,18 @@ _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn"})
 _ON_POSTGRES = frozenset({"where", "admin"})  # the fixtures that have only that
 
 _running: pytest.Item | None = None
+_is_quick = False
+
+
+def begin() -> None:
+    """Say that this run is a quick one; before the tests are imported."""
+    global _is_quick  # noqa: PLW0603 - decorators ask for it
+    _is_quick = True
+
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis tries: all of them, or a tenth in a quick run."""
+    return max(10, count // 10) if _is_quick else count
 
 
 def starts_processes(item: pytest.Item) -> bool:

@@ -15,6 +15,7 @@ from byssus.queries.log.leases import Claim, Lease, Unleased
 from byssus.queries.log.threads import MessageRow, Position, ThreadInfo, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values.thread_key import ThreadKey
+from tests.support.quick import examples
 
 
 def rows(*bodies: str) -> list[MessageRow]:
@@ -396,7 +397,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS, page=st.integers(1, 8))
 def test_any_sequence_of_writes_gives_what_a_plain_dict_gives(
     store: Store, steps: list[tuple[str, ...]], page: int
