@@ -47,7 +47,6 @@ SQL_MAY_USE = {"errors.py", "signals.py", "telemetry.py", "values/clock.py"}
 TO_TURN = {
     ("middleware/windows.py", "threads/encoding.py"),
     ("run/thread_journal.py", "checkpointer.py"),
-    ("store/handle.py", "threads/erasure.py"),
 }
 
 # Packages that only these files may import, so that everything else works without them.

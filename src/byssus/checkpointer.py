@@ -587,7 +587,7 @@ class PostgresCheckpointer(Checkpointer):
         return self._server.name
 
     def _open_store(self) -> Store:
-        return opening.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
+        return opening.open(self._server, durability=self._durability, pool_size=self._pool_size)
 
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:

@@ -45,7 +45,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def opened(place: str | Path) -> Iterator[Store]:
-    store = opening.open_store(str(place))
+    store = opening.open(str(place))
     try:
         yield store
     finally:
@@ -594,7 +594,7 @@ def hear(done, total):
     if share[0].isdigit() and done >= float(share) * total:
         wait()
 
-store = places.open_store(place)
+store = places.open(place)
 
 def boundary(name):
     if name == share:
