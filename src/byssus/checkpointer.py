@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
 from byssus.queries.log.threads import ThreadInfo
-from byssus.queries.versions import erasure_notes
-from byssus.store import opening, sharing
+from byssus.store import opening
 from byssus.store.database import Store
-from byssus.store.jobs import in_worker
+from byssus.store.handle import Handle
 from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
-from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability, check_path
 from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
@@ -90,57 +90,35 @@ __all__ = [
 class Checkpointer(abc.ABC):
     """Keeps threads. Which database it is, only `SQLiteCheckpointer` and `PostgresCheckpointer` know."""
 
-    def __init__(self, *, durability: str, lease_seconds: float) -> None:
-        check_durability(durability)
+    def __init__(self, open_store: Callable[[], Store], *, lease_seconds: float) -> None:
         if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, int | float) or not 0 < lease_seconds < 1e6:
             raise InputError(f"lease_seconds must be a number of seconds above 0, got {lease_seconds!r}")
         self.lease_seconds = float(lease_seconds)
-        self._durability = durability
-        self._store: Store | None = None
-        self._was_open = False
         self._blocks = 0  # how many `async with` are in it: the last one closes it
+        kind = type(self).__name__
+        closed = f"this {kind} was closed while it was being opened; await cp.open() again"
+        self._handle = Handle(kind, open_store, on_open=erasure.finish_what_was_left, if_closed=closed)
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
         """The database, as people may see it."""
 
-    @abc.abstractmethod
-    def _open_store(self) -> Store: ...
-
     async def open(self) -> Self:
         """Open the database, made and migrated if need be. `async with` does it for you."""
-        if self._store is None:
-            opening = in_worker(self._open_store)
-            try:
-                store = await opening
-            except asyncio.CancelledError:
-                if opening.exception() is None:  # nobody would ever close it
-                    await in_worker(lambda: sharing.release(opening.result()))
-                raise
-            if self._store is None:
-                self._store, self._was_open = store, True
-                await self._finish_erasures()
-            else:  # opened twice at once
-                await in_worker(lambda: sharing.release(store))
-        return self
-
-    async def _finish_erasures(self) -> None:
-        """Go on with what an interrupted erasure has left; a database that cannot even be asked is closed again."""
+        self._handle.reopen()
         try:
-            store = self.store
-            left = await store.read(erasure_notes.unfinished) if store.has_files else []
-            if left:
-                await in_worker(lambda: erasure.go_on(store))
-        except BaseException:
-            await self.close()
+            await self._handle.store()
+        except asyncio.CancelledError:
+            if self._blocks == 0:  # no caller is left that would close it
+                await self._handle.close()
             raise
+        return self
 
     async def close(self) -> None:
         """Finish what was submitted and let go of the database."""
-        store, self._store, self._blocks = self._store, None, 0
-        if store is not None:
-            await in_worker(lambda: sharing.release(store))
+        self._blocks = 0
+        await self._handle.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -157,13 +135,14 @@ class Checkpointer(abc.ABC):
     @property
     def store(self) -> Store:
         """What runs the queries; an error while the checkpointer is not open."""
-        if self._store is None:
+        known = self._handle.known()
+        if known is None:
             kind = type(self).__name__
             raise StoreNotOpen(
-                f"this {kind} on {self.name!r} {'was closed' if self._was_open else 'is not open yet'}; "
+                f"this {kind} on {self.name!r} {'was closed' if self._handle.is_closed else 'is not open yet'}; "
                 f"use it inside 'async with {kind}(...) as cp:', or await cp.open() first"
             )
-        return self._store
+        return known
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -279,19 +258,17 @@ class SQLiteCheckpointer(Checkpointer):
         durability: str = "full",
         lease_seconds: float = 30.0,
     ) -> None:
-        super().__init__(durability=durability, lease_seconds=lease_seconds)
+        check_durability(durability)
         if is_dsn(db_path):
             raise InputError("SQLiteCheckpointer takes a path, and got a DSN; use PostgresCheckpointer(dsn)")
         if not isinstance(db_path, os.PathLike):  # which is asked when the file is opened
             check_path(db_path)
         self._path = db_path
+        super().__init__(functools.partial(opening.open, db_path, durability=durability), lease_seconds=lease_seconds)
 
     @property
     def name(self) -> str:
         return os.fspath(self._path)
-
-    def _open_store(self) -> Store:
-        return sqlite.open_store(self._path, durability=self._durability)
 
 
 class PostgresCheckpointer(Checkpointer):
@@ -314,18 +291,16 @@ class PostgresCheckpointer(Checkpointer):
         pool_size: int = 8,
         listen_dsn: str | None = None,
     ) -> None:
-        super().__init__(durability=durability, lease_seconds=lease_seconds)
+        check_durability(durability)
         self._server = opening.postgres_server(dsn, schema=schema, listen_dsn=listen_dsn)
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or not 2 <= pool_size <= 1_000:
             raise InputError(f"pool_size must be a number of connections from 2 to 1000, got {pool_size!r}")
-        self._pool_size = pool_size
+        open_store = functools.partial(opening.open, self._server, durability=durability, pool_size=pool_size)
+        super().__init__(open_store, lease_seconds=lease_seconds)
 
     @property
     def name(self) -> str:
         return self._server.name
-
-    def _open_store(self) -> Store:
-        return opening.open_postgres(self._server, durability=self._durability, pool_size=self._pool_size)
 
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:

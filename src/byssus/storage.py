@@ -12,21 +12,22 @@ same methods can be awaited on a checkpointer.
 
 from __future__ import annotations
 
+import functools
 import os
 from types import TracebackType
 from typing import Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
-from byssus.errors import InputError, StoreNotOpen
+from byssus.errors import InputError
 from byssus.maintenance import backup as backup_operations
 from byssus.maintenance import check as check_operations
 from byssus.maintenance import repair as repair_operations
 from byssus.maintenance import restore as restore_operations
 from byssus.messages import UserMessage
 from byssus.search import search as search_operations
-from byssus.store import opening, sharing
+from byssus.store import opening
 from byssus.store.database import Store
-from byssus.store.opening import open_at
+from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
 from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
@@ -54,24 +55,21 @@ class AgentStorage:
                 f"AgentStorage takes a path or a postgresql:// DSN, and for a DSN {', '.join(sorted(_OPTIONS))}; "
                 f"got {given}"
             )
-        self._name = opening.name(os.fspath(place))
-        self._store: Store | None = None
-        self._store = store = open_at(place, durability=durability, **options)
-        self._release = sharing.release_with(self, store)
-        try:
-            erasure.finish_what_was_left(store)
-        except BaseException:
-            self.close()
-            raise
+        name = opening.name(os.fspath(place))
+        self._handle = Handle(
+            name,
+            functools.partial(opening.open, place, durability=durability, **options),
+            on_open=erasure.finish_what_was_left,
+            if_closed=f"this AgentStorage on {name!r} was closed; make a new one to go on",
+        )
+        self._handle.opened()
 
     def close(self) -> None:
         """Let go of the database."""
-        store, self._store = self._store, None
-        if self._release.detach() is not None and store is not None:
-            sharing.release(store)
+        self._handle.close_now()
 
     def __repr__(self) -> str:
-        return f"AgentStorage({self._name!r}{'' if self._store else ', closed'})"
+        return f"AgentStorage({self._handle.name!r}{'' if self._handle.known() else ', closed'})"
 
     def __enter__(self) -> Self:
         return self
@@ -84,9 +82,7 @@ class AgentStorage:
     @property
     def store(self) -> Store:
         """What runs the queries; an error after `close`."""
-        if self._store is None:
-            raise StoreNotOpen(f"this AgentStorage on {self._name!r} was closed; make a new one to go on")
-        return self._store
+        return self._handle.required()
 
     # --- threads, which are sessions here -----------------------------------------------------------------------------
 

@@ -526,7 +526,7 @@ def hear(done, total):
     if share[0].isdigit() and done >= float(share) * total:
         wait()
 
-store = places.open_store(place)
+store = places.open(place)
 
 def boundary(name):
     if name == share:

@@ -74,7 +74,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[Store]:
-    store = opening.open_store(place)
+    store = opening.open(place)
     try:
         yield store
     finally:

@@ -31,7 +31,7 @@ PROGRAM = """
 import asyncio, sys, threading
 from byssus.store import opening
 
-store = opening.open_store(sys.argv[1])
+store = opening.open(sys.argv[1])
 entered, opened = threading.Event(), threading.Event()
 
 def gate(tx):

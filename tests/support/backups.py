@@ -18,7 +18,7 @@ from byssus.values.thread_key import ThreadKey
 
 @contextlib.contextmanager
 def opened(place: str | Path) -> Iterator[Store]:
-    store = opening.open_store(str(place))
+    store = opening.open(str(place))
     try:
         yield store
     finally:

@@ -112,7 +112,7 @@ class PostgresSchema:
 
     @contextlib.contextmanager
     def store(self) -> Iterator[Store]:
-        store = opening.open_postgres(opening.postgres_server(self._place.dsn, schema=self._place.name))
+        store = opening.open(self._place.dsn, schema=self._place.name)
         try:
             yield store
         finally:

@@ -117,7 +117,7 @@ def _opened(place: str, *, create: bool) -> Iterator[Store]:
         raise InputError(f"{MEMORY} ends with this process; name a file")
     if not (create or opening.exists(place)):
         raise InputError(f"there is no database at {opening.name(place)}; check where it is")
-    store = opening.open_store(place)
+    store = opening.open(place)
     try:
         yield store
     finally:

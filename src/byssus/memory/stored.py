@@ -34,8 +34,8 @@ from byssus.search import search as searching
 from byssus.store import opening
 from byssus.store.database import Store, Tx
 from byssus.store.handle import Handle
-from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import check_durability
+from byssus.threads import erasure
 from byssus.threads.encoding import encode_json
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.inputs import checked_id, checked_wait
@@ -303,6 +303,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         return await retry_while_driven(store, attempt, self._wait)
 
 
+def _handle(name: str, open_store: Callable[[], Store]) -> Handle:
+    if_closed = f"this memory on {name!r} was closed; await memory.open() first, or make another one"
+    return Handle(name, open_store, on_open=erasure.finish_what_was_left, if_closed=if_closed)
+
+
 class SQLiteMemory(StoredMemory):
     """A memory in a SQLite file, which is made if it is not there.
 
@@ -334,7 +339,7 @@ class SQLiteMemory(StoredMemory):
         if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
             with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
                 place = str(Path(place).expanduser().absolute())
-        return Handle(place, functools.partial(sqlite.open_store, place, durability=self._durability))
+        return _handle(place, functools.partial(opening.open, place, durability=self._durability))
 
     def _may_be_at(self, place: str) -> bool:
         return place != ":memory:" and opening.exists(place)
@@ -366,7 +371,7 @@ class PostgresMemory(StoredMemory):
         return self._handle_of(opening.postgres_server(place))
 
     def _handle_of(self, server: Server) -> Handle:
-        return Handle(server.name, functools.partial(opening.open_postgres, server, **self._options))
+        return _handle(server.name, functools.partial(opening.open, server, **self._options))
 
     def _may_be_at(self, place: str) -> bool:  # noqa: ARG002 - it is not asked for before it is needed
         return True

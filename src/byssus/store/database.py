@@ -1,7 +1,8 @@
 """The seam between byssus and a database: run a function in a transaction.
 
 A query is a plain function whose first argument is a `Tx`. It does nothing but SQL, so a runner may repeat it. A store
-takes queries from any thread and any event loop:
+takes queries from anywhere and runs them on OS threads of its own, which are called workers: a thread is a
+conversation.
 
     head = await store.write(threads.append, ThreadKey("", "trip"), rows)        # in a coroutine
     head = store.write_now(threads.append, ThreadKey("", "trip"), rows)          # anywhere else
@@ -74,7 +75,7 @@ class Store(Upkeep, abc.ABC):
 
     def __init__(self) -> None:
         self.users = 0  # see sharing.py
-        self._own_threads: set[int] = set()  # until they end: the number of a thread is used again
+        self._worker_ids: set[int] = set()  # until they end: the system uses an id again
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run the query in a write transaction; the future is done when it is committed."""
@@ -137,7 +138,7 @@ class Store(Upkeep, abc.ABC):
 
     @abc.abstractmethod
     def abandon(self) -> None:
-        """In the child: there are no threads here, and the database's connections are the parent's."""
+        """In the child: there are no workers here, and the database's connections are the parent's."""
 
     @abc.abstractmethod
     def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None: ...
@@ -170,5 +171,5 @@ class Store(Upkeep, abc.ABC):
         future.add_done_callback(end)
 
     def _refuse_inside_a_query(self) -> None:
-        if threading.get_ident() in self._own_threads:
+        if threading.get_ident() in self._worker_ids:
             raise ByssusError("a query called the store; use the transaction that the query was given")

@@ -1,4 +1,8 @@
-"""A store that is opened when it is first asked for, and given back when it is closed or nobody holds it any more."""
+"""A store that is opened when it is first asked for, and released when its handle is closed or collected.
+
+Every surface has one: coroutines await `store()` and `close()`, plain code calls `opened()` and `close_now()`. A child
+process inherits no open store; its handle opens the database anew.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,12 @@ from byssus.errors import StoreNotOpen
 from byssus.store import sharing
 from byssus.store.database import Store
 from byssus.store.jobs import in_worker
-from byssus.threads import erasure
 
 T = TypeVar("T")
 
 
 class _Open(NamedTuple):
-    """An open store: in which process, and what releases it when nobody else does."""
+    """An open store: in which process, and what releases it with its handle."""
 
     store: Store
     pid: int
@@ -27,11 +30,24 @@ class _Open(NamedTuple):
 
 
 class Handle:
-    """The store at one place. `name` is that place, as people may see it and as another process finds it."""
+    """The store at one place. `name` is that place, as people may see it and as another process finds it.
 
-    def __init__(self, name: str, open_store: Callable[[], Store]) -> None:
+    `on_open` is called, beside the event loop, with a store that was just opened; should it fail, the store is
+    released. `if_closed` is what an error says about a handle that was closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_store: Callable[[], Store],
+        *,
+        on_open: Callable[[Store], object],
+        if_closed: str,
+    ) -> None:
         self.name = name
         self._open_store = open_store
+        self._on_open = on_open
+        self._if_closed = if_closed
         self._open: _Open | None = None
         self._is_closed = False
         self._opening = threading.Lock()  # held while the store is opened
@@ -43,9 +59,16 @@ class Handle:
         known = self._open
         return known.store if known is not None and known.pid == os.getpid() else None
 
+    def required(self) -> Store:
+        """The store, which must be open in this process."""
+        known = self.known()
+        if known is None:
+            raise self._closed()
+        return known
+
     def anew(self) -> Handle:
         """Another handle on the same place, not open yet."""
-        return Handle(self.name, self._open_store)
+        return Handle(self.name, self._open_store, on_open=self._on_open, if_closed=self._if_closed)
 
     async def store(self) -> Store:
         """The store, opened if need be. All who ask meanwhile go on in the order in which they asked."""
@@ -53,10 +76,13 @@ class Handle:
         if waiting is None and (known := self.known()) is not None:
             return known
         if waiting is None or waiting.get_loop() is not asyncio.get_running_loop():
-            self._awaited = waiting = in_worker(self._opened)
+            self._awaited = waiting = in_worker(self.opened)
         return await waiting
 
-    def _opened(self) -> Store:
+    def opened(self) -> Store:
+        """The store, opened if need be. Blocks."""
+        if (known := self.known()) is not None:
+            return known
         with self._opening:
             if (known := self.known()) is not None:
                 return known
@@ -64,7 +90,7 @@ class Handle:
                 raise self._closed()
             store = self._open_store()
             try:
-                erasure.finish_what_was_left(store)
+                self._on_open(store)
                 self._keep(store)
             except BaseException:
                 sharing.release(store)
@@ -79,12 +105,17 @@ class Handle:
                 self._open.finalizer.detach()
             self._open = _Open(store, os.getpid(), sharing.release_with(self, store))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and not opened again."""
+        return self._is_closed
+
     def reopen(self) -> None:
         """Let it be opened again after it was closed."""
         self._is_closed = False
 
     def look(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """What a query reads, for whoever cannot await it. The store is not kept open for that."""
+        """Run a read and block until it is done. The store is not kept open for that."""
         known = self.known()
         if known is not None:
             return known.read_now(query, *args, **kwargs)
@@ -95,13 +126,19 @@ class Handle:
             sharing.release(store)
 
     async def close(self) -> None:
-        """Give the store back. Who is just opening it hears that it was closed."""
+        """Release the store. A caller that is just opening it gets an error."""
         store = self._left()
         if store is not None:
             await in_worker(lambda: sharing.release(store))
 
+    def close_now(self) -> None:
+        """Release the store. Blocks."""
+        store = self._left()
+        if store is not None:
+            sharing.release(store)
+
     def leave(self) -> None:
-        """The same, where nobody can wait."""
+        """Release the store without waiting for it."""
         store = self._left()
         if store is not None:
             sharing.release_aside(store)
@@ -116,4 +153,4 @@ class Handle:
         return was_open.store
 
     def _closed(self) -> StoreNotOpen:
-        return StoreNotOpen(f"this memory on {self.name!r} was closed; await memory.open() first, or make another one")
+        return StoreNotOpen(self._if_closed)

@@ -5,7 +5,7 @@
     else:
         export = LazyModule("byssus.maintenance.export")
 
-    lines = export.export_thread(store, thread)       # imports the module, on the caller's worker
+    lines = export.export_thread(store, thread)       # imports the module first
 
 `export.export_thread` is the function itself, not a stand-in. So a query that is passed to a store has been imported
 before it is submitted, and no import runs inside a transaction. Use it for the few modules whose import can be

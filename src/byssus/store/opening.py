@@ -1,9 +1,15 @@
-"""Where a database is: the path of a SQLite file, or the DSN of a Postgres database."""
+"""One way to open a database: by the path of a SQLite file, or by the DSN of a Postgres database.
+
+store = opening.open("chat.db")
+store = opening.open("postgresql://server/app", pool_size=4)
+...
+sharing.release(store)
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from byssus.errors import MissingExtra
 from byssus.store.database import Store
@@ -11,29 +17,30 @@ from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
 
 if TYPE_CHECKING:
-    from byssus.store.postgres import store as postgres
     from byssus.store.postgres.server import Server
+
+Place: TypeAlias = "str | os.PathLike[str] | Server"  # a path, a DSN, or a DSN that was checked
 
 _SCHEMES = ("postgresql://", "postgres://")
 
 
-def is_dsn(place: object) -> bool:
+def is_dsn(place: object) -> TypeGuard[str]:
     return isinstance(place, str) and place.startswith(_SCHEMES)
 
 
-def open_store(place: str | os.PathLike[str]) -> Store:
-    """The store on a path or a DSN. Give it back with `sharing.release`."""
-    if isinstance(place, str) and is_dsn(place):
-        return open_postgres(postgres_server(place))
-    return sqlite.open_store(place)
+def open(place: Place, *, durability: str = "full", **options: Any) -> Store:  # noqa: A001 - opening.open(...)
+    """The store on a database, made and migrated if need be. Give it back with `sharing.release`.
 
+    Options are those of the database: `busy_seconds` and `read_only` for a file; `pool_size` for a server, and
+    `schema` and `listen_dsn` with a DSN that was not checked before.
+    """
+    if is_dsn(place):
+        place = postgres_server(place, **{key: options.pop(key) for key in ("schema", "listen_dsn") if key in options})
+    if isinstance(place, str | os.PathLike):
+        return sqlite.open_store(place, durability=durability, **options)
+    from byssus.store.postgres import store as postgres  # noqa: PLC0415 - most programs do without psycopg
 
-def open_at(place: str | os.PathLike[str], *, durability: str = "full", **options: Any) -> Store:
-    """The same, with what else its openers may say about it."""
-    if isinstance(place, str) and is_dsn(place):
-        size = options.pop("pool_size", 8)
-        return open_postgres(postgres_server(place, **options), durability=durability, pool_size=size)
-    return sqlite.open_store(place, durability=durability, **options)
+    return postgres.open_store(place, durability=durability, **options)
 
 
 def exists(place: str) -> bool:
@@ -55,14 +62,7 @@ def name(place: str) -> str:
 def postgres_server(dsn: str, *, schema: str | None = None, listen_dsn: str | None = None) -> Server:
     """What a DSN says, checked. Nothing is connected."""
     try:
-        from byssus.store.postgres import server as module  # noqa: PLC0415 - most programs do without psycopg
+        from byssus.store.postgres import server as module  # noqa: PLC0415 - as above
     except ImportError as error:
         raise MissingExtra("Postgres", "postgres") from error
     return module.Server(dsn, schema=schema, listen_dsn=listen_dsn)
-
-
-def open_postgres(server: Server, *, durability: str = "full", pool_size: int = 8) -> postgres.PostgresStore:
-    """The store on a Postgres database. Give it back with `sharing.release`."""
-    from byssus.store.postgres import store as module  # noqa: PLC0415 - as above
-
-    return module.open_store(server, durability=durability, pool_size=pool_size)

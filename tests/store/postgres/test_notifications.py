@@ -70,7 +70,7 @@ def test_a_commit_of_another_process_is_heard_and_not_waited_for(where: Schema) 
 def test_a_commit_of_a_process_that_ends_at_once_is_heard(where: Schema) -> None:
     script = """
         from byssus.store import opening as places, sharing
-        store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
+        store = places.open(sys.argv[1], schema=sys.argv[2])
         store.write_now(threads.append, "t", rows("x"))
         sharing.release(store)
     """
@@ -96,7 +96,7 @@ def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> No
     script = """
         from byssus.queries.log import leases
         from byssus.store import opening as places, sharing
-        store = places.open_postgres(places.postgres_server(sys.argv[1], schema=sys.argv[2]))
+        store = places.open(sys.argv[1], schema=sys.argv[2])
         for line in sys.stdin:
             print(store.write_now(leases.abort, "t"), flush=True)
         sharing.release(store)

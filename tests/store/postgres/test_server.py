@@ -335,7 +335,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
         sys.meta_path.insert(0, Blocked())
         from byssus.checkpointer import PostgresCheckpointer
         from byssus.store import opening as places
-        for make in (PostgresCheckpointer, places.open_store):
+        for make in (PostgresCheckpointer, places.open):
             try:
                 make("postgresql://u:hunter2@h/db")
             except MissingExtra as error:

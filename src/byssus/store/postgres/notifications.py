@@ -31,7 +31,7 @@ _log = logging.getLogger("byssus.store")
 
 
 class News:
-    """One thread with one connection that tells and hears. It begins to work when it is first needed."""
+    """One worker with one connection that tells and hears. It begins to work when it is first needed."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -40,7 +40,7 @@ class News:
         self._is_heard = False  # whether words arrive
         self._lock = threading.Lock()
         self._pending = False
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._closing = threading.Event()
         self._connection: Connection | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
@@ -49,7 +49,7 @@ class News:
         """Something was committed. Whatever is wrong here, it is no matter of whoever committed."""
         if not self._pending:
             self._pending = True
-            with contextlib.suppress(OSError, RuntimeError):  # no more files, no more threads: they will look anyway
+            with contextlib.suppress(OSError, RuntimeError):  # no more files, no more workers: they will look anyway
                 self._start()
             self._nudge()
 
@@ -62,9 +62,9 @@ class News:
     def close(self) -> None:
         with self._lock:
             self._closing.set()
-        if self._thread is not None:
+        if self._worker is not None:
             self._nudge()
-            self._thread.join()
+            self._worker.join()
         if self._wake is not None:
             for end in self._wake:
                 end.close()
@@ -81,23 +81,23 @@ class News:
                 end.close()
 
     def _start(self) -> None:
-        if self._thread is not None:
+        if self._worker is not None:
             return
         with self._lock:
-            if self._thread is None and not self._closing.is_set():
+            if self._worker is None and not self._closing.is_set():
                 if self._wake is None:
                     self._wake = socket.socketpair()
                     self._wake[1].setblocking(False)
-                thread = threading.Thread(target=self._serve, name="byssus-news", daemon=True)
-                thread.start()
-                self._thread = thread
+                worker = threading.Thread(target=self._serve, name="byssus-news", daemon=True)
+                worker.start()
+                self._worker = worker
 
     def _nudge(self) -> None:
         if self._wake is not None:
             with contextlib.suppress(BlockingIOError, OSError):
                 self._wake[1].send(b".")
 
-    # --- on the thread ------------------------------------------------------------------------------------------------
+    # --- on the worker ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closing.is_set():

@@ -1,6 +1,6 @@
 """Postgres behind the seam: a few writers with group commit, and readers beside them.
 
-- Each of them is a thread with a connection of its own; together they are the pool. A connection is made when it is
+- Each of them is a worker with a connection of its own; together they are the pool. A connection is made when it is
   needed, made anew when it was lost, and closed when it has been idle for a while.
 - Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
   that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
@@ -75,7 +75,7 @@ _log = logging.getLogger("byssus.store")
 
 
 class _Session:
-    """The connection of one thread."""
+    """The connection of one worker."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
@@ -172,28 +172,28 @@ class _Patience:
 
 
 class _Worker:
-    """A thread that serves a queue of jobs."""
+    """Serves a queue of jobs."""
 
     def __init__(self, store: PostgresStore, name: str, jobs: queue.SimpleQueue[Job[Any] | None]) -> None:
         self._store = store
         self.jobs = jobs
         self.session = _Session(store)
         self._name = name
-        self._thread: threading.Thread | None = None
+        self._running: threading.Thread | None = None
 
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+        if self._running is None:
+            self._running = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._running.start()
 
     def end(self) -> None:
-        """Let the thread stop when it has finished what waits for it."""
-        if self._thread is not None:
+        """Let the worker stop when it has finished what waits for it."""
+        if self._running is not None:
             self.jobs.put(None)
 
     def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        if self._running is not None:
+            self._running.join()
 
     def _serve(self) -> None:
         self._store.enter()
@@ -201,7 +201,7 @@ class _Worker:
             group = self._group(job)
             try:
                 self._settle(group)
-            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the worker must live
                 for member in group:
                     member.error = member.error or self._store.server.translate(error)
             deliver(group)
@@ -424,8 +424,8 @@ class PostgresStore(Store):
                 worker.start()
 
     def enter(self) -> None:
-        """The current thread is one of ours: a query on it must not call the store."""
-        self._own_threads.add(threading.get_ident())
+        """The caller is a worker of this store: a query on it must not call the store."""
+        self._worker_ids.add(threading.get_ident())
 
     def reach(self, boundary: str) -> None:
         if self.boundary is not None:
@@ -457,7 +457,7 @@ class PostgresStore(Store):
         for worker in self._workers():
             worker.join()
         self.news.close()
-        self._own_threads.clear()
+        self._worker_ids.clear()
 
     def abandon(self) -> None:
         self._gate = threading.Lock()  # another thread may have held it when the process forked

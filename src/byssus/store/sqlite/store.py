@@ -1,6 +1,6 @@
-"""SQLite behind the seam: one writer thread with group commit, and readers beside it.
+"""SQLite behind the seam: one writer with group commit, and readers beside it.
 
-- One thread owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
+- One worker owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
   what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
   failure does not sink its neighbours.
 - Readers are connections of their own on the WAL; a database in memory is read through the writer.
@@ -152,8 +152,8 @@ class SQLiteStore(Store):
         self._watch: tuple[int, apsw.Connection | None] = (0, None)  # the generation, and its connection that watches
         self._looks = itertools.count()
         self._readers = None if path == MEMORY else ThreadPoolExecutor(_READERS, "byssus-read")
-        self._thread = threading.Thread(target=self._serve, name="byssus-write", daemon=True)
-        self._thread.start()
+        self._writing = threading.Thread(target=self._serve, name="byssus-write", daemon=True)
+        self._writing.start()
 
     def _connect(self, *, create: bool = False) -> apsw.Connection:
         return connect(self.path, self.durability, self._busy_seconds, create=create, read_only=self._read_only)
@@ -196,10 +196,10 @@ class SQLiteStore(Store):
                 return
             self._open = False
             self._queue.put(None)
-        self._thread.join()
+        self._writing.join()
         if self._readers is not None:
             self._readers.shutdown()
-        self._own_threads.clear()
+        self._worker_ids.clear()
         with self._watching:
             self._disconnect()
 
@@ -313,21 +313,21 @@ class SQLiteStore(Store):
             connection = self._connect()
             connection.pragma("query_only", True)
             self._connections.append(connection)
-            self._own_threads.add(threading.get_ident())
+            self._worker_ids.add(threading.get_ident())
             known = self._local.known = (self._generation, SQLiteTx(connection))
         return known[1]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        self._own_threads.add(threading.get_ident())
+        self._worker_ids.add(threading.get_ident())
         while (job := self._take()) is not None:
             group: list[Job[Any]] = []
             began = time.monotonic()
             try:
                 with self._pauses:
                     self._commit_group(job, group)
-            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the thread must live
+            except BaseException as error:  # noqa: BLE001 - it travels to the callers; the worker must live
                 for member in group:
                     member.error = member.error or self._translate(error)
                 with contextlib.suppress(apsw.Error):
