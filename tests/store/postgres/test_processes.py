@@ -23,7 +23,7 @@ OPEN = """
     from byssus.store import opening as places, sharing
 
     def open_store(dsn=sys.argv[1], schema=sys.argv[2]):
-        return places.open(dsn, schema=schema, pool_size=2)
+        return places.open(places.postgres_server(dsn, schema=schema), pool_size=2)
 
 """
 
