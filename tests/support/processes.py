@@ -22,6 +22,7 @@ from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow
+from byssus.values.thread_key import ThreadKey
 
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # the forks are on purpose
 
@@ -29,7 +30,7 @@ def rows(*bodies):
     return [MessageRow("id", "user", json.dumps(body)) for body in bodies]
 
 def bodies(store, thread_id="t"):
-    row = store.read_now(threads.find, thread_id)
+    row = store.read_now(threads.find, ThreadKey("", thread_id))
     page = store.read_now(threads.page, row.branch, after=0, upto=row.head, limit=10**6) if row else []
     return [json.loads(body) for _, body in page]
 

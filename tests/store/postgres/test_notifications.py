@@ -71,7 +71,7 @@ def test_a_commit_of_a_process_that_ends_at_once_is_heard(where: Schema) -> None
     script = """
         from byssus.store import opening as places, sharing
         store = places.open(sys.argv[1], schema=sys.argv[2])
-        store.write_now(threads.append, "t", rows("x"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
         sharing.release(store)
     """
     with opened(where) as store:
@@ -95,10 +95,11 @@ def wait_until_soon(condition: Callable[[], bool], complaint: str) -> None:
 def test_an_abort_by_another_process_is_heard_by_the_keeper(where: Schema) -> None:
     script = """
         from byssus.queries.log import leases
+        from byssus.values.thread_key import ThreadKey
         from byssus.store import opening as places, sharing
         store = places.open(sys.argv[1], schema=sys.argv[2])
         for line in sys.stdin:
-            print(store.write_now(leases.abort, "t"), flush=True)
+            print(store.write_now(leases.abort, ThreadKey("", "t")), flush=True)
         sharing.release(store)
     """
     with opened(where) as store, processes.started(script, *where) as other:

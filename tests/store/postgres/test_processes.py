@@ -45,7 +45,7 @@ def test_twenty_processes_open_an_empty_database_at_once_and_all_write() -> None
         try:
             store = open_store(line.strip(), "byssus")
             for i in range(3):
-                store.write_now(threads.append, "t", rows(f"{sys.argv[1]} {i}"))
+                store.write_now(threads.append, ThreadKey("", "t"), rows(f"{sys.argv[1]} {i}"))
             sharing.release(store)
             print("done", flush=True)
         except ByssusError as error:
@@ -118,7 +118,7 @@ def test_two_processes_that_write_the_same_new_threads_both_succeed(where: Schem
     store = open_store()
     print("ready", flush=True)
     for line in sys.stdin:
-        futures = [store.submit(threads.append, f"{line.strip()} {n}", rows("x")) for n in range(20)]
+        futures = [store.submit(threads.append, ThreadKey("", f"{line.strip()} {n}"), rows("x")) for n in range(20)]
         print([repr(error) for future in futures if (error := future.exception(30))], flush=True)
     sharing.release(store)
     """
@@ -143,7 +143,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     store = open_store()
 
     def stuck(tx):
-        threads.append(tx, "t", rows("stopped"))
+        threads.append(tx, ThreadKey("", "t"), rows("stopped"))
         print("inside", flush=True)
         sys.stdin.readline()
 
@@ -173,9 +173,9 @@ FORK = (
     OPEN
     + """
     store = open_store()
-    store.write_now(threads.append, "t", rows("parent"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("parent"))
     assert bodies(store) == ["parent"]
-    store.submit_first(threads.append, "t", rows("parent first")).result()
+    store.submit_first(threads.append, ThreadKey("", "t"), rows("parent first")).result()
     store.version()
 """
 )
@@ -197,7 +197,7 @@ def test_a_forked_child_can_use_the_database_and_leaves_the_parents_connections_
     pid = os.fork()
     if pid == 0:
         try:
-            store.write_now(threads.append, "t", rows("never"))
+            store.write_now(threads.append, ThreadKey("", "t"), rows("never"))
         except StoreNotOpen:
             pass
         else:
@@ -205,12 +205,12 @@ def test_a_forked_child_can_use_the_database_and_leaves_the_parents_connections_
         mine = open_store()
         assert mine is not store
         assert bodies(mine) == ["parent", "parent first"]
-        mine.write_now(threads.append, "t", rows("child"))
+        mine.write_now(threads.append, ThreadKey("", "t"), rows("child"))
         sharing.release(mine)
         {end}
     assert os.waitpid(pid, 0)[1] == 0
     assert [each for each in ask() if each in before] == before
-    store.write_now(threads.append, "t", rows("parent again"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("parent again"))
     assert bodies(store) == ["parent", "parent first", "child", "parent again"]
     sharing.release(store)
     """
@@ -227,7 +227,7 @@ def test_multiprocessing_with_fork_works_and_the_child_may_simply_end(where: Sch
 
     def work(n):
         mine = open_store()
-        mine.write_now(threads.append, "t", rows(f"child {n}"))  # and nobody closes it
+        mine.write_now(threads.append, ThreadKey("", "t"), rows(f"child {n}"))  # and nobody closes it
 
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=work, args=[n]) for n in range(3)]
@@ -253,7 +253,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
 
     def hammer(n):
         while not stop.is_set():
-            store.write_now(threads.append, f"thread {n}", rows(str(counts[n])))
+            store.write_now(threads.append, ThreadKey("", f"thread {n}"), rows(str(counts[n])))
             counts[n] += 1
 
     hammering = [threading.Thread(target=hammer, args=[n]) for n in range(4)]
@@ -264,7 +264,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
         pid = os.fork()
         if pid == 0:
             try:
-                store.write_now(threads.find, "t")
+                store.write_now(threads.find, ThreadKey("", "t"))
             except StoreNotOpen:
                 os._exit(0)
             os._exit(1)
@@ -294,7 +294,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(where: Schema, ad
 
     async def main():
         for i in range(200):
-            store.write(threads.append, "t", rows(str(i)))
+            store.write(threads.append, ThreadKey("", "t"), rows(str(i)))
         {end}
 
     asyncio.run(main())
@@ -314,13 +314,13 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
     postgres._PATIENCE = 0.5
     postgres.PostgresStore.__init__.__defaults__ = (0.5,)
     store = open_store()
-    store.write_now(threads.append, "t", rows("x"))
-    store.read_now(threads.find, "t")
+    store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
+    store.read_now(threads.find, ThreadKey("", "t"))
     store.version()
     print("ready", flush=True)
     sys.stdin.readline()
     for i in range(5):
-        store.submit(threads.append, f"thread {i}", rows("never"))
+        store.submit(threads.append, ThreadKey("", f"thread {i}"), rows("never"))
     """
     )
     with running() as server, processes.started(script, server.create(), "byssus") as leaving:
@@ -337,7 +337,7 @@ def test_a_program_with_many_open_files_hears_the_news(where: Schema) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     files = [os.dup(0) for _ in range(1100)]
     store = open_store()
-    store.write_now(threads.append, "t", rows("x"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
     deadline = time.monotonic() + 5
     while not store.news._is_heard and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -354,7 +354,7 @@ def test_a_killed_process_keeps_what_was_acknowledged(where: Schema) -> None:
         + """
     store = open_store()
     for i in range(30):
-        store.write_now(threads.append, "t", rows(str(i)))
+        store.write_now(threads.append, ThreadKey("", "t"), rows(str(i)))
     print("written", flush=True)
     sys.stdin.read()
     os.kill(os.getpid(), 9)

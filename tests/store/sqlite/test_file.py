@@ -326,7 +326,7 @@ UNPRIVILEGED = """
         try:
             store = sqlite.open_store(path)
             try:
-                store.write_now(threads.append, "t", rows("x"))
+                store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
             finally:
                 sharing.release(store)
         except BaseException as error:

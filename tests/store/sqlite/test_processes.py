@@ -95,7 +95,7 @@ def test_twenty_processes_open_a_new_file_at_once_and_all_write(tmp_path: Path) 
             try:
                 store = sqlite.open_store(line.strip())
                 for i in range(3):
-                    store.write_now(threads.append, "t", rows(f"{sys.argv[1]} {i}"))
+                    store.write_now(threads.append, ThreadKey("", "t"), rows(f"{sys.argv[1]} {i}"))
                 sharing.release(store)
                 print("done", flush=True)
             except StoreError as error:
@@ -145,13 +145,13 @@ FULL = """
     expected = StoreFull if kind == "tmpfs" else StoreError
     path = os.path.join(directory, "a.db")
     store = sqlite.open_store(path)
-    store.write_now(threads.append, "t", rows("first"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
     fill_up()
     acknowledged = ["first"]
     for i in range(10_000):
         body = f"{i} " + "x" * 50_000
         try:
-            store.write_now(threads.append, "t", rows(body))
+            store.write_now(threads.append, ThreadKey("", "t"), rows(body))
         except StoreError as error:
             assert isinstance(error, expected) and path in str(error), repr(error)
             break
@@ -163,7 +163,10 @@ FULL = """
 
     async def crowd():  # many at once: whoever got an answer is there, whoever got an error is not
         outcomes = await asyncio.gather(
-            *(store.write(threads.append, "t", rows(f"{i} " + "y" * (20_000 * (i % 3)))) for i in range(60)),
+            *(
+                store.write(threads.append, ThreadKey("", "t"), rows(f"{i} " + "y" * (20_000 * (i % 3))))
+                for i in range(60)
+            ),
             return_exceptions=True,
         )
         for i, outcome in enumerate(outcomes):
@@ -179,16 +182,16 @@ FULL = """
     make_room()
     store = sqlite.open_store(path)
     assert bodies(store) == acknowledged
-    store.write_now(threads.append, "t", rows("room again"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("room again"))
     assert bodies(store) == [*acknowledged, "room again"]
     fill_up()
     try:
         while True:
-            store.write_now(threads.append, "t", rows("z" * 100_000))
+            store.write_now(threads.append, ThreadKey("", "t"), rows("z" * 100_000))
     except expected:
         pass
     make_room()
-    store.write_now(threads.append, "t", rows("and without reopening"))
+    store.write_now(threads.append, ThreadKey("", "t"), rows("and without reopening"))
     assert bodies(store)[-1] == "and without reopening"
     assert store.read_now(lambda tx: tx.all("PRAGMA integrity_check")) == [("ok",)]
     sharing.release(store)
@@ -224,14 +227,14 @@ def test_a_forked_child_cannot_use_what_it_inherited_and_does_not_harm_it(path: 
     script = f"""
         store, memory = sqlite.open_store(sys.argv[1]), sqlite.open_store(":memory:")
         for each in (store, memory):
-            each.write_now(threads.append, "t", rows("before"))
+            each.write_now(threads.append, ThreadKey("", "t"), rows("before"))
             assert bodies(each) == ["before"]
         pid = os.fork()
         if pid == 0:
             for each in (store, memory):
                 for call in (each.write_now, each.read_now):
                     try:
-                        call(threads.find, "t")
+                        call(threads.find, ThreadKey("", "t"))
                     except StoreNotOpen as error:
                         assert "in this process" in str(error), error
                     else:
@@ -241,7 +244,7 @@ def test_a_forked_child_cannot_use_what_it_inherited_and_does_not_harm_it(path: 
             {end}
         assert os.waitpid(pid, 0)[1] == 0
         for each in (store, memory):
-            each.write_now(threads.append, "t", rows("after"))
+            each.write_now(threads.append, ThreadKey("", "t"), rows("after"))
             assert bodies(each) == ["before", "after"]
             sharing.release(each)
     """
@@ -252,17 +255,17 @@ def test_a_forked_child_cannot_use_what_it_inherited_and_does_not_harm_it(path: 
 def test_a_forked_child_opens_a_store_of_its_own(path: Path) -> None:
     script = """
         store = sqlite.open_store(sys.argv[1])
-        store.write_now(threads.append, "t", rows("parent"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("parent"))
         pid = os.fork()
         if pid == 0:
             mine = sqlite.open_store(sys.argv[1])
             assert mine is not store
             assert bodies(mine) == ["parent"]
-            mine.write_now(threads.append, "t", rows("child"))
+            mine.write_now(threads.append, ThreadKey("", "t"), rows("child"))
             sharing.release(mine)
             sys.exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        store.write_now(threads.append, "t", rows("parent again"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("parent again"))
         assert bodies(store) == ["parent", "child", "parent again"]
         sharing.release(store)
     """
@@ -273,15 +276,15 @@ def test_a_forked_child_opens_a_store_of_its_own(path: Path) -> None:
 def test_nothing_that_a_forked_child_was_acknowledged_is_lost_when_the_parent_closes_first(path: Path) -> None:
     script = """
         store = sqlite.open_store(sys.argv[1])
-        store.write_now(threads.append, "t", rows("parent"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("parent"))
         child_wrote, parent_closed = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
             mine = sqlite.open_store(sys.argv[1])
-            mine.write_now(threads.append, "t", rows("child"))
+            mine.write_now(threads.append, ThreadKey("", "t"), rows("child"))
             os.write(child_wrote[1], b"x")
             os.read(parent_closed[0], 1)
-            mine.write_now(threads.append, "t", rows("child again"))
+            mine.write_now(threads.append, ThreadKey("", "t"), rows("child again"))
             sharing.release(mine)
             sys.exit(0)
         os.read(child_wrote[0], 1)
@@ -296,11 +299,11 @@ def test_nothing_that_a_forked_child_was_acknowledged_is_lost_when_the_parent_cl
 def test_a_child_that_was_forked_in_the_middle_of_a_write_can_write(path: Path) -> None:
     script = """
         store = sqlite.open_store(sys.argv[1])
-        store.write_now(threads.append, "t", rows("first"))
+        store.write_now(threads.append, ThreadKey("", "t"), rows("first"))
         inside = threading.Event()
 
         def long_write(tx):
-            threads.append(tx, "t", rows("parent"))
+            threads.append(tx, ThreadKey("", "t"), rows("parent"))
             inside.set()
             tx.one("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)"
                    " SELECT max(i) FROM n")
@@ -311,7 +314,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_write_can_write(path: Path) 
         pid = os.fork()
         if pid == 0:
             mine = sqlite.open_store(sys.argv[1], busy_seconds=10)
-            mine.write_now(threads.append, "t", rows("child"))
+            mine.write_now(threads.append, ThreadKey("", "t"), rows("child"))
             sharing.release(mine)
             os._exit(0)
         writing.join()
@@ -331,7 +334,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
 
         def hammer():
             while not stop.is_set():
-                store.read_now(threads.find, "t")
+                store.read_now(threads.find, ThreadKey("", "t"))
 
         hammering = [threading.Thread(target=hammer) for _ in range(4)]
         for thread in hammering:
@@ -341,7 +344,7 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
             pid = os.fork()
             if pid == 0:
                 try:
-                    store.write_now(threads.find, "t")
+                    store.write_now(threads.find, ThreadKey("", "t"))
                 except StoreNotOpen:
                     os._exit(0)
                 os._exit(1)
@@ -373,9 +376,9 @@ def test_children_that_are_forked_while_other_threads_use_the_store_get_a_clear_
 def test_a_program_that_never_closes_ends_cleanly_with_all_that_it_wrote(path: Path) -> None:
     script = """
         store, memory = sqlite.open_store(sys.argv[1]), sqlite.open_store(":memory:")
-        memory.write_now(threads.append, "t", rows("x"))
+        memory.write_now(threads.append, ThreadKey("", "t"), rows("x"))
         for i in range(10):
-            store.write_now(threads.append, "t", rows(str(i)))
+            store.write_now(threads.append, ThreadKey("", "t"), rows(str(i)))
         bodies(store)
     """
     processes.run(script, path)
@@ -390,7 +393,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(path: Path, end: 
 
         async def main():
             for i in range(500):
-                store.write(threads.append, "t", rows(str(i)))
+                store.write(threads.append, ThreadKey("", "t"), rows(str(i)))
             {end}
 
         asyncio.run(main())
@@ -403,7 +406,7 @@ def test_a_program_that_is_killed_keeps_what_was_acknowledged(path: Path) -> Non
     script = """
         store = sqlite.open_store(sys.argv[1])
         for i in range(50):
-            store.write_now(threads.append, "t", rows(str(i)))
+            store.write_now(threads.append, ThreadKey("", "t"), rows(str(i)))
         print("written", flush=True)
         sys.stdin.read()
         os.kill(os.getpid(), 9)

@@ -324,7 +324,7 @@ def test_calling_the_store_from_an_event_loop_inside_a_query_raises_and_does_not
         store = sqlite.open_store(sys.argv[1])
 
         async def call():
-            await getattr(store, sys.argv[3])(threads.find, "t")
+            await getattr(store, sys.argv[3])(threads.find, ThreadKey("", "t"))
 
         def query(tx):
             asyncio.run(call())
