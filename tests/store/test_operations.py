@@ -23,7 +23,7 @@ from byssus.checkpointer import Checkpointer
 from byssus.errors import ByssusError, InputError, StoreNotOpen
 from byssus.storage import AgentStorage
 from byssus.store.database import Store
-from byssus.store.operations import Blocking, Runner, awaited, blocking, to_the_end
+from byssus.store.operations import Blocking, Runner, _Method, awaited, blocking, to_the_end
 from byssus.store.sqlite.store import SQLiteStore
 from tests.support.databases import Database
 
@@ -121,10 +121,11 @@ def test_both_surfaces_have_the_same_operations_with_the_same_parameters() -> No
 
 
 def test_the_types_in_the_signatures_of_a_checkpointer_and_an_agent_can_be_resolved() -> None:
-    methods = [item for item in vars(Checkpointer).values() if inspect.isfunction(item)]
-    assert len(methods) > 40
-    for method in [*methods, *(item for item in vars(Agent).values() if inspect.isfunction(item))]:
-        typing.get_type_hints(method)
+    operations = [item._find() for item in vars(Checkpointer).values() if isinstance(item, _Method)]
+    assert len(operations) > 75
+    methods = [item for kind in (Agent, Checkpointer) for item in vars(kind).values() if inspect.isfunction(item)]
+    for function in [*operations, *methods]:
+        assert typing.get_type_hints(function)
 
 
 def test_help_shows_the_parameters_what_comes_back_and_what_it_is_for() -> None:

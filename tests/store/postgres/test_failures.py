@@ -14,6 +14,7 @@ import pytest
 from byssus.errors import StoreBusy, StoreError, StoreUnreachable
 from byssus.queries.log import threads
 from byssus.store.database import Tx
+from byssus.store.jobs import NO_THREAD
 from byssus.store.postgres import store as postgres
 from byssus.store.postgres.store import PostgresStore
 from byssus.values.thread_key import ThreadKey
@@ -277,7 +278,7 @@ def test_a_commit_that_cannot_be_announced_is_a_commit_all_the_same(
         raise OSError(24, "Too many open files") if what == "socketpair" else RuntimeError("can't start new thread")
 
     with opened(where) as store:
-        store._writers[hash("") % len(store._writers)].start()
+        store._writers[hash(NO_THREAD) % len(store._writers)].start()
         with monkeypatch.context() as patched:
             start = "socket.socketpair" if what == "socketpair" else "threading.Thread.start"
             patched.setattr(f"byssus.store.postgres.notifications.{start}", fail)
