@@ -37,9 +37,12 @@ _IN_MEMORY = 1_000_000  # bytes of an export, before it becomes a file
 _LONGEST = 2**30  # bytes of a line: no database takes a longer text
 
 
-async def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str]:
+def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str]:
     """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
-    thread_key = checked_thread(thread_id)
+    return _export_thread(store, checked_thread(thread_id))
+
+
+async def _export_thread(store: Runner, thread_key: ThreadKey) -> AsyncIterator[str]:
     with _new_file() as file:
         if not await store.read(_write_thread, thread_key, file):
             raise checkpoints.unknown_thread(thread_key.id)
@@ -47,12 +50,16 @@ async def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str
             yield line
 
 
-async def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
+def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     """The lines of a user and of all threads of theirs. Each thread is a snapshot of its own.
 
     What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
     """
-    owned = await store.read(exporting.owned, checked_id(user_id, "a user id"))
+    return _export_user(store, checked_id(user_id, "a user id"))
+
+
+async def _export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
+    owned = await store.read(exporting.owned, user_id)
     with _new_file() as file:
         await store.read(_write_account, user_id, file)
         if not owned and file.seek(0, os.SEEK_END) == 0:

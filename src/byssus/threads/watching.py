@@ -18,12 +18,16 @@ _LOOK = 0.02  # seconds between two looks at whether anything was committed
 _PAGE = 1_000
 
 
-async def watch(store: Runner, thread_id: ThreadId) -> AsyncGenerator[Message, None]:
+def watch(store: Runner, thread_id: ThreadId) -> AsyncGenerator[Message, None]:
     """The messages of the thread, and then each message a moment after it was committed, by whichever process.
 
     It goes on until you break out of the loop. A thread that does not exist yet is waited for.
     """
-    thread_key, seen = checked_thread(thread_id), _Seen()
+    return _watch(store, checked_thread(thread_id))
+
+
+async def _watch(store: Runner, thread_key: ThreadKey) -> AsyncGenerator[Message, None]:
+    seen = _Seen()
     version: Hashable = None
     while True:
         before, version = version, await store.aside(store.base.version)
