@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -94,8 +95,9 @@ def room_of(file: str) -> str:
     return found
 
 
-def imported_names(file: str) -> Iterator[str]:
-    return names_imported_by(TREES[file])
+@functools.cache
+def imported_names(file: str) -> frozenset[str]:
+    return frozenset(names_imported_by(TREES[file]))
 
 
 def names_imported_by(tree: ast.AST) -> Iterator[str]:

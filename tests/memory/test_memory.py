@@ -902,6 +902,7 @@ class Remembering(RuleBasedStateMachine):
             self.memory.close()
 
 
+@pytest.mark.large
 @pytest.mark.timeout(600)  # seconds; what fails is made small first, and that takes longer
 def test_a_memory_in_a_database_does_what_a_list_would(database: Database) -> None:
     limits = settings(

@@ -64,6 +64,7 @@ def counted(tx: Tx) -> int:
     return int(row[0])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("error", "code"), [("SystemExit(7)", 7), ("KeyboardInterrupt", -signal.SIGINT)], ids=["SystemExit", "interrupt"]
 )

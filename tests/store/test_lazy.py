@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import byssus
 from byssus.store.lazy import LazyModule
 from byssus.store.operations import awaited
@@ -38,6 +40,7 @@ print(json.dumps(Recorder.imported))
 """
 
 
+@pytest.mark.processes
 def test_no_worker_of_a_store_imports_a_module(database: Database, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, database.place, str(tmp_path)],
