@@ -20,8 +20,6 @@ from tests.support.databases import Database
 from tests.support.leases import FAR_AWAY
 
 ONLY_ASYNC = {"close", "lease_seconds", "name", "open", "store"}  # the life cycle is each surface's own
-# An import reads a file or a stream of the caller's, and an export is a stream of lines.
-STREAMS = {"export_thread", "export_user", "import_from"}
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def public(kind: type) -> set[str]:
 
 
 def test_each_operation_of_a_checkpointer_has_its_synchronous_twin() -> None:
-    assert public(Checkpointer) - ONLY_ASYNC - STREAMS == public(AgentStorage) - {"close", "store"}
+    assert public(Checkpointer) - ONLY_ASYNC == public(AgentStorage) - {"close", "store"}
 
 
 def test_threads_checkpoints_and_forks_work_without_an_event_loop(storage: AgentStorage) -> None:
@@ -59,6 +57,18 @@ def test_threads_checkpoints_and_forks_work_without_an_event_loop(storage: Agent
     assert {info.id for info in storage.threads()} == {"trip", "other"}
     assert storage.delete_thread("other") == 1
     assert storage.info("other") is None
+
+
+def test_a_thread_is_exported_and_imported_without_an_event_loop(storage: AgentStorage) -> None:
+    storage.append("trip", [UserMessage(f"message {number}") for number in range(3)])
+    lines = list(storage.export_thread("trip"))
+    assert storage.import_from(lines, "copy") == ["copy"]
+    copy, trip = storage.load("copy"), storage.load("trip")
+    assert copy is not None
+    assert trip is not None
+    assert copy.messages == trip.messages
+    first = next(iter(storage.export_thread("trip")))  # and the rest is not wanted
+    assert first == lines[0]
 
 
 def test_the_inbox_is_on_disk_when_the_call_returns(storage: AgentStorage) -> None:

@@ -184,7 +184,7 @@ class Checkpointer(abc.ABC):
 
     export_thread = direct.late(lambda: export.export_thread)
     export_user = direct.late(lambda: export.export_user)
-    import_from = direct.late(lambda: import_.import_lines)
+    import_from = awaited.late(lambda: import_.import_from)
 
     # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
 

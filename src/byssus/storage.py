@@ -21,6 +21,7 @@ from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError
 from byssus.maintenance import backup as backup_operations
 from byssus.maintenance import check as check_operations
+from byssus.maintenance import export, import_
 from byssus.maintenance import repair as repair_operations
 from byssus.maintenance import restore as restore_operations
 from byssus.messages import UserMessage
@@ -127,6 +128,10 @@ class AgentStorage:
     delete_thread = blocking(retention.delete_thread)
     erase_thread = blocking(erasure.erase_thread)
     erase_user = blocking(erasure.erase_user)
+
+    export_thread = iterated(export.export_thread)
+    export_user = iterated(export.export_user)
+    import_from = blocking(import_.import_from)
 
     # --- users, sessions, tools, usage, search and upkeep -------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from byssus import Agent, AssistantMessage, ToolCall, ToolResultMessage, UserMes
 from byssus.checkpointer import Checkpointer, keep_last
 from byssus.errors import InputError, NotFound, StoreError
 from byssus.maintenance.export import export_thread, export_user
-from byssus.maintenance.import_ import import_lines
+from byssus.maintenance.import_ import import_from
 from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps
 from byssus.queries.accounts import usage as counting
@@ -75,7 +75,7 @@ async def exported_user(cp: Checkpointer, user_id: str) -> list[str]:
 
 
 async def bring(cp: Checkpointer, lines: Any, as_id: str | None = None) -> list[str]:
-    return await import_lines(cp.store, lines, as_id)
+    return await import_from(cp.store, lines, as_id)
 
 
 async def everything(cp: Checkpointer) -> dict[str, list[Row]]:
@@ -865,7 +865,7 @@ import asyncio, os, signal, sys
 from byssus.checkpointer import checkpointer_for
 from byssus.store.database import Store
 from byssus.queries.moving import importing as queries
-from byssus.maintenance.import_ import import_lines
+from byssus.maintenance.import_ import import_from
 
 place, path, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 from byssus.queries.moving import exporting
@@ -880,7 +880,7 @@ def boundary(_):
 async def main():
     async with checkpointer_for(place) as cp:
         Store.boundary = staticmethod(boundary)
-        await import_lines(cp.store, path)
+        await import_from(cp.store, path)
 
 asyncio.run(main())
 """

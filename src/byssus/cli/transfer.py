@@ -17,7 +17,7 @@ from byssus.cli import database, terminal
 from byssus.cli.subcommand import add
 from byssus.errors import InputError
 from byssus.maintenance.export import export_thread, export_user
-from byssus.maintenance.import_ import import_lines
+from byssus.maintenance.import_ import import_from
 
 
 def add_to(commands: Any) -> None:
@@ -100,4 +100,4 @@ def _import(args: argparse.Namespace) -> int:
 
 async def _bring(checkpointer: Checkpointer, lines: str | BinaryIO, as_id: str | None) -> list[str]:
     async with checkpointer:
-        return await import_lines(checkpointer.store, lines, as_id)
+        return await import_from(checkpointer.store, lines, as_id)

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import tempfile
@@ -29,23 +28,26 @@ from byssus.messages import dumps
 from byssus.queries.moving import exporting
 from byssus.queries.moving.exporting import Line
 from byssus.queries.versions import checkpoints
-from byssus.store.database import Store, Tx
-from byssus.values.inputs import checked_id
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.values.inputs import ThreadId, checked_id, checked_thread
+from byssus.values.thread_key import ThreadKey
 
 _IN_MEMORY = 1_000_000  # bytes of an export, before it becomes a file
 _LONGEST = 2**30  # bytes of a line: no database takes a longer text
 
 
-async def export_thread(store: Store, thread_id: str, *, namespace: str = "") -> AsyncIterator[str]:
-    """The lines of a thread, without their newlines."""
+async def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str]:
+    """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
+    thread_key = checked_thread(thread_id)
     with _new_file() as file:
-        if not await store.read(_write_thread, checked_id(thread_id), file, namespace=namespace):
-            raise checkpoints.unknown_thread(thread_id)
-        async for line in _lines_of(file, hashlib.sha256()):
+        if not await store.read(_write_thread, thread_key, file):
+            raise checkpoints.unknown_thread(thread_key.id)
+        async for line in _lines_of(store, file, hashlib.sha256()):
             yield line
 
 
-async def export_user(store: Store, user_id: str) -> AsyncIterator[str]:
+async def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     """The lines of a user and of all threads of theirs. Each thread is a snapshot of its own.
 
     What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
@@ -58,24 +60,24 @@ async def export_user(store: Store, user_id: str) -> AsyncIterator[str]:
         first = dumps({"byssus": "user", "format": FORMAT, "user": user_id})
         digest = hashlib.sha256(first.encode() + b"\n")
         yield first
-        async for line in _lines_of(file, digest):
+        async for line in _lines_of(store, file, digest):
             yield line
     exported: list[int] = []
     for thread in owned:
         with _new_file() as file:
-            if not await store.read(_write_thread, thread.id, file, namespace=thread.namespace):
+            if not await store.read(_write_thread, ThreadKey(thread.namespace, thread.id), file):
                 continue  # it was deleted meanwhile
             exported.append(thread.key)
-            async for line in _lines_of(file, digest):
+            async for line in _lines_of(store, file, digest):
                 yield line
     forks = await store.read(exporting.origins, exported)
     yield dumps({"end": {"threads": len(exported)}, "forks": forks, "sha256": digest.hexdigest()})
 
 
-def _write_thread(tx: Tx, thread_id: str, file: BinaryIO, *, namespace: str) -> bool:
+def _write_thread(tx: Tx, thread_key: ThreadKey, file: BinaryIO) -> bool:
     """Write all lines of a thread into a file; False if there is no such thread. It may be repeated."""
     digest = hashlib.sha256()
-    counts = _write(file, exporting.export(tx, thread_id, namespace=namespace), digest)
+    counts = _write(file, exporting.export(tx, thread_key), digest)
     if file.tell() == 0:
         return False
     file.write(dumps({"end": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
@@ -101,10 +103,10 @@ def _write(file: BinaryIO, rows: Iterable[Line], digest: Any) -> dict[str, int]:
     return counts
 
 
-async def _lines_of(file: BinaryIO, digest: Any) -> AsyncIterator[str]:
+async def _lines_of(store: Runner, file: BinaryIO, digest: Any) -> AsyncIterator[str]:
     """A file's lines from its beginning, which become part of a sum."""
     file.seek(0)
-    async for page in pages_of(file):
+    async for page in pages_of(store, file):
         for line in page:
             digest.update(line + b"\n")
             yield line.decode()
@@ -114,9 +116,9 @@ def _new_file() -> BinaryIO:
     return tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # type: ignore[return-value]
 
 
-async def pages_of(file: BinaryIO) -> AsyncIterator[list[bytes]]:
+async def pages_of(store: Runner, file: BinaryIO) -> AsyncIterator[list[bytes]]:
     """A file's lines, a page at a time and beside the event loop."""
-    while page := await asyncio.to_thread(_page_of, file):
+    while page := await store.aside(lambda: _page_of(file)):
         yield page
 
 

@@ -1,13 +1,13 @@
 """Imports: threads and users come back from the JSON lines of an export.
 
-    await import_lines(store, "trip.jsonl")
+    await import_from(store, "trip.jsonl")
 
 All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all.
 """
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import json
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -21,7 +21,7 @@ from byssus.maintenance.export import pages_of
 from byssus.maintenance.lines import Incoming
 from byssus.queries.moving import exporting, importing
 from byssus.queries.moving.importing import Account, Arriving
-from byssus.store.database import Store
+from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
 from byssus.values.inputs import checked_id
@@ -29,10 +29,10 @@ from byssus.values.inputs import checked_id
 Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 
-async def import_lines(store: Store, lines: Lines, as_id: str | None = None) -> list[str]:
+async def import_from(store: Runner, lines: Lines, as_id: str | None = None) -> list[str]:
     """Import what was exported, all of it or nothing; returns the ids of the threads.
 
-    `lines` is the path of a file, or whatever gives lines. `as_id` is another id for the thread, where there is one.
+    `lines` is the path of a file, or an iterable of lines. `as_id` is another id for the thread, where there is one.
     """
     new_id = None if as_id is None else checked_id(as_id, "as_id")
     await retention.empty_trash(store)  # what an interrupted import has left, too
@@ -46,11 +46,11 @@ async def import_lines(store: Store, lines: Lines, as_id: str | None = None) -> 
         raise
 
 
-async def _import(store: Store, token: str, lines: Lines, as_id: str | None) -> list[str]:
+async def _import(store: Runner, token: str, lines: Lines, as_id: str | None) -> list[str]:
     await store.write(importing.begin, token, importing.SECONDS)
     incoming, arriving = Incoming(), Arriving()
-    async for page in _given(lines):
-        rows = await asyncio.to_thread(incoming.take, page)
+    async for page in _given(store, lines):
+        rows = await store.aside(functools.partial(incoming.take, page))
         arriving = await store.write(importing.add, token, arriving, rows, importing.SECONDS)
     incoming.finish()
     arrivals = list(arriving.whole)
@@ -58,7 +58,7 @@ async def _import(store: Store, token: str, lines: Lines, as_id: str | None) -> 
         if len(arrivals) != 1:
             raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(arrivals)}")
         arrivals = [arrivals[0]._replace(id=as_id)]
-    account = await asyncio.to_thread(_account, incoming)
+    account = await store.aside(lambda: _account(incoming))
     await store.write(importing.publish, token, arrivals, incoming.forks, account)
     return [arrival.id for arrival in arrivals]
 
@@ -71,11 +71,11 @@ def _account(incoming: Incoming) -> Account | None:
     return Account(incoming.user_id, fields, leaves, incoming.left)
 
 
-async def _given(lines: Lines) -> AsyncIterator[list[bytes]]:
+async def _given(store: Runner, lines: Lines) -> AsyncIterator[list[bytes]]:
     """Pages of lines, from wherever they come."""
     if isinstance(lines, str | os.PathLike):
-        with await asyncio.to_thread(Path(lines).open, "rb") as file:
-            async for some in pages_of(file):
+        with await store.aside(lambda: Path(lines).open("rb")) as file:
+            async for some in pages_of(store, file):
                 yield some
         return
     page: list[bytes] = []

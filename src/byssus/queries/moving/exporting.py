@@ -19,6 +19,7 @@ from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import Source
 from byssus.queries.versions.deleting import TRASH
 from byssus.store.database import Row, Tx
+from byssus.values.thread_key import ThreadKey
 
 IMPORTING = "\x7fimport"  # the namespace of what is being imported
 PAGE_ROWS = 500
@@ -58,14 +59,14 @@ class _Plan(NamedTuple):
         return None if value == LAST else value - self.before
 
 
-def export(tx: Tx, thread_id: str, *, namespace: str = "") -> Iterator[Line]:
+def export(tx: Tx, thread_key: ThreadKey) -> Iterator[Line]:
     """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none."""
     columns = ", ".join(f"t.{name}" for name in tables.THREADS.exported)
     row = tx.one(
         f"SELECT {columns}, p.saved_at, p.body, t.key FROM threads t LEFT JOIN partials p ON p.thread = t.key"
         " WHERE t.namespace = :namespace AND t.id = :id",
-        namespace=namespace,
-        id=thread_id,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
     )
     if row is None:
         return
