@@ -438,7 +438,7 @@ def test_an_unknown_thread_or_user_is_told(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         with pytest.raises(NotFound, match="there is no thread 'nobody'"):
             await exported(cp, "nobody")
-        for user in ("nobody", deleting.TRASH, queries.IMPORTING):
+        for user in ("nobody", deleting.TRASH, deleting.IMPORTING):
             with pytest.raises(NotFound, match="there is no user"):
                 await exported_user(cp, user)
         for wrong in ("", "a\0b", 7):

@@ -21,6 +21,7 @@ from byssus.maintenance.export import pages_of
 from byssus.maintenance.lines import Incoming
 from byssus.queries.moving import exporting, importing
 from byssus.queries.moving.importing import Account, Arriving
+from byssus.queries.versions import deleting
 from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
@@ -41,7 +42,7 @@ async def import_from(store: Runner, lines: Lines, as_id: str | None = None) -> 
         return await _import(store, token, lines, new_id)
     except BaseException:
         with suppress(ByssusError):  # then the next import does it
-            await store.write(importing.discard, token)
+            await store.write(deleting.discard_import, token)
             await retention.empty_trash(store)
         raise
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from byssus.errors import ByssusError, InputError
 from byssus.queries.log.leases import Unleased
-from byssus.queries.moving import importing
 from byssus.queries.versions import checkpoints, deleting
 from byssus.queries.versions.checkpoints import CheckpointRef
 from byssus.store.operations import Runner
@@ -149,7 +148,7 @@ async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) 
 
 async def empty_trash(store: Runner) -> int:
     """Remove what deleted threads and interrupted imports have left; returns how many messages that were."""
-    await store.write(importing.discard_stale)
+    await store.write(deleting.discard_stale_imports)
     messages, has_more = 0, True
     while has_more:
         done, has_more = await store.write(deleting.empty_trash)

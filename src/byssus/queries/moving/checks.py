@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from byssus.queries.accounts.usage import LONG_NAME, RAN
 from byssus.queries.log.branches import Segment
-from byssus.queries.moving.exporting import IMPORTING
 from byssus.queries.moving.tables import LOCAL, TABLES
 from byssus.queries.search import engines
 from byssus.queries.search.kinds import KINDS
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
-from byssus.queries.versions.deleting import TRASH
+from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
 
 FEW = 20  # rows that are named of what is wrong in one way

@@ -17,11 +17,10 @@ from byssus.queries.moving import tables
 from byssus.queries.moving.tables import Table
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import Source
-from byssus.queries.versions.deleting import TRASH
+from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
-IMPORTING = "\x7fimport"  # the namespace of what is being imported
 PAGE_ROWS = 500
 PAGE_BYTES = 4_000_000
 

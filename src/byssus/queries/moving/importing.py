@@ -20,10 +20,10 @@ from byssus.queries.log import branches
 from byssus.queries.log.branches import Segment
 from byssus.queries.log.threads import END
 from byssus.queries.moving import tables
-from byssus.queries.moving.exporting import IMPORTING, LAST, Fields, Line
+from byssus.queries.moving.exporting import LAST, Fields, Line
 from byssus.queries.moving.tables import Table
 from byssus.queries.versions import checkpoints
-from byssus.queries.versions.deleting import TRASH
+from byssus.queries.versions.deleting import IMPORTING
 from byssus.store.database import Tx
 
 SECONDS = 600.0  # between two pages of an import, at most
@@ -177,35 +177,6 @@ def _hold_user(tx: Tx, user_id: str) -> None:
         users.ensure(tx, user_id)
         with suppress(NotFound):  # deleted in between
             return quotas.take(tx, user_id)
-
-
-def discard(tx: Tx, token: str) -> None:
-    """Put all that an import has written into the trash."""
-    rows = tx.all(
-        "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
-        " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}', title = '', status = 'active',"
-        " model = NULL, metadata = '{}' WHERE namespace = :importing AND (id = :token OR id LIKE :parts) RETURNING key",
-        trash=TRASH,
-        importing=IMPORTING,
-        token=token,
-        parts=f"{token}:%",
-    )
-    for (key,) in rows:
-        usage.forget(tx, key)
-
-
-def discard_stale(tx: Tx) -> bool:
-    """Put into the trash what interrupted imports have left; returns whether there was anything."""
-    rows = tx.all(
-        "UPDATE threads SET lease_until = NULL WHERE namespace = :importing AND id NOT LIKE :parts"
-        " AND (lease_until IS NULL OR lease_until <= :now) RETURNING id",  # a copy of a database has no times of leases
-        importing=IMPORTING,
-        parts="%:%",
-        now=tx.now(),
-    )
-    for (token,) in rows:
-        discard(tx, token)
-    return bool(rows)
 
 
 def _make(tx: Tx, thread_id: str, namespace: str = IMPORTING) -> int | None:

@@ -21,6 +21,7 @@ from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
+IMPORTING = "\x7fimport"  # the namespace of what is being imported
 TRASH = "\x7ftrash"  # no caller can pass this namespace
 CHUNK = 2_000  # rows in one transaction: writers wait no longer than that
 
@@ -252,3 +253,35 @@ def _mark_as(tx: Tx, successor: int, branch: int) -> None:
     if row is not None and row[1] is not None:
         marked_point = branches.marks_point(tx, successor, row[0], Point(branch, row[1], 0))
         marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)
+
+
+# --- imports that came to nothing ------------------------------------------------------------------------------------
+
+
+def discard_import(tx: Tx, token: str) -> None:
+    """Put all that an import has written into the trash."""
+    rows = tx.all(
+        "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
+        " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}', title = '', status = 'active',"
+        " model = NULL, metadata = '{}' WHERE namespace = :importing AND (id = :token OR id LIKE :parts) RETURNING key",
+        trash=TRASH,
+        importing=IMPORTING,
+        token=token,
+        parts=f"{token}:%",
+    )
+    for (key,) in rows:
+        usage.forget(tx, key)
+
+
+def discard_stale_imports(tx: Tx) -> bool:
+    """Put into the trash what interrupted imports have left; returns whether there was anything."""
+    rows = tx.all(
+        "UPDATE threads SET lease_until = NULL WHERE namespace = :importing AND id NOT LIKE :parts"
+        " AND (lease_until IS NULL OR lease_until <= :now) RETURNING id",  # a copy of a database has no times of leases
+        importing=IMPORTING,
+        parts="%:%",
+        now=tx.now(),
+    )
+    for (token,) in rows:
+        discard_import(tx, token)
+    return bool(rows)

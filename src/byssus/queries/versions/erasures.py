@@ -14,7 +14,6 @@ from typing import NamedTuple
 from byssus.errors import NotFound
 from byssus.queries.accounts import quotas, users
 from byssus.queries.log.leases import By
-from byssus.queries.moving import exporting
 from byssus.queries.versions import checkpoints, deleting, erasure_notes
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
@@ -65,7 +64,7 @@ def begin_user(tx: Tx, user_id: str, *, forks: str | None, by: By) -> ErasedRows
         " AND namespace NOT IN (:trash, :importing) ORDER BY key",
         user=user_id,
         trash=deleting.TRASH,
-        importing=exporting.IMPORTING,
+        importing=deleting.IMPORTING,
     )
     mine = {(namespace, name) for namespace, name, _ in rows}
     others = {fork for _, _, key in rows for fork in descendants(tx, key) if ("", fork.id) not in mine}
