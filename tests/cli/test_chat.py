@@ -309,9 +309,9 @@ def test_a_reader_that_goes_away_is_no_error(byssus: Command, database: Database
 
 
 @pytest.mark.parametrize("command", [["threads"], ["show", "main"]])
-def test_looking_makes_no_database(byssus: Command, database: Database, command: list[str]) -> None:
-    fails(byssus(*command), "there is no database at", "byssus chat")
-    assert not checkpointer.exists(database.place)
+def test_looking_makes_no_database(on_file: Command, new_database: Database, command: list[str]) -> None:
+    fails(on_file(*command, BYSSUS_DB=new_database.place), "there is no database at", "byssus chat")
+    assert not checkpointer.exists(new_database.place)
 
 
 def test_an_unknown_thread_is_named(byssus: Command, database: Database) -> None:

@@ -242,5 +242,5 @@ def test_a_wrong_command_line_is_exit_code_2(byssus: Command, arguments: list[st
 
 
 @pytest.mark.parametrize("arguments", [["prune"], ["delete", "trip", "--yes"], ["erase", "--user", "ann"]])
-def test_removing_makes_no_database(byssus: Command, arguments: list[str]) -> None:
-    assert "there is no database at" in byssus(*arguments, code=1).stderr
+def test_removing_makes_no_database(tmp_path: Path, new_database: Database, arguments: list[str]) -> None:
+    assert "there is no database at" in command(tmp_path, new_database.place)(*arguments, code=1).stderr
