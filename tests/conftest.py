@@ -30,7 +30,7 @@ collect_ignore = [] if importlib.util.find_spec("agentscope") else ["adapters/ag
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="only the tests that start no process, and so no Postgres")
+    parser.addoption("--quick", action="store_true", help="no process, so no Postgres; nothing large; fewer examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,9 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        slow = [item for item in items if quick.starts_processes(item)]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        config.hook.pytest_deselected(items=[item for item in items if quick.leaves_out(item)])
+        items[:] = [item for item in items if not quick.leaves_out(item)]
 
 
 @pytest.hookimpl(wrapper=True)

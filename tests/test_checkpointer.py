@@ -230,6 +230,7 @@ def test_nan_comes_back_as_nan_and_not_as_null(database: Database) -> None:
     with_cp(database, use)
 
 
+@pytest.mark.large
 def test_a_message_of_20_mb_comes_back(database: Database) -> None:
     big = "x汉\ud800" * 4_000_000
 

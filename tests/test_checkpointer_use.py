@@ -45,6 +45,7 @@ def test_a_list_tells_how_many_messages_and_when(database: Database) -> None:
     with_cp(database, use)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("by_id", [False, True], ids=["before=ThreadInfo", "before=str"])
 def test_a_thousand_threads_are_paged_without_gaps_or_repeats(database: Database, by_id: bool) -> None:
     async def use(cp: Checkpointer) -> None:

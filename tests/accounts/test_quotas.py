@@ -252,6 +252,7 @@ class Quotas(RuleBasedStateMachine):
         assert not self.storage.check_quota(self.user, max(0, self.left + 1))
 
 
+@pytest.mark.large
 def test_quotas_agree_with_a_model_whatever_is_consumed_reserved_settled_and_lost(storage: AgentStorage) -> None:
     machine = type("QuotasHere", (Quotas,), {"storage": storage})
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -349,6 +349,7 @@ def test_any_text_is_content(storage: AgentStorage, session: str, text: str) -> 
     assert contents(storage)[0] == text + text
 
 
+@pytest.mark.large
 def test_a_message_of_twenty_megabytes_is_stored_whole(storage: AgentStorage, session: str) -> None:
     text = "文字 and words\n" * (20 * 1024 * 1024 // 15)
     storage.save_message(session, "user", text)

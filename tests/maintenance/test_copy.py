@@ -285,6 +285,7 @@ def test_a_copy_of_a_copy_has_the_same_hash(filled: str, target: str, tmp_path: 
     assert everything(str(tmp_path / "back.db")) == everything(filled)
 
 
+@pytest.mark.large
 def test_a_message_of_twenty_megabytes_is_copied(source: str, target: str) -> None:
     say(source, "t", "before", "x" * 20_000_000, "after")
     assert rows_of(copy(source, target))["messages"] == 3

@@ -245,6 +245,7 @@ def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: D
     with_both(database, other, use)
 
 
+@pytest.mark.large
 def test_five_thousand_messages_and_checkpoints(database: Database, other: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         rows = [MessageRow(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
@@ -266,6 +267,7 @@ def test_five_thousand_messages_and_checkpoints(database: Database, other: Datab
     with_both(database, other, use)
 
 
+@pytest.mark.large
 def test_a_message_of_twenty_megabytes(database: Database, other: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await cp.append("t", [UserMessage("before"), UserMessage("北" * 7_000_000), UserMessage("after")])
@@ -411,6 +413,7 @@ def test_an_export_is_a_snapshot_of_the_thread_whatever_is_written_meanwhile(
     with_two(database, use)
 
 
+@pytest.mark.large
 def test_memory_does_not_grow_with_the_thread(database: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer) -> None:
         rows = [MessageRow(f"m{n}", "user", dumps("x" * 10_000)) for n in range(100)]
@@ -1187,6 +1190,7 @@ SESSIONS = ("task", "usage", "tool_usage")
 GONE = ("id", "segments", "name", "day", "mark")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_value_is_taken_for_granted(database: Database, kind: str, small_pages: None) -> None:
     async def use(cp: Checkpointer) -> None:

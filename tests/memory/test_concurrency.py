@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,12 @@ from byssus import (
     ToolResultMessage,
     UserMessage,
 )
-from byssus.errors import ByssusError, InputError, NotFound, ThreadBusy
-from byssus.memory import InMemoryMemory, Msg, SQLiteMemory, compress
+from byssus.errors import ByssusError, InputError, NotFound
+from byssus.memory import InMemoryMemory, SQLiteMemory
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 from tests.support.histories import flaws
-from tests.support.leases import Slow, agent_on
 from tests.support.memories import ids, msg, msgs, stored, texts
 
 
@@ -44,92 +41,6 @@ def test_a_call_that_a_load_overtakes_writes_nothing_into_the_other_thread(datab
         await one.add(msg("for bob"))
         assert texts(await other.get_memory()) == ["for bob"]
         await asyncio.gather(one.close(), other.close())
-
-    asyncio.run(main())
-
-
-def test_what_a_cancelled_call_has_loaded_is_not_loaded_again(database: Database) -> None:
-    async def main() -> None:
-        source = InMemoryMemory()
-        await source.add(msgs("1", "2"))
-        async with stored(database) as memory, stored(database) as other:
-            memory.load_state_dict(source.state_dict())
-            call = asyncio.create_task(memory.size())
-            while await other.size() == 0:
-                await asyncio.sleep(0)
-                call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            await other.add(msgs("3"))
-            assert ids(await memory.get_memory()) == ["1", "2", "3"]
-
-    asyncio.run(main())
-
-
-def test_what_is_loaded_after_closing_is_stored_when_it_is_closed_again(database: Database) -> None:
-    async def main() -> None:
-        source, memory = InMemoryMemory(), stored(database)
-        await source.add(msgs("1"), marks="a")
-        await memory.close()
-        memory.load_state_dict(source.state_dict())
-        await memory.close()
-        async with stored(database) as other:
-            assert ids(await other.get_memory(mark="a")) == ["1"]
-
-    asyncio.run(main())
-
-
-def test_a_compression_marks_nothing_that_it_has_not_summed_up(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database) as memory:
-            await memory.add(msgs("1", "2"))
-            await memory.add(msg("another text", "1"), allow_duplicates=True)
-            assert await compress(memory, lambda _: "summed up", keep=1) == "summed up"
-            assert texts(await memory.get_memory(exclude_mark="compressed"))[-1] == "another text"
-
-    asyncio.run(main())
-
-
-def test_a_provider_that_knows_its_model_can_write_the_summary(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database) as memory:
-            await memory.add(msgs("1", "2"))
-            with ScriptedProvider(["summed up"]) as provider:
-                assert await compress(memory, provider, keep=1) == "summed up"
-            assert texts(await memory.get_memory(exclude_mark="compressed")) == ["summed up", "text of 2"]
-
-    asyncio.run(main())
-
-
-def test_the_class_of_a_provider_writes_no_summary(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database) as memory:
-            await memory.add(msgs("1", "2"))
-            with pytest.raises(InputError, match=r"got the class; write ScriptedProvider\(\.\.\.\)"):
-                await compress(memory, ScriptedProvider, keep=1)  # type: ignore[arg-type]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("keep", [0, 1, 2])
-@pytest.mark.parametrize("results", [0, 1])
-def test_a_call_whose_results_have_not_all_come_is_not_compressed(database: Database, keep: int, results: int) -> None:
-    calls = [{"type": "tool_use", "id": str(number), "name": "look", "input": {}} for number in (1, 2)]
-    answers = [
-        Msg("system", [{"type": "tool_result", "id": str(number), "name": "look", "output": "seen"}], "system")
-        for number in (1, 2)
-    ]
-
-    async def main() -> None:
-        async with stored(database) as memory:
-            await memory.add([msg("hello"), Msg("a", calls, "assistant"), *answers[:results]])
-            await compress(memory, lambda _: "summed up", keep=keep)
-            await memory.add(answers[results:])
-            left: list[Any] = [
-                block["id"]
-                for message in await memory.get_memory(exclude_mark="compressed", prepend_summary=False)
-                for block in message.get_content_blocks(["tool_use", "tool_result"])
-            ]
-            assert sorted(left) == ["1", "1", "2", "2"]
 
     asyncio.run(main())
 
@@ -183,28 +94,6 @@ def test_a_load_that_overtakes_the_opening_leads_to_the_other_database(tmp_path:
     asyncio.run(main())
 
 
-def test_a_loaded_state_is_stored_once_whichever_event_loop_comes_first(database: Database) -> None:
-    source = InMemoryMemory()
-    asyncio.run(source.add(msgs(*map(str, range(50)))))
-    memory = stored(database)
-    memory.load_state_dict(source.state_dict())
-    together = threading.Barrier(3)
-
-    def ask(number: int) -> int:
-        async def main() -> int:
-            together.wait()
-            await memory.add(msg("mine", f"of {number}"))
-            size: int = await memory.size()
-            return size
-
-        return asyncio.run(main())
-
-    with ThreadPoolExecutor(3) as pool:
-        sizes = list(pool.map(ask, range(3)))
-    assert max(sizes) == 53
-    asyncio.run(memory.close())
-
-
 def test_a_copy_of_a_memory_is_another_one_of_the_same_thread(database: Database) -> None:
     async def main() -> None:
         source = InMemoryMemory()
@@ -217,25 +106,6 @@ def test_a_copy_of_a_memory_is_another_one_of_the_same_thread(database: Database
             assert await memory.size() == 2
 
     asyncio.run(main())
-
-
-def test_a_state_that_cannot_be_stored_keeps_its_memory_open(database: Database) -> None:
-    async def use(cp: Any) -> None:
-        source, memory, slow = InMemoryMemory(), stored(database, session_id="t"), Slow()
-        await source.add(msgs("1"))
-        agent = agent_on(cp, [[ToolCall("c", "slow", {})], "done"], tools=[slow.tool])
-        run = asyncio.create_task(agent.prompt("hi"))
-        await slow.begun.wait()
-        memory.load_state_dict(source.state_dict())
-        with pytest.raises(ThreadBusy):
-            await memory.close()
-        slow.let_go.set()
-        await run
-        await memory.close()
-        async with stored(database, session_id="t") as other:
-            assert ids(await other.get_memory()) == ["1"]
-
-    with_cp(database, use)
 
 
 def test_a_file_that_was_not_taken_along_is_no_memory_that_forgot(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,22 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from byssus.errors import InputError, NoMessage, WrongType
 from byssus.memory import InMemoryMemory, Msg
 from tests.support.databases import Database
-from tests.support.memories import KINDS, Driven, ids, makers, msg, msgs, snapshot, stored, texts
+from tests.support.memories import Driven, ids, msg, msgs, snapshot, stored, texts
 
 EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Driven]]:
-    with makers(request.param, tmp_path_factory.mktemp("memory")) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(make: Callable[[], Driven]) -> Iterator[Driven]:
-    made = make()
-    yield made
-    made.close()
 
 
 class Mark(str, enum.Enum):  # noqa: UP042 - its str() is not its value
@@ -902,6 +889,7 @@ class Remembering(RuleBasedStateMachine):
             self.memory.close()
 
 
+@pytest.mark.large
 @pytest.mark.timeout(600)  # seconds; what fails is made small first, and that takes longer
 def test_a_memory_in_a_database_does_what_a_list_would(database: Database) -> None:
     limits = settings(

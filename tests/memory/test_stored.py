@@ -1,15 +1,11 @@
-"""Memories as programs use them: whose they are, how they live and die, their states, and what agents see of them."""
+"""Memories as programs use them: whose they are, how they live and die, and what agents see of them."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-import re
 import signal
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,13 @@ import pytest
 from byssus import ExcludeMarked, Model, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import (
-    ByssusError,
     InputError,
-    ProviderError,
     StoreNotOpen,
     StoreUnreachable,
     StoreUnusable,
     ThreadBusy,
 )
-from byssus.memory import InMemoryMemory, Msg, PostgresMemory, SQLiteMemory, compress
+from byssus.memory import PostgresMemory, SQLiteMemory
 from byssus.messages import AssistantMessage, TextContent, ToolResultMessage
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
@@ -36,35 +30,13 @@ from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 from tests.support.histories import flaws
 from tests.support.leases import CALL_SLOW, LOOK, Slow, agent_on, brief, look
-from tests.support.memories import KINDS, Driven, child, ids, makers, msg, msgs, outcome, stored, texts
+from tests.support.memories import TOLD, Driven, child, ids, kept, msg, msgs, outcome, released, stored, texts
 
 MODEL = Model("m")
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Driven]]:
-    with makers(request.param, tmp_path_factory.mktemp("memory")) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(make: Callable[[], Driven]) -> Iterator[Driven]:
-    made = make()
-    yield made
-    made.close()
-
-
-def kept(database: Database, session_id: str | None = "s", user_id: str | None = "ann") -> list[Any]:
-    """What somebody finds who comes later."""
-
-    async def main() -> list[Any]:
-        async with stored(database, user_id, session_id) as memory:
-            return texts(await memory.get_memory())
-
-    return asyncio.run(main())
-
-
 # --- users and sessions -----------------------------------------------------------------------------------------------
+
 
 PAIRS = [
     (None, None),
@@ -149,14 +121,6 @@ def test_the_wrong_kind_of_place_is_refused(tmp_path: Path) -> None:
 
 
 # --- opening and closing ----------------------------------------------------------------------------------------------
-
-
-def released() -> None:
-    """Wait until all that was let go of by the collector is closed."""
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "byssus-release":
-            thread.join()
 
 
 def test_many_memories_share_one_store_and_work_at_once(database: Database) -> None:
@@ -457,217 +421,6 @@ def test_an_add_that_is_cancelled_is_stored_with_its_marks_or_not_at_all(databas
     asyncio.run(main())
 
 
-# --- states -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_state_says_where_the_data_are_and_another_memory_goes_on_there(database: Database, tmp_path: Path) -> None:
-    async def main() -> None:
-        memory = stored(database, "ann", "s")
-        assert memory.state_dict()["_compressed_summary"] == ""  # of a database that may not be there yet
-        await memory.add(msgs("1"), "m")
-        await memory.update_compressed_summary("so far \ud800")
-        for state in (memory.state_dict(), await closed(memory)):
-            assert state == {
-                "db_path" if database.system == "sqlite" else "dsn": memory.name,
-                "user_id": "ann",
-                "session_id": "s",
-                "_compressed_summary": "so far \ud800",
-            }
-            assert json.loads(json.dumps(state)) == state
-        other = stored(database, "bob")
-        await other.add(msgs("of bob"))
-        other.load_state_dict(json.loads(json.dumps(state)))
-        assert texts(await other.get_memory("m")) == ["so far \ud800", "text of 1"]
-        assert (other.user_id, other.session_id) == ("ann", "s")
-        await other.add(msgs("2"))
-        await other.close()
-
-    async def closed(memory: Any) -> Any:
-        await memory.close()
-        return memory.state_dict()
-
-    asyncio.run(main())
-    assert kept(database) == ["so far \ud800", "text of 1", "text of 2"]
-    assert kept(database, None, "bob") == ["text of of bob"]
-
-
-def test_a_state_of_nobodys_default_session_is_one_too(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database) as memory, stored(database, "bob", "t") as other:
-            await memory.add(msgs("1"))
-            other.load_state_dict(memory.state_dict())
-            assert (other.user_id, other.session_id, await other.size()) == (None, None, 1)
-
-    asyncio.run(main())
-
-
-def test_a_state_leads_to_the_same_file_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-
-    async def main() -> None:
-        monkeypatch.chdir(here)
-        memory = SQLiteMemory("memory.db", "ann")
-        later = SQLiteMemory("later.db")
-        await memory.add(msgs("1"))
-        other = SQLiteMemory("other.db")
-        await other.add(msgs("of the other file"))
-        monkeypatch.chdir(there)
-        other.load_state_dict(memory.state_dict())
-        assert ids(await other.get_memory()) == ["1"]
-        fresh = SQLiteMemory("fresh.db")
-        fresh.load_state_dict(memory.state_dict())
-        assert ids(await fresh.get_memory()) == ["1"]
-        await later.add(msgs("1"))
-        for each in (memory, other, fresh, later):
-            await each.close()
-        released()
-
-    asyncio.run(main())
-    assert list(there.iterdir()) == []
-    assert {path.name for path in here.iterdir()} == {"memory.db", "other.db", "later.db"}
-
-
-def test_who_goes_over_to_another_file_lets_go_of_the_first(tmp_path: Path) -> None:
-    async def main() -> None:
-        memory, other = SQLiteMemory(tmp_path / "a.db"), SQLiteMemory(tmp_path / "b.db")
-        await memory.add(msgs("1"))
-        await other.add(msgs("2"))
-        store = memory._here.handle.known()
-        memory.load_state_dict(other.state_dict())
-        released()
-        assert store is not None
-        assert store.users == 0
-        assert ids(await memory.get_memory()) == ["2"]
-        await memory.close()
-        await other.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_no_password_gets_into_a_state(database: Database) -> None:
-    async def main() -> None:
-        memory = PostgresMemory(f"{database.place}&password=s3cret", "ann", "s")
-        await memory.add(msgs("1"))
-        state = memory.state_dict()
-        assert "s3cret" not in f"{state} {memory!r} {memory.name}"
-        memory.load_state_dict(state)
-        assert ids(await memory.get_memory()) == ["1"]
-        await memory.close()
-
-    asyncio.run(main())
-
-
-def test_what_is_no_state_of_this_memory_is_refused_and_changes_nothing(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database, "ann", "s") as memory:
-            await memory.add(msgs("1"))
-            own = memory.state_dict()
-            place, other = ("db_path", "dsn") if database.system == "sqlite" else ("dsn", "db_path")
-            bad: list[tuple[dict[str, Any], type[Exception], bool]] = [
-                ({other: own[place], "user_id": "bob", "session_id": "t"}, InputError, True),
-                ({other: own[place]}, InputError, False),
-                ({**own, other: "x"}, InputError, True),
-                ({**own, place: 5, "user_id": "bob"}, InputError, True),
-                ({**own, place: "", "user_id": "bob"}, InputError, True),
-                ({**own, "user_id": 5}, InputError, True),
-                ({**own, "session_id": ""}, InputError, True),
-                ({**own, "user_id": "bob", "content": 5}, InputError, True),
-                ({place: own[place], "session_id": "t"}, KeyError, True),
-                ({"messages": [], "name": "an agent's"}, KeyError, True),
-                ({"_compressed_summary": 5}, InputError, True),
-                ({}, KeyError, True),
-            ]
-            for state, error, strict in bad:
-                with pytest.raises(error):
-                    memory.load_state_dict(state, strict=strict)
-                assert memory.state_dict() == own
-            memory.load_state_dict({"messages": [], "name": "an agent's"}, strict=False)
-            memory.load_state_dict({place: own[place], "session_id": "s"}, strict=False)
-            assert memory.state_dict() == own
-            assert ids(await memory.get_memory()) == ["1"]
-
-    asyncio.run(main())
-
-
-def test_a_state_with_a_summary_alone_sets_it(database: Database) -> None:
-    """As AgentScope's memories with a database have it."""
-
-    async def main() -> None:
-        async with stored(database, "ann", "s") as memory:
-            await memory.add(msgs("1"), "m")
-            memory.load_state_dict({"_compressed_summary": "so far"})
-            assert memory.state_dict()["_compressed_summary"] == "so far"
-            assert texts(await memory.get_memory("m")) == ["so far", "text of 1"]
-
-    asyncio.run(main())
-    assert kept(database) == ["so far", "text of 1"]
-
-
-async def some_state() -> dict[str, Any]:
-    memory = InMemoryMemory()
-    await memory.add(msgs("new"), "m")
-    await memory.update_compressed_summary("so far")
-    return memory.state_dict()
-
-
-def test_a_state_that_was_loaded_while_the_memory_was_closed_is_stored_when_it_opens(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database, "ann", "s") as memory:
-            await memory.add(msgs("1"))
-        memory.load_state_dict(await some_state())
-        with pytest.raises(StoreNotOpen):
-            await memory.size()
-        assert memory.state_dict()["_compressed_summary"] == "so far"
-        await memory.open()
-        async with stored(database, "ann", "s") as other:
-            assert texts(await other.get_memory("m")) == ["so far", "text of new"]
-        await memory.close()
-
-    asyncio.run(main())
-
-
-def test_a_state_that_was_loaded_is_not_lost_when_the_memory_is_closed(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database, "ann", "s") as memory:
-            await memory.add(msgs("1"))
-            memory.load_state_dict(await some_state())
-
-    asyncio.run(main())
-    assert kept(database) == ["so far", "text of new"]
-
-
-def test_each_of_several_calls_at_once_sees_the_state_that_was_loaded_before(database: Database) -> None:
-    async def main() -> None:
-        async with stored(database, "ann", "s") as memory:
-            for _ in range(10):
-                await memory.clear()
-                await memory.add(msgs("1", "2", "3"))
-                memory.load_state_dict(await some_state())
-                assert await asyncio.gather(*(memory.size() for _ in range(5))) == [1] * 5
-
-    asyncio.run(main())
-
-
-def test_a_state_that_could_not_be_stored_is_tried_again(database: Database) -> None:
-    async def use(cp: Checkpointer) -> None:
-        slow = Slow()
-        running = asyncio.create_task(agent_on(cp, [CALL_SLOW, "done"], tools=[slow.tool]).prompt("go"))
-        await slow.begun.wait()
-        async with stored(database, None, "t") as memory:
-            memory.load_state_dict(await some_state())
-            for _ in range(2):
-                with pytest.raises(ThreadBusy):
-                    await memory.get_memory()
-            slow.let_go.set()
-            await running
-            assert texts(await memory.get_memory()) == ["so far", "text of new"]
-
-    with_cp(database, use)
-
-
 # --- a memory is a thread ---------------------------------------------------------------------------------------------
 
 
@@ -771,28 +524,6 @@ def test_while_an_agent_runs_its_thread_can_be_marked_but_not_changed(database: 
     with_cp(database, use)
 
 
-TOLD = [
-    Msg("ann", "how is it?", "user"),
-    Msg(
-        "bot",
-        [
-            {"type": "text", "text": "let me look"},
-            {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": [1]}},
-            {"type": "tool_use", "id": "c2", "name": "look", "input": {}},
-        ],
-        "assistant",
-    ),
-    Msg("system", [{"type": "tool_result", "id": "c1", "name": "look", "output": "seen one"}], "system"),
-    Msg(
-        "system",
-        [{"type": "tool_result", "id": "c2", "name": "look", "output": [{"type": "text", "text": "seen two"}]}],
-        "system",
-    ),
-    Msg("system", "be brief", "system"),
-    Msg("bot", "all is well", "assistant"),
-]
-
-
 def test_an_agent_continues_what_a_memory_holds(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         async with stored(database, None, "t") as memory:
@@ -861,157 +592,6 @@ def test_an_application_and_a_memory_without_a_user_see_the_same_session(databas
     with AgentStorage(database.place) as storage:
         storage.create_session(None, session_id="t")
         asyncio.run(use(storage))
-
-
-# --- compression ------------------------------------------------------------------------------------------------------
-
-
-def naming(text: str) -> str:
-    """A summary that names all messages that the text tells of, or that a summary before it has named."""
-    return " ".join(dict.fromkeys(re.findall(r"text of \w+", text)))
-
-
-def test_all_but_the_last_messages_are_summed_up_and_marked(memory: Driven) -> None:
-    memory.add(msgs(*"123456"))
-    asked: list[str] = []
-
-    def write(text: str) -> str:
-        asked.append(text)
-        return f" {naming(text)}\n"
-
-    assert memory.run(compress(memory.memory, write, keep=4)) == "text of 1 text of 2"
-    assert ids(memory.again().get_memory("compressed", prepend_summary=False)) == ["1", "2"]
-    assert texts(memory.get_memory(exclude_mark="compressed"))[:2] == ["text of 1 text of 2", "text of 3"]
-    assert memory.size() == 6
-    assert memory.run(compress(memory.memory, write, keep=2)) == "text of 1 text of 2 text of 3 text of 4"
-    assert "text of 1 text of 2" in asked[1]  # the first summary
-    assert len(re.findall("text of", asked[1])) == 4
-    assert memory.run(compress(memory.memory, write, keep=2)) is None
-    assert memory.run(compress(memory.memory, write)) is None
-    assert len(asked) == 2
-    assert memory.compressed_summary() == "text of 1 text of 2 text of 3 text of 4"
-
-
-def test_a_model_is_asked_through_its_provider(memory: Driven) -> None:
-    memory.add([msg("one", "1"), msg([{"type": "text", "text": "two"}], "2", role="assistant"), msg("three", "3")])
-    with ScriptedProvider([" all in short "]) as provider:
-        made = memory.run(
-            compress(memory.memory, MODEL, provider=provider, keep=1, mark="done", instruction="In short!")
-        )
-        assert made == "all in short"
-        (request,) = provider.requests
-        assert (request.system_prompt, request.model) == ("In short!", MODEL)
-        (sent,) = request.messages
-        assert "one" in sent.text
-        assert "two" in sent.text
-        assert "three" not in sent.text
-    assert ids(memory.get_memory("done", prepend_summary=False)) == ["1", "2"]
-    assert memory.get_memory("compressed", prepend_summary=False) == []
-
-
-def test_a_function_that_asks_a_model_may_be_awaited_and_is_told_what_to_do(memory: Driven) -> None:
-    memory.add(msgs("1", "2"))
-    asked: list[str] = []
-
-    async def write(text: str) -> str:
-        asked.append(text)
-        await asyncio.sleep(0)
-        return "so far"
-
-    assert memory.run(compress(memory.memory, write, keep=0, instruction="In short!")) == "so far"
-    assert asked[0].startswith("In short!")
-    assert texts(memory.get_memory(exclude_mark="compressed")) == ["so far"]
-
-
-@pytest.mark.parametrize(("keep", "expected"), [(5, 1), (4, 1), (3, 1), (2, 4), (1, 5), (0, 6), (6, 0), (100, 0)])
-def test_a_call_and_its_results_stay_together(memory: Driven, keep: int, expected: int) -> None:
-    memory.add([TOLD[0], *TOLD[1:4], TOLD[5], msg("last")])
-    if memory.run(compress(memory.memory, lambda text: "so far", keep=keep)) is None:
-        assert expected == 0
-    assert len(memory.get_memory("compressed", prepend_summary=False)) == expected
-
-
-class Broken(Exception):
-    """What somebody's function raises."""
-
-
-def breaking(text: str) -> str:
-    raise Broken
-
-
-@pytest.mark.parametrize(
-    ("model", "error"),
-    [
-        (breaking, Broken),
-        (lambda text: " \n", ProviderError),
-        (lambda text: 5, InputError),
-        (5, InputError),
-        (ScriptedProvider([ProviderError("no")]), ProviderError),
-        (ScriptedProvider([""]), ProviderError),
-    ],
-    ids=["raises", "says nothing", "says no text", "no function", "provider fails", "provider says nothing"],
-)
-def test_a_model_that_fails_leaves_the_memory_as_it_was(memory: Driven, model: Any, error: type[Exception]) -> None:
-    memory.add(msgs("1", "2"))
-    memory.update_compressed_summary("before")
-    options: dict[str, Any] = {}
-    if isinstance(model, ScriptedProvider):
-        model, options = MODEL, {"provider": ScriptedProvider(model._steps)}
-    with pytest.raises(error):
-        memory.run(compress(memory.memory, model, keep=0, **options))
-    assert memory.compressed_summary() == "before"
-    assert memory.get_memory("compressed", prepend_summary=False) == []
-
-
-@pytest.mark.parametrize("keep", [-1, 1.5, "3", True, None])
-def test_how_many_messages_are_kept_is_a_number(memory: Driven, keep: Any) -> None:
-    with pytest.raises(InputError, match="keep must be a number"):
-        memory.run(compress(memory.memory, naming, keep=keep))
-
-
-def test_a_model_of_an_unknown_provider_cannot_be_asked(memory: Driven) -> None:
-    with pytest.raises(InputError, match=r"pass provider=\.\.\."):
-        memory.run(compress(memory.memory, Model("m", "nobody")))
-
-
-def test_of_two_compressions_at_once_the_later_one_takes_in_what_the_other_has_done(memory: Driven) -> None:
-    memory.add(msgs(*"123456"))
-    asked: list[str] = []
-
-    async def both() -> None:
-        begun, over = asyncio.Event(), asyncio.Event()
-
-        async def late(text: str) -> str:
-            asked.append(naming(text))
-            begun.set()
-            await over.wait()
-            return naming(text)
-
-        slow = asyncio.create_task(compress(memory.memory, late, keep=2))
-        await begun.wait()
-        assert await compress(memory.memory, naming, keep=4) == "text of 1 text of 2"
-        over.set()
-        assert await slow == "text of 1 text of 2 text of 3 text of 4"
-
-    memory.run(both())
-    assert asked == ["text of 1 text of 2 text of 3 text of 4"] * 2
-    assert ids(memory.get_memory("compressed", prepend_summary=False)) == ["1", "2", "3", "4"]
-    assert memory.compressed_summary() == "text of 1 text of 2 text of 3 text of 4"
-
-
-def test_who_is_always_too_late_to_compress_gives_up_and_changes_nothing(memory: Driven) -> None:
-    memory.add(msgs("1", "2"))
-    tries: list[str] = []
-
-    async def write(text: str) -> str:
-        tries.append(text)
-        await memory.memory.update_compressed_summary(f"of another {len(tries)}")
-        return "too late"
-
-    with pytest.raises(ByssusError, match="somebody else compressed the memory meanwhile"):
-        memory.run(compress(memory.memory, write, keep=0))
-    assert memory.compressed_summary() == f"of another {len(tries)}"
-    assert memory.get_memory("compressed", prepend_summary=False) == []
 
 
 # --- searching --------------------------------------------------------------------------------------------------------

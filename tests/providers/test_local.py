@@ -30,6 +30,8 @@ from byssus.providers.base import Model, Request
 from byssus.providers.local import SMOLLM2, LocalProvider
 from byssus.signals import Signal
 
+pytestmark = pytest.mark.large
+
 SMALL = 256  # tokens of context: a long history is a short one here
 STORY = "Tell a very long story about a dog, a cat and the sea, and never stop."
 

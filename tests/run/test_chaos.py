@@ -199,6 +199,7 @@ class Moody(Middleware):
             raise ValueError("no")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_to_a_thread_the_promises_hold(database: Database, seed: int) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:

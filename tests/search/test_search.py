@@ -470,6 +470,7 @@ def test_reindexing_begins_anew(database: Database) -> None:
     with_cp(database, use)
 
 
+@pytest.mark.large
 @pytest.mark.usefixtures("alone")
 def test_long_texts_are_found_by_every_word(database: Database) -> None:
     """Longer than an index can take as one: more words, more places, more bytes."""

@@ -284,6 +284,7 @@ def test_a_snippet_is_one_line() -> None:
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "piece", ["hello wide world ", "你好世界\uff0c", "x" * 1_000 + " ", "cafe\u0301 ", "a" * 17, "\U0001f44d", "…"]
 )
@@ -296,6 +297,7 @@ def test_a_million_characters_are_no_trouble(piece: str) -> None:
         assert found is None or "**" in tokens.snippet(found, ("**", "**"))
 
 
+@pytest.mark.large
 def test_a_text_that_repeats_the_query_is_no_trouble() -> None:
     found = tokens.parse('"ha ha" 哈哈').find("ha " * 300_000 + "哈" * 300_000)
     assert found is not None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import itertools
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,6 +111,16 @@ def snapshot(memory: Driven, marks: Sequence[str]) -> Any:
     return [message.to_dict() for message in everything], by_mark, without, memory.compressed_summary(), shown
 
 
+def kept(database: Database, session_id: str | None = "s", user_id: str | None = "ann") -> list[Any]:
+    """What somebody finds who comes later."""
+
+    async def main() -> list[Any]:
+        async with stored(database, user_id, session_id) as memory:
+            return texts(await memory.get_memory())
+
+    return asyncio.run(main())
+
+
 # --- other processes --------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +189,33 @@ def tell(*processes: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
+
+
+def released() -> None:
+    """Wait until all that was let go of by the collector is closed."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "byssus-release":
+            thread.join()
+
+
+TOLD = [
+    Msg("ann", "how is it?", "user"),
+    Msg(
+        "bot",
+        [
+            {"type": "text", "text": "let me look"},
+            {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": [1]}},
+            {"type": "tool_use", "id": "c2", "name": "look", "input": {}},
+        ],
+        "assistant",
+    ),
+    Msg("system", [{"type": "tool_result", "id": "c1", "name": "look", "output": "seen one"}], "system"),
+    Msg(
+        "system",
+        [{"type": "tool_result", "id": "c2", "name": "look", "output": [{"type": "text", "text": "seen two"}]}],
+        "system",
+    ),
+    Msg("system", "be brief", "system"),
+    Msg("bot", "all is well", "assistant"),
+]

@@ -1,6 +1,6 @@
 """Which tests `--quick` runs: all that start no process, which leaves out Postgres and whatever is killed.
 
-Properties are tried on fewer examples.
+Those that are marked as `large` are left out, too, and properties are tried on fewer examples.
 
 A test that starts one says so with the marker `processes`, and for those on Postgres it is clear anyway. Nobody has to
 remember the marker: a test that starts a process without it fails, in each run.
@@ -29,6 +29,10 @@ def begin() -> None:
 def examples(count: int) -> int:
     """How many examples Hypothesis tries: all of them, or a tenth in a quick run."""
     return max(10, count // 10) if _is_quick else count
+
+
+def leaves_out(item: pytest.Item) -> bool:
+    return starts_processes(item) or item.get_closest_marker("large") is not None
 
 
 def starts_processes(item: pytest.Item) -> bool:

@@ -309,6 +309,7 @@ def _clear(tx: Tx) -> None:
         tx.run(f"DELETE FROM {table}")
 
 
+@pytest.mark.large
 @pytest.mark.timeout(600)  # half a minute; what fails is made small first, and that takes longer
 def test_a_database_and_the_model_agree_whatever_is_done(database: Database) -> None:
     limits = settings(

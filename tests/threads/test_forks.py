@@ -136,6 +136,7 @@ def test_a_fork_writes_a_few_rows_whatever_the_length(database: Database) -> Non
     with_cp(database, check)
 
 
+@pytest.mark.large
 def test_a_fork_of_a_fork_of_a_fork_reads_all_of_its_past(database: Database) -> None:
     async def check(cp: Checkpointer) -> None:
         await put(cp, "0", "c0", 0, [UserMessage("0")])

@@ -448,6 +448,7 @@ def test_a_deleted_thread_leaves_no_mark_and_no_summary(database: Database) -> N
     with_memory(database, use)
 
 
+@pytest.mark.large
 def test_a_check_beside_memories_that_are_written_to_finds_nothing_wrong(database: Database) -> None:
     async def busy(cp: Checkpointer, name: str) -> None:
         async with beside(database, name) as memory:
@@ -561,6 +562,7 @@ async def move(
             await one.stored.close()
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_done_to_threads_each_has_the_marks_that_it_should(database: Database, seed: int) -> None:
     async def main() -> None:
