@@ -805,7 +805,7 @@ except MissingExtra as error:
     print(error)
 """
     told = run_python(code)
-    assert told.startswith("AnthropicProvider needs an optional dependency")
+    assert told.startswith("AnthropicProvider needs the extra")
     assert "needs the extra 'anthropic'" in told
     assert "pip install '.[anthropic]'" in told
 

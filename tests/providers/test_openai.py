@@ -1183,7 +1183,7 @@ except MissingExtra as error:
     print(error)
 """
     told = run_python(code)
-    assert told.startswith("OpenAIProvider needs an optional dependency")
+    assert told.startswith("OpenAIProvider needs the extra")
     assert "needs the extra 'openai'" in told
     assert "pip install '.[openai]'" in told
 

@@ -103,7 +103,7 @@ def test_an_append_does_not_mind_what_another_process_commits_between_its_statem
                 waits = "wait_event_type = 'Lock'"
                 wait_until(lambda: acted[0].done() or bool(admin.sessions("other", waits)), "neither done nor waiting")
 
-        one.write_now(lambda tx: query(Interleaved(tx, at, act), "t", value))
+        one.write_now(lambda tx: query(Interleaved(tx, at, act), ThreadKey("", "t"), value))
         if acted:
             acted[0].result(PATIENCE)
     assert sorted(bodies(where)) == sorted(
