@@ -1,4 +1,4 @@
-"""Sessions and what was said in them: operations for both surfaces (see bridge.py).
+"""Sessions and what was said in them: operations for both surfaces (see store/operations.py).
 
 A session is a thread. A message that is saved here is kept as the dict that an application gave; an agent that
 continues the session reads it as one of its own.

@@ -1,4 +1,4 @@
-"""Tasks of sessions: operations for both surfaces (see bridge.py)."""
+"""Tasks of sessions: operations for both surfaces (see store/operations.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of tools: operations for both surfaces (see bridge.py).
+"""The log of tools: operations for both surfaces (see store/operations.py).
 
 What agents do is in the same ledger, so it appears here by itself.
 """

@@ -1,4 +1,4 @@
-"""What was said and spent, by whom and with what: operations for both surfaces (see bridge.py).
+"""What was said and spent, by whom and with what: operations for both surfaces (see store/operations.py).
 
 A period is so many days, counted in UTC, of which today is the last one.
 """

@@ -1,4 +1,4 @@
-"""Users and their quotas: operations for both surfaces (see bridge.py).
+"""Users and their quotas: operations for both surfaces (see store/operations.py).
 
 Plain dicts in and out. A read of an unknown id answers None; a write of one raises `NotFound`.
 """
