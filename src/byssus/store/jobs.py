@@ -33,7 +33,7 @@ class CommitFuture(asyncio.Future[T]):
 class Job(Generic[T]):
     """A query with its arguments, and then its outcome."""
 
-    __slots__ = ("_args", "_kwargs", "error", "future", "group", "query", "result")
+    __slots__ = ("_args", "_kwargs", "error", "future", "group", "loop", "query", "result")
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class Job(Generic[T]):
         self._args = args
         self._kwargs = kwargs
         self.future = future
+        # The event loop on which its caller waits; None for a caller that blocks.
+        self.loop = future.get_loop() if isinstance(future, CommitFuture) else None
         self.result: T | None = None
         self.error: BaseException | None = None
         self.group = 1  # how many jobs shared its transaction
@@ -58,15 +60,10 @@ class Job(Generic[T]):
             return first
         return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop on which its caller waits; None for a caller that blocks."""
-        return self.future.get_loop() if isinstance(self.future, CommitFuture) else None
-
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""
         self.error = None
-        self.result = self.call(tx)
+        self.result = self.query(tx, *self._args, **self._kwargs)
 
     def call(self, tx: object) -> T:
         """Return what the query returns, or raise what it raises."""

@@ -14,10 +14,10 @@ started, and none that is running is in the way.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from byssus.store.database import Store, Tx
@@ -92,7 +92,7 @@ class _Method:
         if self._made is None:
             function = self._find()
             self._made = _described(self._make(function), function)
-        return self._made if owner is None else functools.partial(self._made, owner)
+        return self._made if owner is None else MethodType(self._made, owner)
 
     def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
