@@ -232,14 +232,17 @@ def inherit(tx: Tx, line: int, old: int, *, upto: tuple[int, int] = (_LAST, _LAS
     )
 
 
+_LINES = (
+    "branches b JOIN threads t ON t.key = b.thread WHERE b.thread = :thread AND (b.key = t.line"
+    " OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = b.key)"
+    " OR EXISTS (SELECT 1 FROM inherited i WHERE i.line = b.key))"
+)
+
+
 def lines(tx: Tx, thread: int) -> list[int]:
     """The lines of a thread: the one that it is on, and then those that rewinds have left, the last one first."""
     rows = tx.all(
-        "SELECT b.key FROM branches b JOIN threads t ON t.key = b.thread WHERE b.thread = :thread AND (b.key = t.line"
-        " OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = b.key)"
-        " OR EXISTS (SELECT 1 FROM inherited i WHERE i.line = b.key))"
-        " ORDER BY CASE WHEN b.key = t.line THEN 0 ELSE 1 END, b.key DESC",
-        thread=thread,
+        f"SELECT b.key FROM {_LINES} ORDER BY CASE WHEN b.key = t.line THEN 0 ELSE 1 END, b.key DESC", thread=thread
     )
     return [key for (key,) in rows]
 
@@ -362,7 +365,6 @@ class DroppedCheckpoints(NamedTuple):
 
 def drop(tx: Tx, thread: int, doomed: Iterable[CheckpointRef]) -> DroppedCheckpoints:
     """Remove checkpoints from all lines of a thread. A row that another thread's line still shows is only hidden."""
-    mine = lines(tx, thread)
     taken, freed = [], []
     for key, version in sorted(doomed):
         # Locked first: if two threads remove the same one at once, the second sees that it is the last. Checked by its
@@ -384,23 +386,20 @@ def drop(tx: Tx, thread: int, doomed: Iterable[CheckpointRef]) -> DroppedCheckpo
         )
         if gone is not None:
             freed.append(gone[0])
-        if gone is not None or _hide(tx, mine, key):
+        if gone is not None or _hide(tx, thread, key):
             taken.append(key)
     return DroppedCheckpoints(taken, freed)
 
 
-def _hide(tx: Tx, mine: list[int], key: int) -> bool:
-    """Let none of these lines show a checkpoint; False if none of them did."""
-    hidden = [
-        tx.one(
-            "INSERT INTO hidden (line, checkpoint) VALUES (:line, :key) ON CONFLICT (line, checkpoint) DO NOTHING"
-            " RETURNING line",
-            line=line,
-            key=key,
-        )
-        for line in mine
-    ]
-    return any(hidden)
+def _hide(tx: Tx, thread: int, key: int) -> bool:
+    """Let no line of a thread show a checkpoint; False if none of them did."""
+    hidden = tx.all(
+        f"INSERT INTO hidden (line, checkpoint) SELECT b.key, CAST(:key AS BIGINT) FROM {_LINES}"
+        " ON CONFLICT (line, checkpoint) DO NOTHING RETURNING line",
+        thread=thread,
+        key=key,
+    )
+    return bool(hidden)
 
 
 # The lines that have inherited a checkpoint and still show it.
