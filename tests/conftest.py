@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from tests.support.stores import Admin
 
 if (memory := ramdisk()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)  # where pytest makes `tmp_path`
+
+# A shell that starts the tests in the background ignores Ctrl-C for them, and so would each program that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in each run, however slow the machine is. HYPOTHESIS_PROFILE=default looks for new ones.
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
