@@ -63,7 +63,7 @@ class Job(Generic[T]):
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""
         self.error = None
-        self.result = self.query(tx, *self._args, **self._kwargs)
+        self.result = self.call(tx)
 
     def call(self, tx: object) -> T:
         """Return what the query returns, or raise what it raises."""
