@@ -192,7 +192,7 @@ def _make_directory(folder: str) -> None:
     parent = os.path.dirname(folder)
     _make_directory(parent)
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, 0o700)
     except FileExistsError:  # somebody else was faster, or it is something else
         if not _is_directory(folder):
             raise
@@ -204,20 +204,10 @@ def _make_directory(folder: str) -> None:
             os.close(handle)
 
 
-def identity(path: str) -> tuple[int, int]:
-    try:
-        file = os.stat(path)
-    except FileNotFoundError:
-        return (-1, -1)  # nobody can have it open
-    return (file.st_dev, file.st_ino)
-
-
-def connect(
-    path: str, durability: str, busy_seconds: float, *, create: bool = True, read_only: bool = False
-) -> apsw.Connection:
-    """A connection to a file of ours; one that only reads leaves it as it is, if it `can_be_left`."""
-    writing = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY if read_only else writing)
+def connect(path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
+    """A connection to a file of ours, which is there; one that only reads leaves it as it is, if it `can_be_left`."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(path, flags=flags)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
         # A file that turns out to be somebody else's is closed as it was found, its WAL included.
