@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
@@ -19,6 +20,7 @@ from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
 from byssus.store.database import Store
 from byssus.store.operations import Runner
+from byssus.threads import known_backups
 from byssus.threads.retention import empty_trash
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
@@ -27,6 +29,7 @@ from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_w
 Forks: TypeAlias = Literal["keep", "erase"]
 
 _FORKS = ("keep", "erase")
+_NAMED = 5  # backups in a note
 _LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
 _PINNED = (
     "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
@@ -83,7 +86,7 @@ async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
             [fork.id for fork in begun.undecided],
         )
     if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is gone on with
-        return Erased(0, 0, 0, True, [], _NOTHING)
+        return Erased(0, 0, 0, True, [], _NOTHING, [])
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     database = store.base
@@ -95,7 +98,19 @@ async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
     note = database.remains if is_scrubbed else _PINNED + database.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
-    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note)
+    backups = await store.aside(lambda: known_backups.still_known(database))
+    note += _told(backups)
+    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note, backups)
+
+
+def _told(backups: Sequence[str]) -> str:
+    if not backups:
+        return ""
+    some = ", ".join(map(repr, backups[:_NAMED])) + (f" and {len(backups) - _NAMED} more" if backups[_NAMED:] else "")
+    return (
+        f" Known backups that may still hold it: {some}. Delete them, or bring them up to date: "
+        "byssus backup FILE --incremental"
+    )
 
 
 def finish_what_was_left(store: Store) -> None:

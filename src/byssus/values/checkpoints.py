@@ -117,6 +117,7 @@ class Erased(NamedTuple):
     is_gone: bool  # False: somebody who is still reading keeps old pages in the file
     kept: list[str]  # forks that still hold what they shared with it
     note: str
+    backups: list[str]  # known backups that may still hold it
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from byssus.errors import (
     StoreUnusable,
 )
 from byssus.store.schema import Migration, migrations
+from byssus.store.sqlite.opened_file import make_private
 
 MEMORY = ":memory:"
 APPLICATION_ID = 0x42595353  # "BYSS"
@@ -32,6 +33,8 @@ SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 _CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
 _BACKUP_PAGES = 1_000  # 4 MB between two looks
 _FOLD_MILLISECONDS = 1_000
+_COMPACT_STEPS = 1_000_000  # of SQLite's machine, between two looks
+COMPACTED = "-compacted"  # what a file is called while it is written anew
 _log = logging.getLogger("byssus.store")
 
 
@@ -318,6 +321,22 @@ def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], ob
                 hear(backup.page_count - backup.remaining, backup.page_count)
     finally:
         target.close()
+
+
+def compact(path: str, hear: Callable[[], object]) -> None:
+    """Write a database that nobody has open anew, without the remains of what was deleted. `hear` is called often."""
+    fresh = path + COMPACTED
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_progress_handler(lambda: bool(hear()), _COMPACT_STEPS)
+            make_private(fresh)
+            connection.execute("VACUUM INTO ?", (fresh,))
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise translate(error, path, 0) from error
+    os.replace(fresh, path)
 
 
 def fold(path: str) -> None:

@@ -315,6 +315,9 @@ class SQLiteStore(Store):
                 raise translate(error, path, self._busy_seconds) from error
             return seen
 
+    def overwrite_deleted(self) -> None:
+        self.write_now(_overwrite_deleted)
+
     def integrity(self) -> list[str]:
         if not self.has_files:
             return self.read_now(_integrity)
@@ -521,6 +524,10 @@ def _forsake(connection: apsw.Connection) -> None:
     """Let a connection be closed without folding its WAL."""
     with contextlib.suppress(apsw.Error):  # it is closed already
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+def _overwrite_deleted(tx: Tx) -> None:
+    tx.run("PRAGMA secure_delete = ON")
 
 
 def _integrity(tx: Tx) -> list[str]:
