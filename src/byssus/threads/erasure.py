@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
+from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy, StoreFull
 from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
 from byssus.queries.versions.erasures import ErasedRows
@@ -34,6 +34,10 @@ _LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
 _PINNED = (
     "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
     "when that ends, or when the database is opened next. "
+)
+_NO_ROOM = (
+    "It is deleted, but there was no room to write the files anew, so old pages of it may still be in them; free some "
+    "disk space: they are removed when the database is opened next. "
 )
 _NOTHING = (
     "There was nothing to erase. What was deleted before, and not erased, may still be in free space of the database's "
@@ -90,12 +94,15 @@ async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     database = store.base
-    is_scrubbed = await store.aside(database.scrub)
+    try:
+        is_scrubbed, left = await store.aside(database.scrub), _PINNED
+        if not is_scrubbed:
+            await store.aside(lambda: _finish_later(database))
+    except StoreFull:
+        is_scrubbed, left = False, _NO_ROOM
     if is_scrubbed:
         await store.write(erasure_notes.finish, keys)
-    else:
-        await store.aside(lambda: _finish_later(database))
-    note = database.remains if is_scrubbed else _PINNED + database.remains
+    note = database.remains if is_scrubbed else left + database.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
     backups = await store.aside(lambda: known_backups.still_known(database))

@@ -24,13 +24,13 @@ from byssus.errors import (
 )
 from byssus.store.schema import Migration, migrations
 from byssus.store.sqlite.opened_file import make_private
+from byssus.store.sqlite.room import CHECKPOINT_PAGES
 
 MEMORY = ":memory:"
 APPLICATION_ID = 0x42595353  # "BYSS"
 OLDEST_SQLITE = (3, 51, 3)  # before it, two connections that write and checkpoint can corrupt a WAL database
 SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
-_CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
 _BACKUP_PAGES = 1_000  # 4 MB between two looks
 _FOLD_MILLISECONDS = 1_000
 _COMPACT_STEPS = 1_000_000  # of SQLite's machine, between two looks
@@ -222,7 +222,7 @@ def connect(path: str, durability: str, busy_seconds: float, *, read_only: bool 
         connection.pragma("synchronous", SYNCHRONOUS[durability])
         connection.pragma("foreign_keys", True)
         connection.pragma("temp_store", "MEMORY")  # savepoints keep their pages here
-        connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         if sys.platform == "darwin":
             connection.pragma("fullfsync", True)  # fsync alone does not reach the disk there
         _migrate(connection, path)

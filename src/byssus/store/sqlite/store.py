@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from byssus.errors import InputError, StoreNotOpen, StoreUnusable
+from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import sharing
 from byssus.store.database import Dialect, Row, Store, Tx
 from byssus.store.jobs import Job, deliver
@@ -39,6 +39,7 @@ from byssus.store.sqlite.file import (
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
+from byssus.store.sqlite.room import Room
 from byssus.values import clock
 
 T = TypeVar("T")
@@ -141,6 +142,7 @@ class SQLiteStore(Store):
         self._busy_seconds = busy_seconds
         self._read_only = read_only
         self._file: OpenedFile | None = None  # None in memory
+        self._room = Room(path)
         self._open_file()
         self._pauses = _Pauses()
         self._generation = 0  # grows when the connections are made anew
@@ -289,15 +291,31 @@ class SQLiteStore(Store):
                 try:
                     connection.pragma("temp_store", 0)  # a large database does not fit into memory
                     if rewrite:
+                        self._refuse_to_fill_the_disk(connection)
                         for (index,) in connection.execute(_FULL_TEXT).fetchall():  # it keeps words of deleted rows
                             connection.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
                         connection.execute("VACUUM")
-                    connection.set_busy_timeout(_SCRUB_MILLISECONDS)
-                    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+                    return self._has_folded(connection)
                 finally:
                     connection.close()
         except apsw.Error as error:
             raise self._translate(error) from error
+
+    def _refuse_to_fill_the_disk(self, connection: apsw.Connection) -> None:
+        """A database is written anew through its WAL. Should that fill the disk, the WAL must owe nothing to the file:
+        or it could not be folded any more (see room.py)."""
+        is_folded = self._has_folded(connection)
+        size = connection.pragma("page_count") * connection.pragma("page_size")
+        if not is_folded and not self._room.has_for(2 * size):
+            raise StoreFull(f"no room left to write {self.path!r} anew; free some disk space and try again")
+
+    def _has_folded(self, connection: apsw.Connection) -> bool:
+        """Fold the WAL and empty it, unless somebody reads an older state."""
+        connection.set_busy_timeout(_SCRUB_MILLISECONDS)
+        try:
+            return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+        finally:
+            connection.set_busy_timeout(int(self._busy_seconds * 1000))
 
     def pages_to(self, path: str, look: Callable[[Tx], T], hear: Callable[[int, int], object]) -> T | None:
         if not self.has_files:
@@ -479,6 +497,7 @@ class SQLiteStore(Store):
         try:
             if self._file is not None:
                 self._file.check_writable()
+                self._room.look(self._writer)
             self._tx.begin("BEGIN IMMEDIATE")
         except (apsw.Error, StoreUnusable):
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
