@@ -333,6 +333,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/moving/copying.py": ["maintenance/test_copy.py", "maintenance/test_backup.py"],
     "queries/moving/exporting.py": ["maintenance/test_export.py"],
     "queries/moving/importing.py": ["maintenance/test_export.py"],
+    "queries/moving/known_backups.py": ["threads/test_known_backups.py"],
     "queries/versions/checkpoints.py": ["threads/test_checkpoints.py"],
     "queries/versions/deleting.py": ["threads/test_retention.py"],
     "queries/versions/erasure_notes.py": ["threads/test_erasure.py"],

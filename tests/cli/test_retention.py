@@ -131,6 +131,13 @@ def test_all_threads_of_a_user_are_erased(byssus: Command, trip: Database) -> No
     assert threads(trip) == {"trip", "other"}
 
 
+def test_an_erasure_names_the_backups_that_may_still_hold_it(byssus: Command, trip: Database, tmp_path: Path) -> None:
+    byssus("backup", str(tmp_path / "monday.db"))
+    told = byssus("erase", "--user", "ann", "--yes").stdout
+    assert f"Known backups that may still hold it: '{tmp_path / 'monday.db'}'. Delete them, or bring them up" in told
+    byssus("backup", str(tmp_path / "monday.db"), "--incremental")
+
+
 def test_no_byte_of_an_erased_thread_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "chat.db"
 

@@ -100,7 +100,7 @@ class Recorder(apsw.VFS):
         with self.lock:
             existed = os.path.exists(path)
             opened = RecordedFile(self, name, flags, os.path.basename(path))
-            if not existed:
+            if not existed or opened.name not in self._files:  # a database is made, empty, before SQLite opens it
                 self._count += 1
                 self._files[opened.name] = self._count
                 self.log.append(Made(self._count, opened.name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -16,21 +17,25 @@ import apsw
 import pytest
 
 from byssus import UserMessage
-from byssus.accounts import tool_log, users
+from byssus.accounts import sessions, tool_log, users
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreFull, StoreUnusable
 from byssus.maintenance import backup as backups
+from byssus.maintenance import check as checking
 from byssus.maintenance import copy as copying
 from byssus.maintenance import restore as restoring
 from byssus.queries.log import memories, threads
 from byssus.queries.log.leases import Claim
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
+from byssus.search import index as search_index
+from byssus.search import search as searching
 from byssus.storage import AgentStorage
 from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
+from byssus.threads import erasure, retention
 from byssus.values.thread_key import ThreadKey
 from tests.crash.faults import FULL, failing_writes
 from tests.support.backups import Writers, opened, rows_in, say
@@ -127,6 +132,81 @@ def test_nobody_drives_a_thread_in_a_backup(store: Store, tmp_path: Path) -> Non
     with opened(tmp_path / "backup.db") as copy:
         assert copy.read_now(lambda tx: tx.one("SELECT lease_owner, lease_until FROM threads")) == (None, None)
         say(copy, "t", "free")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+def test_a_backup_is_for_its_owner_alone_from_its_first_byte_on(store: Store, tmp_path: Path, umask: int) -> None:
+    fill(store)
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    seen: set[int] = set()
+
+    def look(*_: int) -> None:
+        seen.update(stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir())
+
+    before = os.umask(umask)
+    try:
+        backup(store, folder / "backup.db", progress=look)
+        backup(store, folder / "backup.db", incremental=True, progress=look)
+    finally:
+        os.umask(before)
+    look()
+    assert seen == {0o600}
+
+
+def test_a_copy_and_an_earlier_backup_give_nobody_more_rights(store: Store, tmp_path: Path) -> None:
+    fill(store)
+    backup(store, tmp_path / "backup.db")
+    (tmp_path / "backup.db").chmod(0o640)  # the owner's decision
+    backup(store, tmp_path / "backup.db", incremental=True)
+    copying.copy(str(tmp_path / "backup.db"), str(tmp_path / "copy.db"))
+    rights = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("backup.db", "copy.db")}
+    assert rights == {"backup.db": 0o640, "copy.db": 0o600}
+
+
+# --- what was deleted ------------------------------------------------------------------------------------------------
+
+
+def say_secrets(store: Store, word: str) -> None:
+    """A thread with the word in its messages, small and large, and in the index for search."""
+    for number in range(60):
+        say(store, "secret", f"{number} {word} {'x' * number * 100}")
+        say(store, "kept", f"{number} {'y' * number * 90}")
+    to_the_end(search_index.index(Blocking(store)))
+
+
+def test_a_backup_after_a_deletion_holds_no_byte_of_what_was_deleted(store: Store, tmp_path: Path) -> None:
+    say_secrets(store, "needle-3f2a81c0")
+    to_the_end(retention.delete_thread(Blocking(store), "secret"))
+    backup(store, tmp_path / "backup.db")
+    assert b"needle-3f2a81c0" not in (tmp_path / "backup.db").read_bytes()
+    assert b"3f2a81c0" not in (tmp_path / "backup.db").read_bytes()  # a word of the index
+    with opened(tmp_path / "backup.db") as file:
+        assert rows_in(file) == rows_in(store)
+        assert to_the_end(checking.check(Blocking(file)))["ok"]
+        assert len(to_the_end(searching.search(Blocking(file), "y" * 90))) == 1
+
+
+@pytest.mark.parametrize("way", ["delete", "erase"])
+def test_an_incremental_backup_holds_no_byte_of_what_was_deleted_since(store: Store, tmp_path: Path, way: str) -> None:
+    say_secrets(store, "needle-3f2a81c0")
+    target = tmp_path / "backup.db"
+    backup(store, target)
+    assert b"needle-3f2a81c0" in target.read_bytes()
+    remove = erasure.erase_thread if way == "erase" else retention.delete_thread
+    to_the_end(remove(Blocking(store), "secret"))
+    backup(store, target, incremental=True)
+    assert b"3f2a81c0" not in target.read_bytes()
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith("backup.db")] == ["backup.db"]
+    assert rows_at(target) == rows_in(store)
+
+
+def test_an_incremental_backup_holds_no_byte_of_what_was_changed_since(store: Store, tmp_path: Path) -> None:
+    say_secrets(store, "needle")
+    for text in ("title-3f2a81c0", "harmless"):
+        to_the_end(sessions.update_session(Blocking(store), "secret", title=text, metadata={text: text * 500}))
+        backup(store, tmp_path / "backup.db", incremental=True)
+        assert (b"3f2a81c0" in (tmp_path / "backup.db").read_bytes()) == (text != "harmless")
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -523,6 +603,7 @@ def wait():
     sys.stdin.readline()
 
 def hear(done, total):
+    Store.boundary = staticmethod(boundary)  # from here on: where the backup goes is recorded before
     if share[0].isdigit() and done >= float(share) * total:
         wait()
 
@@ -532,7 +613,6 @@ def boundary(name):
     if name == share:
         wait()
 
-Store.boundary = staticmethod(boundary)
 to_the_end(backups.backup(Blocking(store), target, incremental=incremental, progress=hear))
 """
 

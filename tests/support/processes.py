@@ -79,6 +79,17 @@ class Child:
         return self.hear()
 
 
+def with_mounts(mounts: str) -> tuple[str, ...] | None:
+    """What runs a command with mounts of its own, which go with it; None where that is not allowed."""
+    own = ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--mount", "--map-root-user")
+    wrapper = (*own, "sh", "-c", f'{mounts} && exec "$@"', "sh")
+    try:
+        is_allowed = subprocess.run([*wrapper, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return None
+    return wrapper if is_allowed else None
+
+
 @contextmanager
 def started(script: str, *args: object, exit_code: int = 0) -> Iterator[Child]:
     """A script that runs beside the test; it ends when its standard input does."""

@@ -4,6 +4,7 @@
   are read in one snapshot.
 - It is made under another name and gets its own when it is whole, verified and on the disk. A file that is there is
   never written over: two backups at once cannot harm each other, and one that fails leaves nothing.
+- It holds nothing that was deleted: neither in free pages nor in an index for search, which it does without.
 - An incremental backup changes the rows that differ, in one transaction. Until that is committed, the file is the old
   backup. It only changes what is a backup of this very database, and only while the file is as the backup left it: a
   hash over all rows is compared.
@@ -22,25 +23,27 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
 from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery
 from byssus.queries.moving import checks, copying
 from byssus.queries.moving.copying import Backup, Digest
 from byssus.queries.moving.tables import TABLES
+from byssus.queries.search import index
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
-from byssus.store.sqlite.file import MEMORY, checked_path, fold, sync
+from byssus.store.sqlite.file import COMPACTED, MEMORY, checked_path, compact, fold, sync
+from byssus.threads import known_backups
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], object]
 Result = dict[str, Any]
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
-_BESIDE = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file
+_BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep beside a file
 
 
 async def backup(
@@ -166,6 +169,10 @@ def _new(store: Store, target: str, meter: Meter) -> Result:
     meter.of(2)
     with _unfinished(target) as part:
         rows = store.pages_to(part, copying.counts, lambda done, total: meter.report(0, done, total))
+        if rows is not None:
+            with opened(part) as file:
+                file.write_now(index.discard)
+            compact(part, lambda: meter.report(1, 0, 1))
         with opened(part) as file:
             if rows is None:
                 database, sha256, rows = _copy_rows(store, file, meter)
@@ -175,6 +182,7 @@ def _new(store: Store, target: str, meter: Meter) -> Result:
             file.write_now(copying.mark_backup, database, store.name, sha256)
             refuse_damaged(file, target)
         fold(part)
+        known_backups.remember(store, target)
         _publish(part, target)
     return {"rows": rows, "written": sum(rows.values()), "incremental": False, "verified": True, "sha256": sha256}
 
@@ -278,7 +286,7 @@ def _unfinished(target: str) -> Iterator[str]:
     """A new file beside the target, whose name says what it is; it is gone afterwards."""
     part = f"{target}.unfinished-{secrets.token_hex(4)}"
     try:
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except OSError as error:
         raise StoreError(f"{target!r} cannot be written ({error}); choose another place for the backup") from error
     try:
@@ -297,10 +305,11 @@ def _publish(part: str, target: str) -> None:
     try:
         try:
             os.link(part, target)
+            os.unlink(part)  # noqa: PTH108 - at once: a file with two names is no database
         except FileExistsError:
             raise
         except OSError:  # a file system without links: the first to make the file has the name
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             os.replace(part, target)  # noqa: PTH105
     except FileExistsError:
         raise _taken(target) from None
@@ -330,11 +339,14 @@ def _renewed(store: Store, target: str, meter: Meter) -> Result:
             raise InputError(f"{target!r} is the database itself; name another file for the backup")
         database = store.read_now(copying.identity)
         _refuse_others(file.read_now(copying.backup_mark), target, database)
-        written, found = file.write_now(_apply, store, target, meter)
+        known_backups.remember(store, target)
+        file.overwrite_deleted()
+        found, written, removed = file.write_now(_apply, store, target, meter)
+        if removed:  # what moved from page to page before it was deleted has left copies
+            file.scrub()
         refuse_damaged(file, target)
     fold(target)
-    changed = sum(written.values())
-    return {"rows": _rows(found), "written": changed, "incremental": True, "verified": True, "sha256": found.sha256}
+    return {"rows": _rows(found), "written": written, "incremental": True, "verified": True, "sha256": found.sha256}
 
 
 def _refuse_others(mark: Backup | None, target: str, database: str) -> Backup:
@@ -347,7 +359,15 @@ def _refuse_others(mark: Backup | None, target: str, database: str) -> Backup:
     return mark
 
 
-def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, int], Comparison]:
+class _Applied(NamedTuple):
+    """What an incremental backup has changed in its file."""
+
+    found: Comparison
+    written: int  # rows that were added or changed
+    removed: int
+
+
+def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> _Applied:
     """All that an incremental backup does to its file. Whatever goes wrong undoes all of it."""
     steps = {"comparing": 1, "copying": 2, "verifying": 3}
     database = store.read_now(copying.identity)
@@ -358,15 +378,21 @@ def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> tuple[dict[str, i
         meter.report(steps[progress.step], progress.done, progress.total)
 
     key = copying.reopen(tx, store.name)
+    written = removed = 0
 
-    def snapshot(source: Tx) -> tuple[Mirror, Comparison]:  # it may have to be run again, and goes on then
+    def snapshot(source: Tx) -> Comparison:  # it may have to be run again, and goes on then
+        nonlocal written, removed
         mirror = Mirror(_within(source), _within(tx), _within(tx), report)
-        return mirror, _made_equal(mirror, key)
+        try:
+            return _made_equal(mirror, key)
+        finally:
+            written += sum(mirror.written.values())
+            removed += mirror.removed
 
-    mirror, found = store.read_now(snapshot)
+    found = store.read_now(snapshot)
     copying.finish(tx, found.sha256)
     copying.mark_backup(tx, database, store.name, found.sha256)
-    return mirror.written, found
+    return _Applied(found, written, removed)
 
 
 def refuse_changed(ask: RunQuery, mark: Backup, name: str, progress: OnProgress) -> None:

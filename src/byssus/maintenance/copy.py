@@ -139,6 +139,7 @@ class Mirror:
         self._write = write
         self._progress = progress
         self.written = dict.fromkeys((table.name for table in TABLES), 0)
+        self.removed = 0  # rows that the target had, and the source has not
 
     def compare(self, step: str) -> Comparison:
         """Read both databases from end to end. It writes nothing."""
@@ -179,7 +180,7 @@ class Mirror:
         for difference in reversed(found.differences):
             if difference.needs_room:
                 for page in self._pages(difference):
-                    self._write(copying.make_room, mark, *page)
+                    self.removed += self._write(copying.make_room, mark, *page)
         done = 0
         for difference in found.differences:
             for page in self._pages(difference):

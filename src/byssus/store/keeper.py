@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
-from byssus.errors import StoreNotOpen
+from byssus.errors import StoreNotOpen, StoreUnusable
 from byssus.store.database import Store, Tx
 
 LOST, ABORTED = "lease_lost", "aborted"
@@ -95,6 +95,9 @@ class Keeper(Generic[L]):
                     self._beat(store, now)
             except StoreNotOpen:  # closed: nobody can write any more, so there is nothing to keep
                 store = None
+            except StoreUnusable as error:  # the file was moved away: what these runs write is read by nobody
+                _log.warning("the leases are lost: %s", error)
+                self._lose(list(self._held))
             except Exception as error:  # noqa: BLE001 - whatever it is, the runs of this process need their keeper
                 _log.warning("the leases could not be renewed: %s", type(error).__name__)
                 self._give_up()
@@ -136,7 +139,10 @@ class Keeper(Generic[L]):
         now = time.monotonic()
         with self._changed:
             late = [lease for lease, then in self._renewed.items() if now - then > lease.seconds]
-        for lease in late:
+        self._lose(late)
+
+    def _lose(self, leases: Sequence[L]) -> None:
+        for lease in leases:
             self._tell(lease, LOST)
 
     def _tell(self, lease: L, what: str) -> None:

@@ -23,21 +23,28 @@ _lock = threading.Lock()
 _log = logging.getLogger("byssus.store")
 
 
-def share(key: Callable[[], Hashable | None], make: Callable[[], S], check: Callable[[S], object]) -> S:
-    """The store with this key, made if there is none. None is nobody else's key. Give it back with `release`.
+def share(key: Callable[[S | None], Hashable | None], make: Callable[[], S], check: Callable[[S], object]) -> S:
+    """The store with this key, made if there is none. None is nobody's key. Give it back with `release`.
 
-    The key is asked for again when the store is made: a file has no identity before it exists.
+    The key is asked for without a store, and of a store that was just made: what a path leads to can change meanwhile,
+    and a file has no identity before it exists.
     """
     with _lock:
-        store: S | None = _stores.get(key())  # type: ignore[assignment]
+        known = key(None)
+        store: S | None = None if known is None else _stores.get(known)  # type: ignore[assignment]
         if store is None:
             store = make()
-            made = key()
+            made = key(store)
             _stores[id(store) if made is None else made] = store
         else:
             check(store)
         store.users += 1
         return store
+
+
+def still_open() -> list[Store]:
+    """The stores of this process, for a `make` of `share`."""
+    return list(_stores.values())
 
 
 def retain(store: Store) -> None:

@@ -29,9 +29,13 @@ class Upkeep:
     ) -> T | None:
         """Copy the database page by page, as of one moment, into an empty file; returns what a query sees then.
 
-        `hear` is called with the pages copied so far and their total. None: this database has no pages to copy.
+        The pages still hold what was deleted. `hear` is called with the pages copied so far and their total. None: this
+        database has no pages to copy.
         """
         return None
+
+    def overwrite_deleted(self) -> None:
+        """From now on, overwrite what is deleted or changed, where it was."""
 
     def integrity(self) -> list[str]:
         """What is wrong below the rows, in pages and indexes. Reads everything."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy
+from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy, StoreFull
 from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
 from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
 from byssus.store.database import Store
 from byssus.store.operations import Runner
+from byssus.threads import known_backups
 from byssus.threads.retention import empty_trash
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Erased
@@ -27,10 +29,15 @@ from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_w
 Forks: TypeAlias = Literal["keep", "erase"]
 
 _FORKS = ("keep", "erase")
+_NAMED = 5  # backups in a note
 _LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
 _PINNED = (
     "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
     "when that ends, or when the database is opened next. "
+)
+_NO_ROOM = (
+    "It is deleted, but there was no room to write the files anew, so old pages of it may still be in them; free some "
+    "disk space: they are removed when the database is opened next. "
 )
 _NOTHING = (
     "There was nothing to erase. What was deleted before, and not erased, may still be in free space of the database's "
@@ -83,19 +90,34 @@ async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
             [fork.id for fork in begun.undecided],
         )
     if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is gone on with
-        return Erased(0, 0, 0, True, [], _NOTHING)
+        return Erased(0, 0, 0, True, [], _NOTHING, [])
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
     database = store.base
-    is_scrubbed = await store.aside(database.scrub)
+    try:
+        is_scrubbed, left = await store.aside(database.scrub), _PINNED
+        if not is_scrubbed:
+            await store.aside(lambda: _finish_later(database))
+    except StoreFull:
+        is_scrubbed, left = False, _NO_ROOM
     if is_scrubbed:
         await store.write(erasure_notes.finish, keys)
-    else:
-        await store.aside(lambda: _finish_later(database))
-    note = database.remains if is_scrubbed else _PINNED + database.remains
+    note = database.remains if is_scrubbed else left + database.remains
     if begun.kept:
         note = f"{len(begun.kept)} fork(s) keep the past that they share with it. {note}"
-    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note)
+    backups = await store.aside(lambda: known_backups.still_known(database))
+    note += _told(backups)
+    return Erased(begun.threads, begun.checkpoints, messages, is_scrubbed, list(begun.kept), note, backups)
+
+
+def _told(backups: Sequence[str]) -> str:
+    if not backups:
+        return ""
+    some = ", ".join(map(repr, backups[:_NAMED])) + (f" and {len(backups) - _NAMED} more" if backups[_NAMED:] else "")
+    return (
+        f" Known backups that may still hold it: {some}. Delete them, or bring them up to date: "
+        "byssus backup FILE --incremental"
+    )
 
 
 def finish_what_was_left(store: Store) -> None:

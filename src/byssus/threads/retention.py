@@ -1,27 +1,32 @@
 """Retention: which checkpoints stay, and how the others go; and whole threads.
 
 Deleting happens in steps that are transactions of their own. Whatever step is the last one before a crash, the database
-is whole, and the next prune or deletion goes on.
+is whole, and the next prune or deletion goes on. On a full disk the steps become smaller, because each needs room for
+the pages that it changes.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from byssus.errors import ByssusError, InputError
+from byssus.errors import ByssusError, InputError, StoreFull
 from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import checkpoints, deleting
 from byssus.queries.versions.checkpoints import CheckpointRef
+from byssus.queries.versions.deleting import Dropped
+from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
-_DROPPED_AT_ONCE = 500
+_SMALLEST_STEP = 16  # rows
 _log = logging.getLogger("byssus.store")
+T = TypeVar("T")
 
 
 def encoded(retention: Retention) -> str:
@@ -82,8 +87,7 @@ async def _prune(store: Runner, thread_key: ThreadKey, retention: Retention) -> 
         deleting.doomed, thread_key, last=retention.last, seconds=retention.seconds, tags=retention.tags
     )
     taken, messages = await _drop(store, thread_key, [row for row, _ in found])
-    rest = await store.write(deleting.collect, thread_key)  # what an interrupted one has left
-    messages += rest.messages + await _collect(store, thread_key, rest.left)
+    messages += await _collect(store, thread_key, None)  # what an interrupted one has left
     return Pruned([name for row, name in found if row.key in taken], messages)
 
 
@@ -115,20 +119,47 @@ async def _prune_expired(store: Runner) -> Pruned:
 async def _drop(store: Runner, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> tuple[set[int], int]:
     """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
     taken: set[int] = set()
-    messages = 0
-    for start in range(0, len(doomed), _DROPPED_AT_ONCE):
-        done = await store.write(deleting.drop, thread_key, doomed[start : start + _DROPPED_AT_ONCE])
+    messages, start, steps = 0, 0, _Steps(store)
+    while some := doomed[start : start + steps.size // 4]:
+
+        def drop(tx: Tx, size: int, some: Sequence[CheckpointRef] = some) -> tuple[Dropped, int]:
+            fewer = some[: max(size // 4, 1)]
+            return deleting.drop(tx, thread_key, fewer, chunk=size), len(fewer)
+
+        done, count = await steps.take(drop)
+        start += count
         taken.update(done.checkpoints)
-        messages += done.messages + await _collect(store, thread_key, done.left)
+        messages += done.messages + (await _collect(store, thread_key, done.left) if done.left else 0)
     return taken, messages
 
 
-async def _collect(store: Runner, thread_key: ThreadKey, left: list[int]) -> int:
-    messages = 0
-    while left:
-        done = await store.write(deleting.collect, thread_key, left)
+async def _collect(store: Runner, thread_key: ThreadKey, left: list[int] | None) -> int:
+    messages, steps = 0, _Steps(store)
+    while left is None or left:
+
+        def collect(tx: Tx, size: int, left: list[int] | None = left) -> Dropped:
+            return deleting.collect(tx, thread_key, left, chunk=size)
+
+        done = await steps.take(collect)
         messages, left = messages + done.messages, done.left
     return messages
+
+
+class _Steps:
+    """Steps of a deletion, each in a transaction. They become smaller when there is no room for one."""
+
+    def __init__(self, store: Runner) -> None:
+        self.size = deleting.CHUNK  # rows
+        self._store = store
+
+    async def take(self, step: Callable[[Tx, int], T]) -> T:
+        while True:
+            try:
+                return await self._store.write(step, self.size)
+            except StoreFull:
+                if self.size <= _SMALLEST_STEP:
+                    raise
+                self.size //= 5
 
 
 async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) -> int:
@@ -149,8 +180,8 @@ async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) 
 async def empty_trash(store: Runner) -> int:
     """Remove what deleted threads and interrupted imports have left; returns how many messages that were."""
     await store.write(deleting.discard_stale_imports)
-    messages, has_more = 0, True
+    messages, has_more, steps = 0, True, _Steps(store)
     while has_more:
-        done, has_more = await store.write(deleting.empty_trash)
+        done, has_more = await steps.take(lambda tx, size: deleting.empty_trash(tx, chunk=size))
         messages += done
     return messages

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -206,17 +204,8 @@ def test_a_full_disk_is_store_full_and_loses_nothing_that_was_acknowledged(tmp_p
     disk = tmp_path / "disk"
     disk.mkdir()
     # A file system of its own, which goes with the process. Where that is not allowed, a limit has to do.
-    own = ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--mount", "--map-root-user")
-    mount = f"mount -t tmpfs -o size=6m tmpfs '{disk}' && exec \"$@\""
-    wrapper = (*own, "sh", "-c", mount, "sh")
-    try:
-        allowed = subprocess.run([*wrapper, "true"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if allowed:
-        processes.run(FULL, disk, "tmpfs", wrapper=wrapper)
-    else:
-        processes.run(FULL, disk, "limit")
+    wrapper = processes.with_mounts(f"mount -t tmpfs -o size=6m tmpfs '{disk}'")
+    processes.run(FULL, disk, "tmpfs" if wrapper else "limit", wrapper=wrapper or ())
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------

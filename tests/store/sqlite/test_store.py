@@ -14,7 +14,7 @@ import pytest
 from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
 from byssus.queries.log import threads
 from byssus.queries.log.threads import Position
-from byssus.store import sharing
+from byssus.store import schema, sharing
 from byssus.store.database import Tx
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.store import SQLiteStore
@@ -358,7 +358,7 @@ def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchron
         "journal_mode": "wal",
         "foreign_keys": 1,
         "application_id": 0x42595353,
-        "user_version": 8,
+        "user_version": schema.migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number,
     }
     assert opened.write_now(settings_of) == expected
     assert opened.read_now(settings_of) == expected

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from byssus.errors import StoreError
+from byssus.queries.moving import known_backups
 from byssus.queries.moving.tables import TABLES, Key, Table
 from byssus.queries.search import index
 from byssus.store.database import Row, Tx
@@ -112,14 +113,18 @@ def put(tx: Tx, mark: int, table: Table, after: Key, upto: Key, rows: Sequence[R
     return len(new) + len(changed)
 
 
-def make_room(tx: Tx, mark: int, table: Table, after: Key, upto: Key, rows: Sequence[Row]) -> None:
-    """Delete what a range has and these rows do not, and take the names from those that are to have others."""
+def make_room(tx: Tx, mark: int, table: Table, after: Key, upto: Key, rows: Sequence[Row]) -> int:
+    """Delete what a range has and these rows do not, and take the names from those that are to have others.
+
+    Returns how many rows that were.
+    """
     _hold(tx, mark)
     surplus = _surplus(table, rows, between(tx, table, after, upto))
     keys = {table.key_of(row) for row in rows}
     tx.many(_statements(table).delete, [table.values_of(row) for row in surplus if table.key_of(row) not in keys])
     if table.parked:  # also from those that cannot go yet, because a row whose key was given again points to them
         tx.many(_statements(table).park, [table.values_of(row) for row in surplus])
+    return len(surplus)
 
 
 def needs_room(table: Table, rows: Sequence[Row], theirs: Sequence[Row]) -> bool:
@@ -233,7 +238,12 @@ def backup_mark(tx: Tx) -> Backup | None:
 
 
 def mark_backup(tx: Tx, database: str, source: str, sha256: str) -> None:
-    """Record which database this is a backup of, and release every lease. The file is a database of its own."""
+    """Record which database this is a backup of, and release every lease. The file is a database of its own.
+
+    It has no index for search, which would keep words of messages that are not there any more.
+    """
+    index.discard(tx)
+    known_backups.forget_all(tx)
     tx.run("UPDATE threads SET lease_owner = NULL, lease_until = NULL WHERE lease_owner IS NOT NULL")
     tx.run("DELETE FROM reservations")
     # A backup that is used as a database has an identity of its own: its backups are not backups of the original.

@@ -389,6 +389,7 @@ LOCAL = (
         "which backup this database is",
         ("key", "database", "source", "taken_at", "shape", "sha256"),
     ),
+    LocalTable("known_backups", "the backups of this database", ("key", "host", "path", "device", "taken_at")),
     LocalTable("identity", "differs between databases", ("key", "id")),
     LocalTable("erasures", "what is being erased from the files of this database", ("key", "began_at", "finished_at")),
     LocalTable(

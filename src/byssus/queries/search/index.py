@@ -110,6 +110,14 @@ def reset(tx: Tx) -> None:
     tx.run("UPDATE indexing SET tokenizer = 0, epoch = epoch + 1")
 
 
+def discard(tx: Tx) -> None:
+    """Empty the index, so that nothing of it stays; the next search or indexing makes it anew."""
+    for about in KINDS.values():
+        engines.of(tx).clear(tx, about)
+    tx.run("DELETE FROM changed_calls")
+    tx.run("UPDATE indexing SET tokenizer = 0, epoch = epoch + 1, upto = 0, horizon = 0, horizon_key = 0")
+
+
 def empty(tx: Tx, tokenizer: int, kind: str) -> None:
     """Begin an index of another version, if it is not that yet."""
     held = tx.one(

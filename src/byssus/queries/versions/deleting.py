@@ -34,7 +34,7 @@ class Dropped(NamedTuple):
     left: list[int]
 
 
-def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Dropped:
+def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef], *, chunk: int = CHUNK) -> Dropped:
     """Remove checkpoints from a thread, and the messages that only they read."""
     row = threads.take(tx, thread_key)
     if row is None:
@@ -42,17 +42,17 @@ def drop(tx: Tx, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> Drop
     (thread,) = row
     freed = checkpoints.drop(tx, thread, doomed)
     checkpoints.show_latest(tx, thread)
-    collected = branches.collect(tx, freed.branches, limit=CHUNK)
+    collected = branches.collect(tx, freed.branches, limit=chunk)
     return Dropped(freed.checkpoints, collected.messages, collected.left)
 
 
-def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None) -> Dropped:
+def collect(tx: Tx, thread_key: ThreadKey, candidates: Sequence[int] | None = None, *, chunk: int = CHUNK) -> Dropped:
     """Delete the messages of these branches that are not read any more; None: of all branches the thread has left."""
     thread = checkpoints.thread_state(tx, thread_key)
     if thread is None:
         return Dropped([], 0, [])
     wanted = branches.unread(tx, thread.key) if candidates is None else candidates
-    collected = branches.collect(tx, wanted, limit=CHUNK)
+    collected = branches.collect(tx, wanted, limit=chunk)
     return Dropped([], collected.messages, collected.left)
 
 
@@ -151,7 +151,7 @@ class Emptied(NamedTuple):
     has_more: bool
 
 
-def empty_trash(tx: Tx) -> Emptied:
+def empty_trash(tx: Tx, *, chunk: int = CHUNK) -> Emptied:
     """Delete a chunk of what is in the trash."""
     first = "SELECT id FROM threads WHERE key = (SELECT MIN(key) FROM threads WHERE namespace = :trash)"
     found = tx.one(first, trash=TRASH)
@@ -161,25 +161,25 @@ def empty_trash(tx: Tx) -> Emptied:
     (thread,) = row
     tx.run("DELETE FROM inbox WHERE thread = :thread", thread=thread)
     tx.run("DELETE FROM partials WHERE thread = :thread", thread=thread)
-    if _has_removed_a_chunk(tx, thread):
+    if _has_removed_a_chunk(tx, thread, chunk):
         return Emptied(0, True)
     freed = _disinherit(tx, thread)
     rows = tx.all(
         "SELECT c.key, c.version FROM checkpoints c JOIN branches b ON b.key = c.line WHERE b.thread = :thread"
         " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = c.line AND h.checkpoint = c.key) LIMIT :limit",
         thread=thread,
-        limit=CHUNK,
+        limit=chunk,
     )
     freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in rows]).branches
     mine = [key for (key,) in tx.all("SELECT key FROM branches WHERE thread = :thread", thread=thread)]
-    collected = branches.collect(tx, {*freed, *mine}, limit=CHUNK)
-    if len(rows) < CHUNK and not collected.left:
+    collected = branches.collect(tx, {*freed, *mine}, limit=chunk)
+    if len(rows) < chunk and not collected.left:
         _bequeath(tx, thread)
         tx.run("DELETE FROM threads WHERE key = :thread", thread=thread)
     return Emptied(collected.messages, True)
 
 
-def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
+def _has_removed_a_chunk(tx: Tx, thread: int, chunk: int) -> bool:
     """Delete a chunk of tasks and logged tool calls; True if there may be more.
 
     The rest of the ledger goes with the replies that it is about, or with the thread.
@@ -189,9 +189,9 @@ def _has_removed_a_chunk(tx: Tx, thread: int) -> bool:
             f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} WHERE thread = :thread{condition}"
             " ORDER BY key LIMIT :limit) RETURNING key",
             thread=thread,
-            limit=CHUNK,
+            limit=chunk,
         )
-        if len(rows) == CHUNK:
+        if len(rows) == chunk:
             return True
     return False
 

@@ -494,4 +494,4 @@ def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) 
         server.prepare()
         return PostgresStore(server, durability, pool_size)
 
-    return sharing.share(lambda: server.key, make, lambda store: store.check_same(durability, pool_size))
+    return sharing.share(lambda _: server.key, make, lambda store: store.check_same(durability, pool_size))

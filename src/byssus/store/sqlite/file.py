@@ -23,15 +23,18 @@ from byssus.errors import (
     StoreUnusable,
 )
 from byssus.store.schema import Migration, migrations
+from byssus.store.sqlite.opened_file import make_private
+from byssus.store.sqlite.room import CHECKPOINT_PAGES
 
 MEMORY = ":memory:"
 APPLICATION_ID = 0x42595353  # "BYSS"
 OLDEST_SQLITE = (3, 51, 3)  # before it, two connections that write and checkpoint can corrupt a WAL database
 SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
-_CHECKPOINT_PAGES = 4000  # 16 MB: the same hot pages are folded into the file once, not once a megabyte
 _BACKUP_PAGES = 1_000  # 4 MB between two looks
 _FOLD_MILLISECONDS = 1_000
+_COMPACT_STEPS = 1_000_000  # of SQLite's machine, between two looks
+COMPACTED = "-compacted"  # what a file is called while it is written anew
 _log = logging.getLogger("byssus.store")
 
 
@@ -192,7 +195,7 @@ def _make_directory(folder: str) -> None:
     parent = os.path.dirname(folder)
     _make_directory(parent)
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, 0o700)
     except FileExistsError:  # somebody else was faster, or it is something else
         if not _is_directory(folder):
             raise
@@ -204,20 +207,10 @@ def _make_directory(folder: str) -> None:
             os.close(handle)
 
 
-def identity(path: str) -> tuple[int, int]:
-    try:
-        file = os.stat(path)
-    except FileNotFoundError:
-        return (-1, -1)  # nobody can have it open
-    return (file.st_dev, file.st_ino)
-
-
-def connect(
-    path: str, durability: str, busy_seconds: float, *, create: bool = True, read_only: bool = False
-) -> apsw.Connection:
-    """A connection to a file of ours; one that only reads leaves it as it is, if it `can_be_left`."""
-    writing = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY if read_only else writing)
+def connect(path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
+    """A connection to a file of ours, which is there; one that only reads leaves it as it is, if it `can_be_left`."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(path, flags=flags)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
         # A file that turns out to be somebody else's is closed as it was found, its WAL included.
@@ -229,7 +222,7 @@ def connect(
         connection.pragma("synchronous", SYNCHRONOUS[durability])
         connection.pragma("foreign_keys", True)
         connection.pragma("temp_store", "MEMORY")  # savepoints keep their pages here
-        connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         if sys.platform == "darwin":
             connection.pragma("fullfsync", True)  # fsync alone does not reach the disk there
         _migrate(connection, path)
@@ -328,6 +321,22 @@ def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], ob
                 hear(backup.page_count - backup.remaining, backup.page_count)
     finally:
         target.close()
+
+
+def compact(path: str, hear: Callable[[], object]) -> None:
+    """Write a database that nobody has open anew, without the remains of what was deleted. `hear` is called often."""
+    fresh = path + COMPACTED
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_progress_handler(lambda: bool(hear()), _COMPACT_STEPS)
+            make_private(fresh)
+            connection.execute("VACUUM INTO ?", (fresh,))
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise translate(error, path, 0) from error
+    os.replace(fresh, path)
 
 
 def fold(path: str) -> None:

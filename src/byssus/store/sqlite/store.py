@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from byssus.errors import InputError, StoreNotOpen
+from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import sharing
 from byssus.store.database import Dialect, Row, Store, Tx
 from byssus.store.jobs import Job, deliver
@@ -36,9 +36,10 @@ from byssus.store.sqlite.file import (
     checked_path,
     connect,
     copy_pages,
-    identity,
     translate,
 )
+from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
+from byssus.store.sqlite.room import Room
 from byssus.values import clock
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ _GROUP_WRITES = 256  # a group ends here, because the lock between processes is 
 _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
+_ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
@@ -139,7 +141,9 @@ class SQLiteStore(Store):
         self.has_files = path != MEMORY
         self._busy_seconds = busy_seconds
         self._read_only = read_only
-        self._use_writer(self._connect(create=not read_only))
+        self._file: OpenedFile | None = None  # None in memory
+        self._room = Room(path)
+        self._open_file()
         self._pauses = _Pauses()
         self._generation = 0  # grows when the connections are made anew
         # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
@@ -155,8 +159,56 @@ class SQLiteStore(Store):
         self._writing = threading.Thread(target=self._serve, name="byssus-write", daemon=True)
         self._writing.start()
 
-    def _connect(self, *, create: bool = False) -> apsw.Connection:
-        return connect(self.path, self.durability, self._busy_seconds, create=create, read_only=self._read_only)
+    @property
+    def key(self) -> Hashable | None:
+        """What others in this process find it by: the file that is open, whatever its path leads to. None in memory."""
+        return None if self._file is None else self._file.key
+
+    def _open_file(self) -> None:
+        """Open the file, and know which one that is; others may remove it or replace it meanwhile."""
+        if self.path == MEMORY:
+            self._use_writer(self._connect_anew())
+            return
+        for _ in range(_ATTEMPTS):
+            if not self._read_only:
+                make_private(self.path)
+            before = identity(self.path)
+            try:
+                connection = self._connect_anew()
+            except apsw.Error:
+                if before is not None and before == identity(self.path):
+                    raise
+                continue
+            self._file = OpenedFile.of(self.path, before, has_wal=not self._read_only)
+            if self._file is not None:
+                self._use_writer(connection)
+                return
+            _forsake(connection)
+            connection.close()
+        raise StoreUnusable(
+            f"{self.path!r} was removed or replaced while it was being opened, {_ATTEMPTS} times; find out what does "
+            "that, then try again"
+        )
+
+    def _connect(self) -> apsw.Connection:
+        """Another connection to the same file."""
+        self.check_place()
+        connection = self._connect_anew()
+        try:
+            self.check_place()
+        except StoreUnusable:
+            _forsake(connection)
+            connection.close()
+            raise
+        return connection
+
+    def _connect_anew(self) -> apsw.Connection:
+        return connect(self.path, self.durability, self._busy_seconds, read_only=self._read_only)
+
+    def check_place(self) -> None:
+        """Raise once the path does not lead to the file that is open."""
+        if self._file is not None:
+            self._file.check()
 
     def _use_writer(self, connection: apsw.Connection) -> None:
         self._writer = connection
@@ -171,6 +223,8 @@ class SQLiteStore(Store):
                 f"{self.path!r} is already open in this process with durability={self.durability!r}; "
                 f"use the same for every opener, not {durability!r}"
             )
+        if self._file is not None and not self._read_only:
+            self._file.check_writable()
 
     def before_fork(self) -> None:
         """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
@@ -180,11 +234,18 @@ class SQLiteStore(Store):
 
     def after_fork(self) -> None:
         try:
-            if self.path != MEMORY:
-                self._use_writer(self._connect())
+            if self._file is not None:
+                self._reopen_file(self._file)
                 self._generation += 1
         finally:
             self._pauses.go_on()
+
+    def _reopen_file(self, before: OpenedFile) -> None:
+        """Open the same file again: nobody kept it from being moved while it was closed."""
+        before.check()
+        self._use_writer(self._connect_anew())
+        before.check()
+        self._file = OpenedFile.of(self.path, before.key, has_wal=not self._read_only) or before
 
     def abandon(self) -> None:
         self._gate = threading.Lock()  # another thread may have held it when the process forked
@@ -209,6 +270,8 @@ class SQLiteStore(Store):
         with self._pauses, self._watching:
             if not self._open:
                 raise StoreNotOpen(f"the store on {self.path!r} is closed")
+            if self._file is not None:
+                self._file.check_all()
             generation, connection = self._watch
             if connection is None or generation != self._generation:
                 connection = self._connect()
@@ -228,15 +291,31 @@ class SQLiteStore(Store):
                 try:
                     connection.pragma("temp_store", 0)  # a large database does not fit into memory
                     if rewrite:
+                        self._refuse_to_fill_the_disk(connection)
                         for (index,) in connection.execute(_FULL_TEXT).fetchall():  # it keeps words of deleted rows
                             connection.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
                         connection.execute("VACUUM")
-                    connection.set_busy_timeout(_SCRUB_MILLISECONDS)
-                    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+                    return self._has_folded(connection)
                 finally:
                     connection.close()
         except apsw.Error as error:
             raise self._translate(error) from error
+
+    def _refuse_to_fill_the_disk(self, connection: apsw.Connection) -> None:
+        """A database is written anew through its WAL. Should that fill the disk, the WAL must owe nothing to the file:
+        or it could not be folded any more (see room.py)."""
+        is_folded = self._has_folded(connection)
+        size = connection.pragma("page_count") * connection.pragma("page_size")
+        if not is_folded and not self._room.has_for(2 * size):
+            raise StoreFull(f"no room left to write {self.path!r} anew; free some disk space and try again")
+
+    def _has_folded(self, connection: apsw.Connection) -> bool:
+        """Fold the WAL and empty it, unless somebody reads an older state."""
+        connection.set_busy_timeout(_SCRUB_MILLISECONDS)
+        try:
+            return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+        finally:
+            connection.set_busy_timeout(int(self._busy_seconds * 1000))
 
     def pages_to(self, path: str, look: Callable[[Tx], T], hear: Callable[[int, int], object]) -> T | None:
         if not self.has_files:
@@ -253,6 +332,9 @@ class SQLiteStore(Store):
             except apsw.Error as error:
                 raise translate(error, path, self._busy_seconds) from error
             return seen
+
+    def overwrite_deleted(self) -> None:
+        self.write_now(_overwrite_deleted)
 
     def integrity(self) -> list[str]:
         if not self.has_files:
@@ -276,6 +358,12 @@ class SQLiteStore(Store):
                 raise self._translate(error) from error
 
     def _disconnect(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.check_all()
+        except StoreUnusable:  # what has the path now, and what lies beside it, is not ours to change
+            for connection in self._connections:
+                _forsake(connection)
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
             connection.close()
 
@@ -296,6 +384,7 @@ class SQLiteStore(Store):
     def _read(self, job: Job[Any]) -> None:
         try:
             with self._pauses:
+                self.check_place()
                 tx = self._reader()
                 tx.begin("BEGIN")
                 try:
@@ -327,6 +416,8 @@ class SQLiteStore(Store):
             try:
                 with self._pauses:
                     self._commit_group(job, group)
+                    if self._file is not None:
+                        self._file.check_committed()
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the worker must live
                 for member in group:
                     member.error = member.error or self._translate(error)
@@ -404,8 +495,11 @@ class SQLiteStore(Store):
 
     def _begin(self, group: list[Job[Any]]) -> None:
         try:
+            if self._file is not None:
+                self._file.check_writable()
+                self._room.look(self._writer)
             self._tx.begin("BEGIN IMMEDIATE")
-        except apsw.Error:
+        except (apsw.Error, StoreUnusable):
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
             while (job := self._next()) is not None:
                 group.append(job)
@@ -445,6 +539,16 @@ class SQLiteStore(Store):
         return translate(error, self.path, self._busy_seconds) if ours else error
 
 
+def _forsake(connection: apsw.Connection) -> None:
+    """Let a connection be closed without folding its WAL."""
+    with contextlib.suppress(apsw.Error):  # it is closed already
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+def _overwrite_deleted(tx: Tx) -> None:
+    tx.run("PRAGMA secure_delete = ON")
+
+
 def _integrity(tx: Tx) -> list[str]:
     try:
         return [text for (text,) in tx.all("PRAGMA integrity_check") if text != "ok"]
@@ -470,12 +574,26 @@ def open_store(
     check_library(apsw.sqlite_lib_version())
     name = checked_path(path)
 
+    def key(store: SQLiteStore | None) -> Hashable | None:
+        if store is not None:
+            return store.key
+        return None if name == MEMORY else identity(name)
+
     def make() -> SQLiteStore:
         try:
-            return SQLiteStore(name, durability, busy_seconds, read_only=read_only and can_be_left(name))
+            is_left = read_only and can_be_left(name)
+            if name != MEMORY and not is_left:  # what is only read may have many names
+                _refuse_forsaken(name)
+                refuse_second_name(name)
+            return SQLiteStore(name, durability, busy_seconds, read_only=is_left)
         except apsw.Error as error:
             raise translate(as_read(error), name, busy_seconds) from error
 
-    return sharing.share(
-        lambda: None if name == MEMORY else identity(name), make, lambda store: store.check_same(durability)
-    )
+    return sharing.share(key, make, lambda store: store.check_same(durability))
+
+
+def _refuse_forsaken(name: str) -> None:
+    """Refuse to open a file under a path whose former file is still open here: both would use the same WAL."""
+    for store in sharing.still_open():
+        if isinstance(store, SQLiteStore) and store.path == name:
+            store.check_place()
