@@ -34,7 +34,7 @@ SQL_MAY_USE = {
 # Packages that only these files may import, so that everything else works without them.
 ONLY_IN = {
     "agentscope": ["adapters/agentscope.py"],
-    "apsw": ["store/sqlite/file.py", "store/sqlite/store.py"],
+    "apsw": ["store/sqlite/file.py", "store/sqlite/room.py", "store/sqlite/store.py"],
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],

@@ -26,7 +26,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── StoreUnreachable               retry: the database server does not answer
     │   ├── StoreFull                      free some disk space, then retry
     │   ├── StoreReadOnly                  give the process the right to write
-    │   ├── StoreUnusable                  this file cannot be used: not ours, from a newer byssus, moved while it was open
+    │   ├── StoreUnusable                  this file cannot be used: not ours, too new, moved while it was open
     │   └── StoreCorrupt                   restore a backup: what is stored cannot be read
     └── ProviderError                      the model could not answer
         ├── RateLimited                    retry later (see retry_after)
