@@ -27,6 +27,7 @@ from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import sharing
 from byssus.store.database import Dialect, Row, Store, Tx
 from byssus.store.jobs import Job, deliver
+from byssus.store.schema import check_version
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -36,6 +37,7 @@ from byssus.store.sqlite.file import (
     checked_path,
     connect,
     copy_pages,
+    newest,
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
@@ -141,6 +143,7 @@ class SQLiteStore(Store):
         self.has_files = path != MEMORY
         self._busy_seconds = busy_seconds
         self._read_only = read_only
+        self._schema = newest()
         self._file: OpenedFile | None = None  # None in memory
         self._room = Room(path)
         self._open_file()
@@ -466,7 +469,7 @@ class SQLiteStore(Store):
     def _run_carefully(self, group: list[Job[Any]]) -> bool:
         """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
         self._roll_back()
-        self._tx.begin("BEGIN IMMEDIATE")
+        self._begin_to_write()
         return all(self._attempt(member) for member in group if member.error is None)
 
     def _take(self, *, block: bool = True) -> Job[Any] | None:
@@ -498,12 +501,18 @@ class SQLiteStore(Store):
             if self._file is not None:
                 self._file.check_writable()
                 self._room.look(self._writer)
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
         except (apsw.Error, StoreUnusable):
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
             while (job := self._next()) is not None:
                 group.append(job)
             raise
+
+    def _begin_to_write(self) -> None:
+        """Begin a transaction, unless a newer version has migrated the file since it was opened."""
+        self._tx.begin("BEGIN IMMEDIATE")
+        ((version,),) = self._execute("PRAGMA user_version")
+        check_version(version, self._schema, self.path)
 
     def _attempt(self, job: Job[Any]) -> bool:
         """Run one job inside the group. False means that the whole transaction is gone."""
@@ -522,7 +531,7 @@ class SQLiteStore(Store):
 
     def _alone(self, job: Job[Any]) -> None:
         try:
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
             job.run(self._tx)
             self._commit()
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
