@@ -10,7 +10,6 @@ raises. An agent without a checkpointer works in memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -32,6 +31,7 @@ from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
+from byssus.signals import shielded, until_done
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.forks import At, checked_at
@@ -291,9 +291,8 @@ class Agent:
             return task.result()
         except asyncio.CancelledError:
             run.signal.abort("cancelled")
-            while not task.done():  # soon: an aborted run does not wait for anybody
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({task})
+            with shielded():
+                await until_done(task)  # soon: an aborted run does not wait for anybody
             if not task.cancelled():
                 task.exception()
             raise

@@ -6,17 +6,18 @@ loop, or through a `concurrent.futures.Future` if the caller has none.
 - Delivery only sets results. The tasks that wait are resumed by their event loop afterwards, one at a time, so a task
   that raises SystemExit cannot keep its neighbours in the same commit from their outcomes.
 - A future of a submitted job cannot be cancelled. A task that is cancelled while it waits gets its CancelledError once
-  the job is settled.
+  the job is settled. Until then it waits shielded, because anyio would cancel it again and again (see `signals.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from byssus.signals import shielded, until_done
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -26,8 +27,31 @@ NO_THREAD = ThreadKey("", "")  # of a query that is not about one thread
 class CommitFuture(asyncio.Future[T]):
     """A future that refuses cancellation: the job runs to its end, and its caller learns how it ended."""
 
+    _waiters: tuple[asyncio.Future[None], ...] = ()  # one for each task that awaits it: these can be cancelled
+
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
         return False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.done():
+            waiter: asyncio.Future[None] = self.get_loop().create_future()
+            self._waiters = (*self._waiters, waiter)
+            try:
+                yield from waiter
+            except asyncio.CancelledError as error:
+                with shielded():
+                    cancelled = yield from until_done(self).__await__()
+                self.exception()  # it is not the task's any more, and must not be reported as one that nobody saw
+                raise cancelled or error from None
+        return self.result()
+
+    __iter__ = __await__
+
+    def wake(self) -> None:
+        """Let the tasks go on that await it, now that it is done."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Job(Generic[T]):
@@ -91,6 +115,8 @@ def _settle(jobs: Sequence[Job[Any]]) -> None:
             job.future.set_result(job.result)
         else:
             job.future.set_exception(_accepted(job.error))
+        if isinstance(job.future, CommitFuture):
+            job.future.wake()
 
 
 def _accepted(error: BaseException) -> BaseException:

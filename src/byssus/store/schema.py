@@ -4,9 +4,9 @@
 `0002_search.postgres.sql` stand side by side. `{key}` in a file is the database's type of a growing integer key, and
 `TEXT` is text that sorts by its bytes.
 
-A process that was left behind by a newer version's migration must not write: its messages would be missing from what the
-newer version has added. Opening checks the version, and so does every write transaction, under a lock that a migration
-takes first.
+A process that was left behind by a newer version's migration must not write: its messages would be missing from what
+the newer version has added. Opening checks the version, and so does every write transaction, under a lock that a
+migration takes first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def check_version(found: int, known: int, name: str) -> None:
     """Refuse a database that a newer byssus has migrated."""
     if found > known:
         raise StoreUnusable(
-            f"{name!r} was written by a newer byssus (schema {found}, this one knows {known}); upgrade byssus to open it"
+            f"{name!r} was written by a newer byssus (schema {found}, this one knows {known}); "
+            "upgrade byssus to open it"
         )
 
 
