@@ -31,6 +31,7 @@ from tests.support.stores import Gate
 
 PATIENCE = 60  # seconds until a program that hangs is a test that fails
 WRITES = 10
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(byssus.__file__).parents[1])}
 
 # One commit for all of them: the gate holds the writer until each task has submitted its write.
 PROGRAM = """
@@ -81,7 +82,7 @@ def test_a_task_that_ends_the_program_right_after_its_commit_does_not_hang_its_n
         before = store.read_now(counted)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(error=error, writes=WRITES), database.place],
-        env={**os.environ, "PYTHONPATH": str(Path(byssus.__file__).parents[1])},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -91,6 +92,107 @@ def test_a_task_that_ends_the_program_right_after_its_commit_does_not_hang_its_n
     assert "pending" not in done.stderr
     with database.store() as store:
         assert store.read_now(counted) == before + WRITES
+
+
+# What a service has that is stopped with SIGTERM: it may arrive anywhere in the event loop.
+TERMINATED = """
+import asyncio, signal, sys
+from byssus.store import opening
+
+store = opening.open(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+
+def count(tx):
+    tx.run("UPDATE indexing SET epoch = epoch + 1 WHERE kind = 'message'")
+
+async def write():
+    while True:
+        await store.write(count)
+
+async def main():
+    asyncio.get_running_loop().call_later(0.1, lambda: print("busy", flush=True))
+    await asyncio.gather(*(write() for _ in range(64)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.processes
+def test_a_signal_handler_that_exits_under_load_ends_the_program(database: Database) -> None:
+    command = [sys.executable, "-c", TERMINATED, database.place]
+    children = [
+        subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "busy\n"
+        child.send_signal(signal.SIGTERM)
+    for child in children:
+        _, errors = child.communicate(timeout=PATIENCE)
+        assert child.returncode == 7, errors
+
+
+# As a signal handler would raise it: at the n-th step that the event loop takes in this module, for each n.
+INTERRUPTED = """
+import asyncio, itertools, sys, threading
+from byssus.store import jobs, opening
+
+store = opening.open(sys.argv[1])
+
+class Exits:
+    def __init__(self, steps):
+        self.left = steps
+
+    def trace(self, frame, event, _):
+        if frame.f_code.co_filename != jobs.__file__:
+            return None
+        self.left -= 1
+        if not self.left:
+            sys.settrace(None)
+            raise SystemExit(7)
+        return self.trace
+
+def count(tx):
+    tx.run("UPDATE indexing SET epoch = epoch + 1 WHERE kind = 'message'")
+
+async def write():
+    await store.write(count)
+
+async def main(step):
+    entered, opened = threading.Event(), threading.Event()
+    held = store.write(lambda tx: (entered.set(), opened.wait(60)))
+    await asyncio.to_thread(entered.wait, 60)
+    writes = asyncio.gather(held, store.write(count), *(write() for _ in range(3)))
+    await asyncio.sleep(0)
+    sys.settrace(Exits(step).trace)
+    opened.set()
+    await writes
+    sys.settrace(None)
+
+for step in itertools.count(1):
+    try:
+        asyncio.run(main(step))
+        break
+    except SystemExit:
+        pass
+sys.settrace(None)
+print(step)
+"""
+
+
+@pytest.mark.processes
+def test_an_exit_at_any_step_of_the_delivery_leaves_nobody_waiting(database: Database) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, database.place],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
 
 
 def test_a_future_of_a_submitted_job_refuses_cancellation(store: Store) -> None:

@@ -5,6 +5,8 @@ loop, or through a `concurrent.futures.Future` if the caller has none.
 
 - Delivery only sets results. The tasks that wait are resumed by their event loop afterwards, one at a time, so a task
   that raises SystemExit cannot keep its neighbours in the same commit from their outcomes.
+- A signal handler that raises SystemExit may interrupt the event loop anywhere, also between two results. The outcome
+  is kept with its future, and a task that is cancelled, as all are when the program ends, looks for it there.
 - A future of a submitted job cannot be cancelled. A task that is cancelled while it waits gets its CancelledError once
   the job is settled. Until then it waits shielded, because anyio would cancel it again and again (see `signals.py`).
 """
@@ -28,8 +30,11 @@ class CommitFuture(asyncio.Future[T]):
     """A future that refuses cancellation: the job runs to its end, and its caller learns how it ended."""
 
     _waiters: tuple[asyncio.Future[None], ...] = ()  # one for each task that awaits it: these can be cancelled
+    job: Job[T] | None = None  # which has ended, and whose outcome is on its way
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        if self.job is not None:
+            self.get_loop().call_soon(_settle, [self.job])
         return False
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -39,6 +44,7 @@ class CommitFuture(asyncio.Future[T]):
             try:
                 yield from waiter
             except asyncio.CancelledError as error:
+                self.cancel()
                 with shielded():
                     cancelled = yield from until_done(self).__await__()
                 self.exception()  # it is not the task's any more, and must not be reported as one that nobody saw
@@ -52,6 +58,7 @@ class CommitFuture(asyncio.Future[T]):
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self.job = None
 
 
 class Job(Generic[T]):
@@ -98,6 +105,8 @@ def deliver(jobs: Sequence[Job[Any]]) -> None:
     """Hand each job's outcome to its caller. An event loop is woken once, however many of its jobs are done."""
     for job in jobs:
         job.group = len(jobs)
+        if isinstance(job.future, CommitFuture):
+            job.future.job = job
     for loop in {job.loop for job in jobs}:
         mine = [job for job in jobs if job.loop is loop]
         try:
@@ -110,11 +119,13 @@ def deliver(jobs: Sequence[Job[Any]]) -> None:
 
 
 def _settle(jobs: Sequence[Job[Any]]) -> None:
+    """Set the outcomes. May be run again for what it did not get to."""
     for job in jobs:
-        if job.error is None:
-            job.future.set_result(job.result)
-        else:
-            job.future.set_exception(_accepted(job.error))
+        if not job.future.done():
+            if job.error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(_accepted(job.error))
         if isinstance(job.future, CommitFuture):
             job.future.wake()
 
