@@ -254,6 +254,6 @@ def test_until_done_returns_the_last_cancellation_when_the_future_is_done() -> N
 
 def test_without_anyio_a_shield_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in (None, object()):  # not imported, or just being imported
-        monkeypatch.setitem(sys.modules, "anyio", loaded)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "anyio", loaded)
         with shielded() as nothing:
             assert nothing is None

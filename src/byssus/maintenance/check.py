@@ -23,6 +23,7 @@ from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts
 from byssus.queries.search import kinds
 from byssus.search import tokens
 from byssus.store.database import Tx
+from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.threads.encoding import spent_by
 
@@ -99,6 +100,7 @@ def _mark_unrepairable(problems: list[Problem]) -> list[Problem]:
     ]
 
 
+@takes_long
 def _references(tx: Tx) -> list[Problem]:
     return [
         Problem("reference", table, f"row {key} of {table} has {column} {value}, and {parent} has no row {value}")

@@ -23,6 +23,7 @@ from byssus.signals import shielded, until_done
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Callable[..., Any])
 NO_THREAD = ThreadKey("", "")  # of a query that is not about one thread
 
 
@@ -61,6 +62,12 @@ class CommitFuture(asyncio.Future[T]):
         self.job = None
 
 
+def takes_long(query: Q) -> Q:
+    """Mark a query with statements that may take minutes, on a large database: no time limit for an answer applies."""
+    query.takes_long = True  # type: ignore[attr-defined]
+    return query
+
+
 class Job(Generic[T]):
     """A query with its arguments, and then its outcome."""
 
@@ -90,6 +97,11 @@ class Job(Generic[T]):
         if isinstance(first, ThreadKey):
             return first
         return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether a database may take minutes to answer."""
+        return getattr(self.query, "takes_long", False)
 
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""

@@ -19,6 +19,7 @@ from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
+from byssus.store.jobs import takes_long
 
 FEW = 20  # rows that are named of what is wrong in one way
 
@@ -120,6 +121,7 @@ class UserFacts(NamedTuple):
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
+@takes_long
 def threads(tx: Tx, after: int, limit: int) -> list[tuple[ThreadFacts, Shown]]:
     rows = tx.all(
         "SELECT t.key, t.namespace, t.id, t.branch, t.head, t.message_count, t.line, t.latest, t.latest_at,"
@@ -209,6 +211,7 @@ def branches(tx: Tx, after: int, limit: int) -> list[BranchFacts]:
     return [BranchFacts(key, thread, name, read.get(key, [])) for key, thread, name in rows]
 
 
+@takes_long
 def checkpoints_by_branch(tx: Tx, after: tuple[int, int, int], limit: int) -> list[CheckpointFacts]:
     """Checkpoints in the order of their branches and seqs: so the messages before them are only counted once."""
     rows = tx.all(
@@ -338,6 +341,7 @@ class IndexFacts(NamedTuple):
     surplus: list[int]
 
 
+@takes_long
 def index(tx: Tx, tokenizer: int, kind: str) -> IndexFacts | None:
     """How the index of a kind agrees with its rows; None if it is to be made anew anyway."""
     state = tx.one("SELECT upto, tokenizer FROM indexing WHERE kind = :kind", kind=kind)

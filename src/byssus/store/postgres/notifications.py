@@ -112,6 +112,7 @@ class News:
                 self._connection = None
 
     def _listen(self, connection: Connection) -> None:
+        connection.silence = min(_SILENCE, self._server.answer_seconds)  # nothing here takes long
         connection.execute(f'LISTEN "{self._channel}"'.encode())
         self._heard += 1  # whatever was said while nobody listened
         heard_at = time.monotonic()

@@ -31,6 +31,7 @@ from byssus.store.database import Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
+    ANSWER_SECONDS,
     VERSION_TABLE,
     Connection,
     Server,
@@ -55,6 +56,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SPLIT_AFTER = 3  # lost connections in a row
 _IDLE_SECONDS = 60.0
 _SLOW_SECONDS = 1.0
+_LEAVE_SECONDS = 2.0  # for a row that is of no use any more
 _PREPARE_AFTER = 3  # runs of a statement
 # A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
 _SETTINGS = {
@@ -100,11 +102,12 @@ class _Session:
         self._tx: PostgresTx
         self._settings: list[str] = []  # what each transaction needs on a connection to a pooler
 
-    def begin(self, mode: str) -> PostgresTx:
-        """A transaction. It begins on the server when something is asked in it."""
+    def begin(self, mode: str, *, answer: float | None) -> PostgresTx:
+        """A transaction. It begins on the server when something is asked in it; that is answered in so many seconds."""
         if self._connection is None:
             self._connection = self._connect()
             self._tx = PostgresTx(self._connection, self._store.server.schema)
+        self._connection.silence = answer
         self._tx.begin(mode, *self._settings)
         return self._tx
 
@@ -113,14 +116,17 @@ class _Session:
         try:
             row = connection.execute("SELECT pg_backend_pid()").fetchone()
             assert row is not None
+            settings = dict(_SETTINGS)
+            if self._store.server.answer_seconds < ANSWER_SECONDS:
+                settings["lock_timeout"] = f"{self._store.server.answer_seconds * 1000 * 2 // 3:.0f}ms"
             # A pooler introduces itself with a number of its own.
             if row[0] != connection.info.backend_pid:
                 self._store.has_pooler = True
             self._settings = []
             if self._store.has_pooler:
-                self._settings = [f"SET LOCAL {name} = '{value}'" for name, value in _SETTINGS.items()]
+                self._settings = [f"SET LOCAL {name} = '{value}'" for name, value in settings.items()]
             else:
-                for name, value in _SETTINGS.items():
+                for name, value in settings.items():
                     connection.execute(f"SET {name} = '{value}'".encode())
                 _prepare(connection)
         except BaseException:
@@ -230,6 +236,10 @@ class _Worker:
     def _group(self, job: Job[Any]) -> list[Job[Any]]:
         return [job]
 
+    def _answer(self, group: list[Job[Any]]) -> float | None:
+        """How long the server may take to answer; None: as long as it likes."""
+        return None if any(job.takes_long for job in group) else self._store.server.answer_seconds
+
     def _settle(self, group: list[Job[Any]]) -> None:
         raise NotImplementedError
 
@@ -244,7 +254,7 @@ class _Reader(_Worker):
         patience = _Patience(self._store)
         while True:
             try:
-                tx = self.session.begin(_READ)
+                tx = self.session.begin(_READ, answer=self._answer(group))
                 job.run(tx)
                 tx.flush("COMMIT")
                 self._store.away_since = None
@@ -338,7 +348,7 @@ class _Writer(_Worker):
 
     def _check_version(self) -> None:
         """Raise what opening this database would raise now."""
-        tx = self.session.begin(_READ)
+        tx = self.session.begin(_READ, answer=self._answer([]))
         row = tx.one(f"SELECT version FROM {self._versions}")
         tx.flush("COMMIT")
         check_version(row[0] if row else 0, newest(), self._store.name)
@@ -354,14 +364,14 @@ class _Writer(_Worker):
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        tx = self.session.begin(_WRITE)
+        tx = self.session.begin(_WRITE, answer=self._answer([]))
         row = tx.one(self._ask, id=self._id)
         tx.flush("COMMIT")  # which waits for a standby, should that be what was missing
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        tx = self.session.begin(_WRITE)
+        tx = self.session.begin(_WRITE, answer=self._answer(group))
         tx.run_along(self._mark, writer=self._id, number=self._number)
         threads = [None, *(job.thread for job in group)]
         if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
@@ -405,7 +415,7 @@ class _Writer(_Worker):
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                tx = self.session.begin(_WRITE)
+                tx = self.session.begin(_WRITE, answer=_LEAVE_SECONDS)
                 tx.run(_UNMARK, id=self._id)
                 tx.flush("COMMIT")
 

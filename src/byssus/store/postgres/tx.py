@@ -222,7 +222,10 @@ class PostgresTx:
         server, is_sent = self._connection.pgconn, False
         while not is_sent:
             unsent = server.flush()
-            for _, ready in self._selector.select():
+            events = self._selector.select(self._connection.silence)
+            if not events:
+                self._connection.give_up()
+            for _, ready in events:
                 if ready & selectors.EVENT_READ:
                     server.consume_input()  # else the server might wait for us, too
                 is_sent = not unsent and bool(ready & selectors.EVENT_WRITE)  # there is room for the Sync itself
