@@ -38,7 +38,7 @@ ONLY_IN = {
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": [f"store/postgres/{part}.py" for part in ("notifications", "server", "store", "tx")],
+    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
     "Stemmer": ["search/tokens.py"],
     "xllamacpp": ["providers/local.py"],
@@ -375,7 +375,6 @@ COVERED_BY: dict[str, list[str]] = {
     "testing.py": ["providers/test_scripted.py"],
     "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
     "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
-    "values/inputs.py": ["test_storage.py", "test_checkpointer.py"],
 }
 
 

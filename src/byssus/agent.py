@@ -40,7 +40,7 @@ from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
@@ -372,7 +372,7 @@ def _journal(
         return memory_journal(modes)
     assert checkpointer is not None
     assert thread_id is not None
-    thread_key, origin = checked_thread(thread_id), None
+    thread_key, origin = checked_new_thread(thread_id), None
     if at is not None and setup.thread_id is not None:
         origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
     return thread_journal(

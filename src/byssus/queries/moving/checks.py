@@ -20,6 +20,7 @@ from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
 from byssus.store.jobs import takes_long
+from byssus.values.thread_key import LONGEST_ID
 
 FEW = 20  # rows that are named of what is wrong in one way
 
@@ -251,6 +252,24 @@ def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:
         for key, value in tx.all(
             f"SELECT c.{name}, c.{column} FROM {table} c WHERE NOT EXISTS"
             f" (SELECT 1 FROM {parent} p WHERE p.key = c.{column}) LIMIT :few",
+            few=FEW,
+        )
+    ]
+
+
+_IDS = [("threads", "namespace"), ("threads", "id"), ("users", "id"), ("checkpoints", "id"), ("tasks", "id")]
+
+
+@takes_long
+def long_ids(tx: Tx) -> list[tuple[str, str, str, int]]:
+    """Ids that are longer than they can be now: table, column, how they begin, and their bytes; a few of each kind."""
+    return [
+        (table, column, *row)
+        for table, column in _IDS
+        for row in tx.all(
+            f"SELECT substr({column}, 1, 60), octet_length({column}) FROM {table}"
+            f" WHERE octet_length({column}) > :most ORDER BY key LIMIT :few",
+            most=LONGEST_ID,
             few=FEW,
         )
     ]

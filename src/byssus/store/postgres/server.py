@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import re
-import selectors
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, LiteralString, NoReturn, TypeVar
@@ -34,11 +33,10 @@ from byssus.errors import (
     StoreUnusable,
 )
 from byssus.store.database import Row
+from byssus.store.postgres import login
 from byssus.store.schema import Migration, check_version, migrations
 
 T = TypeVar("T")
-Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # which takes no file of its own
-
 OLDEST = 14
 _EXAMPLE = "postgresql://user:password@host:5432/database"
 # What a DSN does not say: a server that does not answer is given up at some time, and a standby is not written.
@@ -125,7 +123,10 @@ class Server:
         return self._connect(self._listening)
 
     def _connect(self, settings: dict[str, Any]) -> Connection:
-        connection = Connection.connect(**settings, autocommit=True, prepare_threshold=None)
+        try:
+            connection = Connection.connect(**settings, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            raise login.explained(error, conninfo.make_conninfo("", **settings)) from error
         connection.silence = self.answer_seconds
         return connection
 
@@ -264,8 +265,14 @@ _TRANSLATIONS: list[tuple[tuple[type[Exception], ...], Callable[[str, str], Byss
         lambda name, why: StoreFull(f"no room left to write {name!r} ({why}); free some, and try again"),
     ),
     (
-        (errors.LockNotAvailable, errors.QueryCanceled),
+        (errors.LockNotAvailable,),
         lambda name, why: StoreBusy(f"somebody held a lock in {name!r} for too long ({why}); try again"),
+    ),
+    (
+        (errors.QueryCanceled,),
+        lambda name, why: StoreBusy(
+            f"{name!r} ended a statement ({why}); try again, and if its statement_timeout is too short, raise it"
+        ),
     ),
     (
         (errors.TooManyConnections,),

@@ -25,7 +25,8 @@ import psycopg
 from byssus.errors import StoreError
 from byssus.store.database import Dialect, Row
 from byssus.store.jobs import Job
-from byssus.store.postgres.server import Connection, Selector, tables
+from byssus.store.postgres.login import Selector
+from byssus.store.postgres.server import Connection, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
 _CLOCK = "to_char(({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
