@@ -34,7 +34,7 @@ SQL_MAY_USE = {
 # Packages that only these files may import, so that everything else works without them.
 ONLY_IN = {
     "agentscope": ["adapters/agentscope.py"],
-    "apsw": ["store/sqlite/file.py", "store/sqlite/store.py"],
+    "apsw": [f"store/sqlite/{part}.py" for part in ("file", "room", "store", "tx")],
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
@@ -348,6 +348,7 @@ COVERED_BY: dict[str, list[str]] = {
     "store/opening.py": ["store/sqlite/test_file.py", "store/postgres/test_server.py"],
     "store/owners.py": ["run/test_leases_lost.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
+    "store/sqlite/tx.py": ["store/sqlite/test_store.py"],
     "store/schema.py": ["store/test_migrations.py"],
     "store/sharing.py": ["store/sqlite/test_file.py"],
     "threads/encoding.py": ["test_checkpointer.py"],

@@ -17,7 +17,7 @@ import psycopg
 from byssus.store.database import Tx
 from byssus.store.postgres.server import Connection
 from byssus.store.postgres.tx import PostgresTx
-from byssus.store.sqlite.store import SQLiteTx
+from byssus.store.sqlite.tx import SQLiteTx
 from tests.crash.place import Place
 from tests.support import postgres
 

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import sharing
-from byssus.store.database import Dialect, Row, Store, Tx
+from byssus.store.database import Store, Tx
 from byssus.store.jobs import Job, deliver
 from byssus.store.schema import check_version
 from byssus.store.sqlite.file import (
@@ -42,7 +42,7 @@ from byssus.store.sqlite.file import (
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
 from byssus.store.sqlite.room import Room
-from byssus.values import clock
+from byssus.store.sqlite.tx import DIALECT, SQLiteTx
 
 T = TypeVar("T")
 
@@ -54,49 +54,7 @@ _ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
-DIALECT = Dialect("sqlite", skip_locked="")  # there is one writer: it has taken them all
 _log = logging.getLogger("byssus.store")
-
-
-class SQLiteTx:
-    """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
-
-    dialect = DIALECT
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._execute = connection.cursor().execute
-        self._now: str | None = None
-        self._after: dict[float, str] = {}
-
-    def begin(self, statement: str) -> None:
-        self._execute(statement)
-        self._now = None
-        self._after.clear()
-
-    def one(self, sql: str, /, **params: Any) -> Row | None:
-        rows = self._execute(sql, params).fetchall()
-        return rows[0] if rows else None
-
-    def all(self, sql: str, /, **params: Any) -> list[Row]:
-        return self._execute(sql, params).fetchall()
-
-    def run(self, sql: str, /, **params: Any) -> None:
-        self._execute(sql, params)
-
-    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
-        for row in rows:
-            self._execute(sql, row)
-
-    def now(self) -> str:
-        """The same for all that is written in one transaction."""
-        if self._now is None:
-            self._now = clock.now()
-        return self._now
-
-    def after(self, seconds: float, /) -> str:
-        if seconds not in self._after:
-            self._after[seconds] = clock.after(self.now(), seconds)
-        return self._after[seconds]
 
 
 class _Pauses:
