@@ -34,11 +34,11 @@ SQL_MAY_USE = {
 # Packages that only these files may import, so that everything else works without them.
 ONLY_IN = {
     "agentscope": ["adapters/agentscope.py"],
-    "apsw": ["store/sqlite/file.py", "store/sqlite/room.py", "store/sqlite/store.py"],
+    "apsw": [f"store/sqlite/{part}.py" for part in ("file", "room", "store", "tx")],
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": [f"store/postgres/{part}.py" for part in ("notifications", "server", "store", "tx")],
+    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
     "Stemmer": ["search/tokens.py"],
     "xllamacpp": ["providers/local.py"],
@@ -348,6 +348,7 @@ COVERED_BY: dict[str, list[str]] = {
     "store/opening.py": ["store/sqlite/test_file.py", "store/postgres/test_server.py"],
     "store/owners.py": ["run/test_leases_lost.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
+    "store/sqlite/tx.py": ["store/sqlite/test_store.py"],
     "store/schema.py": ["store/test_migrations.py"],
     "store/sharing.py": ["store/sqlite/test_file.py"],
     "threads/encoding.py": ["test_checkpointer.py"],
@@ -375,7 +376,6 @@ COVERED_BY: dict[str, list[str]] = {
     "testing.py": ["providers/test_scripted.py"],
     "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
     "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
-    "values/inputs.py": ["test_storage.py", "test_checkpointer.py"],
 }
 
 

@@ -10,7 +10,6 @@ raises. An agent without a checkpointer works in memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -32,6 +31,7 @@ from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
+from byssus.signals import shielded, until_done
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.forks import At, checked_at
@@ -40,7 +40,7 @@ from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
@@ -291,9 +291,8 @@ class Agent:
             return task.result()
         except asyncio.CancelledError:
             run.signal.abort("cancelled")
-            while not task.done():  # soon: an aborted run does not wait for anybody
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({task})
+            with shielded():
+                await until_done(task)  # soon: an aborted run does not wait for anybody
             if not task.cancelled():
                 task.exception()
             raise
@@ -373,7 +372,7 @@ def _journal(
         return memory_journal(modes)
     assert checkpointer is not None
     assert thread_id is not None
-    thread_key, origin = checked_thread(thread_id), None
+    thread_key, origin = checked_new_thread(thread_id), None
     if at is not None and setup.thread_id is not None:
         origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
     return thread_journal(

@@ -33,6 +33,7 @@ from byssus.queries.moving.tables import TABLES
 from byssus.queries.search import index
 from byssus.store import opening, sharing
 from byssus.store.database import Store, Tx
+from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import COMPACTED, MEMORY, checked_path, compact, fold, sync
@@ -380,6 +381,7 @@ def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> _Applied:
     key = copying.reopen(tx, store.name)
     written = removed = 0
 
+    @takes_long
     def snapshot(source: Tx) -> Comparison:  # it may have to be run again, and goes on then
         nonlocal written, removed
         mirror = Mirror(_within(source), _within(tx), _within(tx), report)

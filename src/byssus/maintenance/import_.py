@@ -25,7 +25,7 @@ from byssus.queries.versions import deleting
 from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
-from byssus.values.inputs import checked_id
+from byssus.values.inputs import checked_new_id
 
 Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 
@@ -35,7 +35,7 @@ async def import_from(store: Runner, lines: Lines, as_id: str | None = None) -> 
 
     `lines` is the path of a file, or an iterable of lines. `as_id` is another id for the thread, where there is one.
     """
-    new_id = None if as_id is None else checked_id(as_id, "as_id")
+    new_id = None if as_id is None else checked_new_id(as_id, "as_id")
     await retention.empty_trash(store)  # what an interrupted import has left, too
     token = clock.new_id()
     try:

@@ -38,7 +38,7 @@ from byssus.store.sqlite.file import check_durability
 from byssus.threads import erasure
 from byssus.threads.encoding import encode_json
 from byssus.threads.waiting import retry_while_driven
-from byssus.values.inputs import checked_id, checked_wait
+from byssus.values.inputs import checked_new_id, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -378,10 +378,10 @@ class PostgresMemory(StoredMemory):
 
 
 def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here:
-    namespace = "" if user_id is None else checked_id(user_id, "a user id")
+    namespace = "" if user_id is None else checked_new_id(user_id, "a user id")
     if namespace.startswith("\x7f"):
         raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
-    thread = SESSION if session_id is None else checked_id(session_id, "a session id")
+    thread = SESSION if session_id is None else checked_new_id(session_id, "a session id")
     return _Here(user_id, session_id, ThreadKey(namespace, thread), handle)
 
 

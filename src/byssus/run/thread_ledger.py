@@ -19,7 +19,7 @@ from byssus.run.driven_thread import Change, DrivenThread, is_committed, settled
 from byssus.threads import approvals
 from byssus.threads.encoding import message_row
 from byssus.tools import Outcome
-from byssus.values.inputs import column_text
+from byssus.values.inputs import column_id, column_text
 
 
 class ThreadLedger:
@@ -84,7 +84,7 @@ class ThreadLedger:
     def _start(self, entry: LedgerEntry, recovery: str) -> Start:
         driver, reply, key = self._thread.driver, self._thread.geometry.reply, entry.idempotency_key
         assert driver is not None
-        call_id, name = column_text(entry.call_id), column_text(entry.name)
+        call_id, name = column_id(entry.call_id), column_text(entry.name)
         return Start(reply, entry.call_index, call_id, name, entry.arguments, recovery, key, driver.run_id)
 
     async def answer(self, call_id: str, answer: str, /) -> None:

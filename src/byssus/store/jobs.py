@@ -5,29 +5,67 @@ loop, or through a `concurrent.futures.Future` if the caller has none.
 
 - Delivery only sets results. The tasks that wait are resumed by their event loop afterwards, one at a time, so a task
   that raises SystemExit cannot keep its neighbours in the same commit from their outcomes.
+- A signal handler that raises SystemExit may interrupt the event loop anywhere, also between two results. The outcome
+  is kept with its future, and a task that is cancelled, as all are when the program ends, looks for it there.
 - A future of a submitted job cannot be cancelled. A task that is cancelled while it waits gets its CancelledError once
-  the job is settled.
+  the job is settled. Until then it waits shielded, because anyio would cancel it again and again (see `signals.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from byssus.signals import shielded, until_done
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Callable[..., Any])
 NO_THREAD = ThreadKey("", "")  # of a query that is not about one thread
 
 
 class CommitFuture(asyncio.Future[T]):
     """A future that refuses cancellation: the job runs to its end, and its caller learns how it ended."""
 
+    _waiters: tuple[asyncio.Future[None], ...] = ()  # one for each task that awaits it: these can be cancelled
+    job: Job[T] | None = None  # which has ended, and whose outcome is on its way
+
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        if self.job is not None:
+            self.get_loop().call_soon(_settle, [self.job])
         return False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.done():
+            waiter: asyncio.Future[None] = self.get_loop().create_future()
+            self._waiters = (*self._waiters, waiter)
+            try:
+                yield from waiter
+            except asyncio.CancelledError as error:
+                self.cancel()
+                with shielded():
+                    cancelled = yield from until_done(self).__await__()
+                self.exception()  # it is not the task's any more, and must not be reported as one that nobody saw
+                raise cancelled or error from None
+        return self.result()
+
+    __iter__ = __await__
+
+    def wake(self) -> None:
+        """Let the tasks go on that await it, now that it is done."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.job = None
+
+
+def takes_long(query: Q) -> Q:
+    """Mark a query with statements that may take minutes, on a large database: no time limit for an answer applies."""
+    query.takes_long = True  # type: ignore[attr-defined]
+    return query
 
 
 class Job(Generic[T]):
@@ -60,6 +98,11 @@ class Job(Generic[T]):
             return first
         return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether a database may take minutes to answer."""
+        return getattr(self.query, "takes_long", False)
+
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""
         self.error = None
@@ -74,6 +117,8 @@ def deliver(jobs: Sequence[Job[Any]]) -> None:
     """Hand each job's outcome to its caller. An event loop is woken once, however many of its jobs are done."""
     for job in jobs:
         job.group = len(jobs)
+        if isinstance(job.future, CommitFuture):
+            job.future.job = job
     for loop in {job.loop for job in jobs}:
         mine = [job for job in jobs if job.loop is loop]
         try:
@@ -86,11 +131,15 @@ def deliver(jobs: Sequence[Job[Any]]) -> None:
 
 
 def _settle(jobs: Sequence[Job[Any]]) -> None:
+    """Set the outcomes. May be run again for what it did not get to."""
     for job in jobs:
-        if job.error is None:
-            job.future.set_result(job.result)
-        else:
-            job.future.set_exception(_accepted(job.error))
+        if not job.future.done():
+            if job.error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(_accepted(job.error))
+        if isinstance(job.future, CommitFuture):
+            job.future.wake()
 
 
 def _accepted(error: BaseException) -> BaseException:

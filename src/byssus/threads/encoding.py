@@ -21,7 +21,7 @@ from byssus.messages import (
 from byssus.queries.accounts.usage import LONG_NAME, Spent
 from byssus.queries.log.threads import MessageRow
 from byssus.values import clock
-from byssus.values.inputs import column_text
+from byssus.values.inputs import column_id, column_text
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
@@ -41,7 +41,7 @@ def message_row(message: Appendable) -> MessageRow:
         )
     if isinstance(message, Note):
         return MessageRow(clock.new_id(), column_text(message.role), encode(message))
-    name = column_text(message.id) if message.id else clock.new_id()
+    name = column_id(message.id) if message.id else clock.new_id()
     return MessageRow(name, message.role, encode(message), 0, spent_by(message))
 
 
@@ -51,7 +51,7 @@ def json_row(value: Any) -> MessageRow:
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
     return MessageRow(
-        column_text(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
+        column_id(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
     )
 
 

@@ -20,7 +20,7 @@ from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
-from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_new_id, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
@@ -34,7 +34,7 @@ async def fork(
     Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
     same user, unless `user_id` says otherwise.
     """
-    new = clock.new_id() if new_id is None else checked_id(new_id)
+    new = clock.new_id() if new_id is None else checked_new_id(new_id)
     point = None if at is None else checked_at(at, "at")
     owner = None if user_id is None else checked_id(user_id, "a user id")
     await store.write(forks.fork, checked_thread(thread_id), new, point, owner=owner)

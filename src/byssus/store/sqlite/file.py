@@ -22,7 +22,7 @@ from byssus.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
-from byssus.store.schema import Migration, migrations
+from byssus.store.schema import Migration, check_version, migrations
 from byssus.store.sqlite.opened_file import make_private
 from byssus.store.sqlite.room import CHECKPOINT_PAGES
 
@@ -266,14 +266,15 @@ def _enter_wal(connection: apsw.Connection, path: str, busy_seconds: float) -> N
         raise StoreUnusable(f"{path!r} is on a file system without shared memory (WAL is refused); use a local disk")
 
 
+def newest() -> int:
+    """The schema that this version knows."""
+    return migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number
+
+
 def _migrate(connection: apsw.Connection, path: str) -> None:
     known = migrations("sqlite", key="INTEGER PRIMARY KEY")
     version = connection.pragma("user_version")
-    if version > known[-1].number:
-        raise StoreUnusable(
-            f"{path!r} was written by a newer byssus (schema {version}, this one knows {known[-1].number}); "
-            "upgrade byssus to open it"
-        )
+    check_version(version, known[-1].number, path)
     if version < known[-1].number:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -303,8 +304,7 @@ def can_be_left(path: str) -> bool:
     there."""
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        newest = migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number
-        return bool(connection.pragma("user_version") == newest and connection.pragma("journal_mode") != "wal")
+        return bool(connection.pragma("user_version") == newest() and connection.pragma("journal_mode") != "wal")
     finally:
         connection.close()
 

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import sharing
-from byssus.store.database import Dialect, Row, Store, Tx
+from byssus.store.database import Store, Tx
 from byssus.store.jobs import Job, deliver
+from byssus.store.schema import check_version
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -36,11 +37,12 @@ from byssus.store.sqlite.file import (
     checked_path,
     connect,
     copy_pages,
+    newest,
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
 from byssus.store.sqlite.room import Room
-from byssus.values import clock
+from byssus.store.sqlite.tx import DIALECT, SQLiteTx
 
 T = TypeVar("T")
 
@@ -52,49 +54,7 @@ _ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
-DIALECT = Dialect("sqlite", skip_locked="")  # there is one writer: it has taken them all
 _log = logging.getLogger("byssus.store")
-
-
-class SQLiteTx:
-    """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
-
-    dialect = DIALECT
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._execute = connection.cursor().execute
-        self._now: str | None = None
-        self._after: dict[float, str] = {}
-
-    def begin(self, statement: str) -> None:
-        self._execute(statement)
-        self._now = None
-        self._after.clear()
-
-    def one(self, sql: str, /, **params: Any) -> Row | None:
-        rows = self._execute(sql, params).fetchall()
-        return rows[0] if rows else None
-
-    def all(self, sql: str, /, **params: Any) -> list[Row]:
-        return self._execute(sql, params).fetchall()
-
-    def run(self, sql: str, /, **params: Any) -> None:
-        self._execute(sql, params)
-
-    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
-        for row in rows:
-            self._execute(sql, row)
-
-    def now(self) -> str:
-        """The same for all that is written in one transaction."""
-        if self._now is None:
-            self._now = clock.now()
-        return self._now
-
-    def after(self, seconds: float, /) -> str:
-        if seconds not in self._after:
-            self._after[seconds] = clock.after(self.now(), seconds)
-        return self._after[seconds]
 
 
 class _Pauses:
@@ -141,6 +101,7 @@ class SQLiteStore(Store):
         self.has_files = path != MEMORY
         self._busy_seconds = busy_seconds
         self._read_only = read_only
+        self._schema = newest()
         self._file: OpenedFile | None = None  # None in memory
         self._room = Room(path)
         self._open_file()
@@ -466,7 +427,7 @@ class SQLiteStore(Store):
     def _run_carefully(self, group: list[Job[Any]]) -> bool:
         """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
         self._roll_back()
-        self._tx.begin("BEGIN IMMEDIATE")
+        self._begin_to_write()
         return all(self._attempt(member) for member in group if member.error is None)
 
     def _take(self, *, block: bool = True) -> Job[Any] | None:
@@ -498,12 +459,18 @@ class SQLiteStore(Store):
             if self._file is not None:
                 self._file.check_writable()
                 self._room.look(self._writer)
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
         except (apsw.Error, StoreUnusable):
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
             while (job := self._next()) is not None:
                 group.append(job)
             raise
+
+    def _begin_to_write(self) -> None:
+        """Begin a transaction, unless a newer version has migrated the file since it was opened."""
+        self._tx.begin("BEGIN IMMEDIATE")
+        ((version,),) = self._execute("PRAGMA user_version")
+        check_version(version, self._schema, self.path)
 
     def _attempt(self, job: Job[Any]) -> bool:
         """Run one job inside the group. False means that the whole transaction is gone."""
@@ -522,7 +489,7 @@ class SQLiteStore(Store):
 
     def _alone(self, job: Job[Any]) -> None:
         try:
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
             job.run(self._tx)
             self._commit()
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
