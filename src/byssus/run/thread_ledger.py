@@ -64,6 +64,10 @@ class ThreadLedger:
     def was_recorded(self, call_index: int, /) -> bool:
         return self._thread.geometry.is_recorded(call_index)
 
+    @property
+    def is_foreign(self) -> bool:
+        return self._thread.geometry.is_foreign
+
     async def distrust(self, calls: int, /) -> None:
         thread = self._thread
         last = thread.geometry.seq(calls - 1)
