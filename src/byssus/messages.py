@@ -135,7 +135,8 @@ class Usage(_Value, frozen=True):
         tokens = self.input, self.output, self.cache_read, self.cache_write
         if type(self.cost) is float and 0 <= self.cost < MOST_TOKENS and all(map(_is_plausible, tokens)):
             return self
-        return Usage(*map(plausible_tokens, tokens), _plausible_cost(self.cost))
+        counts = dict(zip(("input", "output", "cache_read", "cache_write"), map(plausible_tokens, tokens), strict=True))
+        return msgspec.structs.replace(self, **counts, cost=_plausible_cost(self.cost))
 
 
 MOST_TOKENS = 2**40  # that anybody can have meant; millions of such numbers can be added in a column

@@ -422,7 +422,7 @@ def test_a_fork_at_a_checkpoint_that_was_made_while_a_person_is_asked_asks_too(d
 
 
 @pytest.mark.parametrize("answer", ["approve", "deny"])
-@pytest.mark.parametrize("way", ["head", "seq", "checkpoint", "fork of a fork", "agent"])
+@pytest.mark.parametrize("way", ["head", "seq", "reply", "checkpoint", "fork of a fork", "agent"])
 def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, way: str, answer: str) -> None:
     async def use(cp: Checkpointer) -> None:
         deleting = Deleting()
@@ -432,7 +432,8 @@ def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, 
         await cp.answer("t", "a", answer)
         other = agent_on(cp, ["of the fork"], "t", tools=[deleting.tool], at=checkpoint)
         if way != "agent":
-            fork = await cp.fork("t", {"seq": 3, "checkpoint": checkpoint}.get(way))
+            points: dict[str, Any] = {"seq": 3, "reply": 2, "checkpoint": checkpoint}
+            fork = await cp.fork("t", points.get(way))
             fork = await cp.fork(fork) if way == "fork of a fork" else fork
             other = agent_on(cp, ["of the fork"], fork, tools=[deleting.tool])
         assert (await other.resume()).stop_reason == "waiting"
@@ -441,6 +442,19 @@ def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, 
         await other.answer("a", "approve")
         assert (await other.resume()).text == "of the fork"
         assert len(deleting.keys) == len(set(deleting.keys)) == (2 if answer == "approve" else 1)
+
+    with_cp(database, use)
+
+
+def test_a_fork_has_the_questions_of_its_own_reply_and_of_no_other_at_that_place(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, [[delete("a")], "no need"], tools=[deleting.tool])
+        await agent.prompt("delete")
+        await cp.rewind("t", 1)
+        assert (await agent.resume()).text == "no need"  # in the place of the reply that asked
+        await cp.fork("t")
+        assert await cp.pending() == []
 
     with_cp(database, use)
 

@@ -70,7 +70,7 @@ def _without_id(message: Message) -> Message:
     if isinstance(message, AssistantMessage):
         calls = (isinstance(block, ToolCall) for block in message.content)
         content = [
-            msgspec.structs.replace(block, id="") if is_call else block  # type: ignore[call-arg]
+            msgspec.structs.replace(block, id="") if is_call else block
             for block, is_call in zip(message.content, calls, strict=True)
         ]
         return msgspec.structs.replace(message, content=content)

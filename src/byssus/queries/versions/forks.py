@@ -25,6 +25,9 @@ _CALLED = ("title", "model", "metadata")
 _QUESTION = "reply, place, call_id, name, arguments, recovery, run, reason, question, attempts, asked_at, started_at"
 
 
+_IS_QUESTION = "status IN ('waiting', 'answered', 'left')"
+
+
 class Parting(NamedTuple):
     """Where a branch leaves another one: the point, the extra there, and which line's checkpoints up to which."""
 
@@ -177,17 +180,16 @@ def _ask_again(tx: Tx, point: Point, thread: int, branch: int, token: str) -> No
     An answer is for one run of a tool, and so is an idempotency key: neither passes to the new branch. A call that was
     started on the other side gets no row here, so that nothing runs it again.
     """
-    empty = branches.empty_places(tx, point)
-    reply = branches.last_reply(tx, point) if empty else 0
-    if reply == 0:  # which is also the number of those that an application has logged: they stay where they are
+    if not any(_has_questions(tx, old, point.seq) for old in branches.sources_of(tx, point.branch) | {point.branch}):
         return
+    reply = branches.last_reply(tx, point)
     # They are on the branch that the run wrote to: the one that is left, or the one that holds the reply.
     said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
     for old in dict.fromkeys([point.branch, *said_on]):
         rows = tx.all(
             f"INSERT INTO tool_calls (thread, branch, status, idempotency_key, {_QUESTION}) SELECT :thread, :branch,"
             f" 'waiting', :token || CAST(place AS TEXT), {_QUESTION} FROM tool_calls WHERE branch = :old"
-            " AND reply = :reply AND status IN ('waiting', 'answered', 'left') RETURNING key",
+            f" AND reply = :reply AND reply > 0 AND {_IS_QUESTION} RETURNING key",
             thread=thread,
             branch=branch,
             token=f"{token}-",
@@ -196,6 +198,16 @@ def _ask_again(tx: Tx, point: Point, thread: int, branch: int, token: str) -> No
         )
         if rows:
             return
+
+
+def _has_questions(tx: Tx, branch: int, seq: int) -> bool:
+    """Whether calls of a branch up to a seq wait for a person, or did so when it was left."""
+    row = tx.one(
+        f"SELECT 1 FROM tool_calls WHERE branch = :branch AND reply > 0 AND reply <= :seq AND {_IS_QUESTION} LIMIT 1",
+        branch=branch,
+        seq=seq,
+    )
+    return row is not None
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
