@@ -80,7 +80,9 @@ class AgentState:
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all replies in the history."""
-        return sum((message.usage for message in self.messages if isinstance(message, AssistantMessage)), Usage())
+        return sum(
+            (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
+        )
 
 
 class Agent:

@@ -398,10 +398,10 @@ def make_schema_1(path: Path, messages: list[Any], reserved: int) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(("recovery", "text", "runs"), [("never", UNKNOWN, 0), ("retry", "tool_result: did 1", 1)])
+@pytest.mark.parametrize("recovery", ["never", "retry"])
 @pytest.mark.parametrize("reserved", [0, 2], ids=["without places", "with places"])
-def test_the_open_calls_of_an_older_database_are_ones_that_may_have_run(
-    tmp_path: Path, reserved: int, recovery: str, text: str, runs: int
+def test_the_open_calls_of_an_older_database_may_have_run_under_a_key_that_nobody_knows(
+    tmp_path: Path, reserved: int, recovery: str
 ) -> None:
     path = tmp_path / "old.db"
     make_schema_1(path, [UserMessage("go"), AssistantMessage([act(1), act(2)], "tool_use")], reserved)
@@ -414,8 +414,8 @@ def test_the_open_calls_of_an_older_database_are_ones_that_may_have_run(
             acting = Acting(recovery=recovery)
             agent = agent_on(cp, [[act(3)], "ok"], tools=[acting.tool])
             assert (await agent.resume()).text == "ok"
-            assert (await results(other))[:2] == [text, text.replace("1", "2")]
-            assert [n for n, _ in acting.runs] == [*[1, 2][: 2 * runs], 3]  # what is new is known
+            assert (await results(other))[:2] == [UNKNOWN, UNKNOWN]
+            assert [n for n, _ in acting.runs] == [3]  # what is new is known
             assert [status for _, status, _ in await ledger(other)][-1] == "done"
             assert await other.unfinished() == []
 

@@ -16,8 +16,9 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add
 from byssus.errors import InputError
+from byssus.maintenance.admission import Terms, checked_terms, in_words
 from byssus.maintenance.export import export_thread, export_user
-from byssus.maintenance.import_ import import_from
+from byssus.maintenance.import_ import Imported, bring
 
 
 def add_to(commands: Any) -> None:
@@ -27,10 +28,16 @@ def add_to(commands: Any) -> None:
     whose.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     whose.add_argument("--user", metavar="ID", help="all threads of this user instead")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write them (default: the standard output)")
-    more = "Everything in the file is imported, or nothing. A thread that is there already is left alone."
+    more = (
+        "Everything in the file is imported, or nothing. A thread that is there already is left alone. Only data is "
+        "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
+        "backup of your own and you say so with --trusted."
+    )
     parser = add(commands, "import", _import, "bring back what 'byssus export' has written", more)
     parser.add_argument("file", metavar="FILE", help="the file, or - for the standard input")
     parser.add_argument("--as", dest="as_id", metavar="ID", help="another id for the thread")
+    parser.add_argument("--user", metavar="ID", help="whose the threads become (default: nobody's)")
+    parser.add_argument("--trusted", action="store_true", help="the file is a backup of your own: restore all of it")
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -93,11 +100,15 @@ def _import(args: argparse.Namespace) -> int:
     if args.file != "-" and not Path(args.file).is_file():
         raise InputError(f"there is no file {args.file!r}")
     asked: str | BinaryIO = sys.stdin.buffer if args.file == "-" else args.file
-    for name in asyncio.run(_bring(database.checkpointer_of(args), asked, args.as_id)):
+    terms = checked_terms(args.as_id, args.user, args.trusted)
+    imported = asyncio.run(_bring(database.checkpointer_of(args), asked, terms))
+    for name in imported.ids:
         print(terminal.line(f"Imported thread {name}"))
+    if what := in_words(imported.left_out):
+        terminal.remark(f"Left out: {what}. If the file is a backup of your own, use --trusted.\n")
     return 0
 
 
-async def _bring(checkpointer: Checkpointer, lines: str | BinaryIO, as_id: str | None) -> list[str]:
+async def _bring(checkpointer: Checkpointer, lines: str | BinaryIO, terms: Terms) -> Imported:
     async with checkpointer:
-        return await import_from(checkpointer.store, lines, as_id)
+        return await bring(checkpointer.store, lines, terms)

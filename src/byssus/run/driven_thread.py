@@ -46,7 +46,7 @@ class Geometry(NamedTuple):
     - `reserved` >= `first`, some `taken`: calls were settled, or the thread was loaded and has messages behind the
       reply. Then `reserved` is the thread's last seq, which may be before or behind the slot of the last call.
 
-    Calls whose seq is at most `unledgered` may have been started without an entry in the ledger.
+    Calls whose seq, or whose reply's, is at most `unledgered` may have been started without an entry in the ledger.
     """
 
     first: int = 0
@@ -71,6 +71,11 @@ class Geometry(NamedTuple):
     def is_recorded(self, call_index: int) -> bool:
         """Whether the ledger would have an entry if the call had been started."""
         return self.is_free(call_index) and self.seq(call_index) > self.unledgered
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the reply came from where its calls may have been started: another thread, branch or database."""
+        return 0 < self.reply <= self.unledgered
 
     def settled(self, call_index: int) -> Geometry:
         return self._replace(taken=self.taken | {self.seq(call_index)})

@@ -462,6 +462,7 @@ class Run:
         return spent
 
     def _spend(self, usage: Usage) -> None:
+        usage = usage.plausible()
         self._usage += usage
         self._unsettled += usage.total
 

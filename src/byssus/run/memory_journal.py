@@ -99,6 +99,10 @@ class MemoryLedger:
     def was_recorded(self, _call_index: int, /) -> bool:
         return True
 
+    @property
+    def is_foreign(self) -> bool:
+        return False
+
     async def distrust(self, calls: int, /) -> None:
         pass
 

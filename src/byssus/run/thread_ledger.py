@@ -50,6 +50,10 @@ class ThreadLedger:
             return without if len(without) == len(found) else found
         return found
 
+    def _calls(self) -> Sequence[ToolCall]:
+        reply = history.last_reply(self._thread.messages)
+        return [] if reply is None else reply.tool_calls
+
     async def refresh(self) -> None:
         thread = self._thread
         if thread.position is None or not self.open_calls():
@@ -57,12 +61,21 @@ class ThreadLedger:
             return
         store, branch, reply = thread.store, thread.position.branch, thread.geometry.reply
         rows = await store.read(tool_calls.of_reply, branch, reply)
-        thread.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
+        calls = self._calls()
+        # An entry that came with an import may name another tool than the reply does: a person must not approve the one
+        # and have the other run.
+        named = {i: column_text(call.name) for i, call in enumerate(calls)}
+        open_ = [entry for entry in rows if entry.status in tool_calls.OPEN]
+        thread.entries = {entry.call_index: entry for entry in open_ if named.get(entry.call_index) == entry.name}
         if thread.reply_id is None:
             thread.reply_id = await store.read(threads.message_id, branch, reply)
 
     def was_recorded(self, call_index: int, /) -> bool:
         return self._thread.geometry.is_recorded(call_index)
+
+    @property
+    def is_foreign(self) -> bool:
+        return self._thread.geometry.is_foreign
 
     async def distrust(self, calls: int, /) -> None:
         thread = self._thread

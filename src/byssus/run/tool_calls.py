@@ -6,12 +6,17 @@ A call that an earlier run left behind is settled by what the ledger knows of it
     waiting     a person has not answered yet: it stays open
     answered    the person's answer is carried out
     started     it may or may not have taken effect: the tool's recovery policy decides
+
+A call that a fork, a rewind or an import has brought along may have run on the other side, under a key that is not
+known here: it is never run again by itself, whatever the policy.
+
+An idempotency key is made by chance and recorded with the start of its call or the question about it, before the tool
+gets it. Later attempts read it from the ledger. So no two calls can have the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import threading
@@ -46,6 +51,7 @@ class _Call(NamedTuple):
     call: ToolCall
     key: str
     is_left_over: bool = False  # an earlier run left it behind
+    is_foreign: bool = False  # it may have been started outside this thread
     is_checked: bool = False  # it has passed the hooks, and a person has approved it if one was asked
 
 
@@ -96,9 +102,10 @@ async def recover(run: RunScope) -> Results | None:
     reply = history.last_reply(run.journal.history.messages)
     assert reply is not None
     calls = ToolCalls(run, reply)
+    is_foreign = ledger.is_foreign
     if not all(ledger.was_recorded(call_index) for call_index in left):  # another program stored the reply
         await ledger.distrust(len(reply.tool_calls))
-    results = await calls.run_left_over(left)
+    results = await calls.run_left_over(left, is_foreign=is_foreign)
     await run.journal.history.load(again=True)  # a result may lie between messages that were there before
     return results
 
@@ -116,14 +123,13 @@ class ToolCalls:
         """Run the calls of a new reply."""
         return await self._run_all(self._calls())
 
-    async def run_left_over(self, left: Collection[int]) -> Results:
-        """Run or settle those of the calls that an earlier run left open."""
-        calls = [call._replace(is_left_over=True) for call in self._calls() if call.call_index in left]
-        return await self._run_all(calls)
+    async def run_left_over(self, left: Collection[int], *, is_foreign: bool) -> Results:
+        """Run or settle those of the calls that an earlier run left open; foreign ones may have run elsewhere."""
+        calls = [call for call in self._calls() if call.call_index in left]
+        return await self._run_all([call._replace(is_left_over=True, is_foreign=is_foreign) for call in calls])
 
     def _calls(self) -> list[_Call]:
-        reply_key = self._journal.ledger.reply_key
-        return [_Call(i, call, _key(reply_key, i)) for i, call in enumerate(self._reply.tool_calls)]
+        return [_Call(i, call, clock.new_id()) for i, call in enumerate(self._reply.tool_calls)]
 
     async def _run_all(self, calls: list[_Call]) -> Results:
         """Each result is recorded when its tool ends; the history has them in call order."""
@@ -331,7 +337,7 @@ class ToolCalls:
         """What is to be done with a call, by what the ledger knows of it."""
         entry = self._journal.ledger.entries.get(asked.call_index)
         if entry is None:
-            if asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index):
+            if asked.is_foreign or (asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index)):
                 return await self._recovered(asked)  # it may have been started
             return _Ready(asked)
         if entry.status == WAITING:
@@ -339,7 +345,7 @@ class ToolCalls:
         call = asked.call
         if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
-        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
+        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True, is_foreign=False)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
         if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
@@ -364,11 +370,13 @@ class ToolCalls:
         """Apply the tool's recovery policy to a call that was started and has no result."""
         tool = self._setup.tools.get(asked.call.name)
         policy = "never" if tool is None else tool.recovery
-        if policy == "retry":
-            return _Ready(asked)
         if policy == "ask":
             await self._ask(asked, RECOVERY, _MAY_HAVE_RUN)
             return _StaysOpen()
+        if asked.is_foreign:
+            policy = "never"  # to retry it, or to check, takes the key that it was started with
+        if policy == "retry":
+            return _Ready(asked)
         if policy == "check" and tool is not None:
             context = self._tool_context(asked.call, asked.key)
             try:
@@ -410,7 +418,3 @@ def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
     return LedgerEntry(asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
-
-
-def _key(reply: str, call_index: int) -> str:
-    return hashlib.sha256(f"{reply}/{call_index}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

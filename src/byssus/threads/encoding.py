@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 from byssus.errors import InputError
 from byssus.messages import (
+    MOST_TOKENS,
     AssistantMessage,
     Message,
     Note,
@@ -28,7 +29,6 @@ Appendable: TypeAlias = Message | dict[str, Any]
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
-_MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
 def message_row(message: Appendable) -> MessageRow:
@@ -58,31 +58,27 @@ def json_row(value: Any) -> MessageRow:
 def spent_by(message: Message) -> Spent | None:
     """What a message cost; None if nothing says so."""
     if type(message) is AssistantMessage:
-        usage = message.usage
+        usage = message.usage.plausible()
         if usage.total or usage.cost:
             return Spent(
                 column_text(message.model or "")[:LONG_NAME],
-                _counted(usage.total),
-                _counted(usage.input),
-                _counted(usage.output),
-                _counted(usage.cache_read),
-                _counted(usage.cache_write),
-                usage.cost if 0 <= usage.cost < _MOST else 0.0,
+                min(usage.total, MOST_TOKENS),
+                usage.input,
+                usage.output,
+                usage.cache_read,
+                usage.cache_write,
+                usage.cost,
             )
     if not isinstance(message, Note) and message.unknown is None:
         return None
     return _tokens_noted(message)
 
 
-def _counted(tokens: int) -> int:
-    return max(0, min(tokens, _MOST))
-
-
 def _tokens_noted(message: Message) -> Spent | None:
     """The number of tokens that an application has noted in a message: of a reply it is output, and else input."""
     noted = message.body if isinstance(message, Note) else message.unknown
     count = noted.get("token_count") if isinstance(noted, dict) else None
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < _MOST:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < MOST_TOKENS:
         return None
     model = noted.get("model", "") if isinstance(noted, dict) else ""
     if isinstance(message, AssistantMessage):
