@@ -87,12 +87,14 @@ def test_a_task_that_ends_the_program_right_after_its_commit_does_not_hang_its_n
         assert store.read_now(counted) == before + WRITES
 
 
-def test_a_future_of_a_submitted_job_refuses_cancellation(store: Store) -> None:
+def test_a_future_of_a_submitted_write_refuses_cancellation_and_that_of_a_read_does_not(store: Store) -> None:
     async def main() -> None:
         write, read, call = store.write(counted), store.read(counted), in_worker(lambda: 7)
-        assert [future.cancel() for future in (write, read, call)] == [False] * 3
+        assert [future.cancel() for future in (write, read, call)] == [False, True, False]
         assert await call == 7
-        assert await write == await read
+        assert await write == await store.read(counted)
+        with pytest.raises(asyncio.CancelledError):
+            await read
 
     asyncio.run(main())
 

@@ -5,8 +5,10 @@ loop, or through a `concurrent.futures.Future` if the caller has none.
 
 - Delivery only sets results. The tasks that wait are resumed by their event loop afterwards, one at a time, so a task
   that raises SystemExit cannot keep its neighbours in the same commit from their outcomes.
-- A future of a submitted job cannot be cancelled. A task that is cancelled while it waits gets its CancelledError once
-  the job is settled.
+- A future of a submitted write cannot be cancelled. A task that is cancelled while it waits gets its CancelledError
+  once the job is settled.
+- A read can be cancelled at once: nothing depends on how it ends. It is not begun any more, and one that runs is
+  interrupted.
 """
 
 from __future__ import annotations
@@ -30,27 +32,41 @@ class CommitFuture(asyncio.Future[T]):
         return False
 
 
+class ReadFuture(asyncio.Future[T]):
+    """The future of a read. When it is cancelled, the job is dropped."""
+
+    job: Job[T]
+
+    def cancel(self, msg: object = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self.job.drop()
+        return is_cancelled
+
+
 class Job(Generic[T]):
     """A query with its arguments, and then its outcome."""
 
-    __slots__ = ("_args", "_kwargs", "error", "future", "group", "loop", "query", "result")
+    __slots__ = ("_args", "_interrupt", "_kwargs", "error", "future", "group", "is_dropped", "loop", "query", "result")
 
     def __init__(
         self,
         query: Callable[..., T],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        future: CommitFuture[T] | Future[T],
+        future: CommitFuture[T] | ReadFuture[T] | Future[T],
     ) -> None:
         self.query = query
         self._args = args
         self._kwargs = kwargs
         self.future = future
         # The event loop on which its caller waits; None for a caller that blocks.
-        self.loop = future.get_loop() if isinstance(future, CommitFuture) else None
+        self.loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self.result: T | None = None
         self.error: BaseException | None = None
         self.group = 1  # how many jobs shared its transaction
+        self.is_dropped = False  # whether its caller no longer waits for it
+        self._interrupt: Callable[[], object] | None = None
 
     @property
     def thread(self) -> ThreadKey:
@@ -59,6 +75,17 @@ class Job(Generic[T]):
         if isinstance(first, ThreadKey):
             return first
         return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
+
+    def begin(self, interrupt: Callable[[], object]) -> bool:
+        """Whether it is still to be run; if so, `interrupt` is called should it be dropped while it runs."""
+        self._interrupt = interrupt  # before the look: whoever drops it looks for this afterwards
+        return not self.is_dropped
+
+    def drop(self) -> None:
+        """Its caller no longer waits for it. Never blocks."""
+        self.is_dropped = True
+        if self._interrupt is not None:
+            self._interrupt()
 
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""
@@ -87,6 +114,8 @@ def deliver(jobs: Sequence[Job[Any]]) -> None:
 
 def _settle(jobs: Sequence[Job[Any]]) -> None:
     for job in jobs:
+        if job.is_dropped:
+            continue
         if job.error is None:
             job.future.set_result(job.result)
         else:
