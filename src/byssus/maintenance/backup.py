@@ -29,11 +29,12 @@ from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQue
 from byssus.queries.moving import checks, copying
 from byssus.queries.moving.copying import Backup, Digest
 from byssus.queries.moving.tables import TABLES
-from byssus.store import opening, sharing
+from byssus.store import sharing
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import MEMORY, checked_path, fold, sync
+from byssus.values.places import looks_like_dsn, redacted
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], object]
@@ -260,8 +261,8 @@ def _checked_target(path: object) -> str:
 def checked_name(path: object) -> str:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a backup is a file: pass its name, got {path!r:.80}")
-    if name == MEMORY or opening.is_dsn(name):
+        raise InputError(f"a backup is a file: pass its name, got {redacted(repr(path)):.80}")
+    if name == MEMORY or looks_like_dsn(name):
         raise InputError("a backup is a file: pass its name; to copy into another database, use 'byssus copy'")
     return name
 
