@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
+import weakref
 
 import pytest
 
@@ -90,6 +92,32 @@ def test_a_read_that_is_cancelled_hits_no_other(store: Store) -> None:
                 assert await asyncio.gather(*others) == [2] * 4
 
     asyncio.run(main())
+
+
+def test_what_a_read_returned_goes_with_its_caller(store: Store) -> None:
+    """Nothing has to be collected first: it may be megabytes."""
+
+    class Page:
+        pass
+
+    async def main() -> None:
+        pages: list[weakref.ref[Page]] = []
+
+        def query(_: Tx) -> Page:
+            made = Page()
+            pages.append(weakref.ref(made))
+            return made
+
+        for _ in range(20):
+            await store.read(query)
+        await store.read(_short)
+        assert len([page for page in pages if page() is not None]) <= 8  # what each worker was at last
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def _short(tx: Tx) -> int:

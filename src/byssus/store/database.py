@@ -161,8 +161,8 @@ class Store(Upkeep, abc.ABC):
         loop = asyncio.get_running_loop()
         if not writes:
             reading: ReadFuture[T] = ReadFuture(loop=loop)
-            reading.job = Job(query, args, kwargs, reading)
-            self._submit(reading.job, writes=False)
+            reading.job = read = Job(query, args, kwargs, reading)
+            self._submit(read, writes=False)
             return reading
         future: CommitFuture[T] = CommitFuture(loop=loop)
         job = Job(query, args, kwargs, future)

@@ -35,12 +35,13 @@ class CommitFuture(asyncio.Future[T]):
 class ReadFuture(asyncio.Future[T]):
     """The future of a read. When it is cancelled, the job is dropped."""
 
-    job: Job[T]
+    job: Job[T] | None = None  # while it is under way
 
     def cancel(self, msg: object = None) -> bool:
         is_cancelled = super().cancel(msg)
-        if is_cancelled:
+        if is_cancelled and self.job is not None:
             self.job.drop()
+            self.job = None
         return is_cancelled
 
 
@@ -81,11 +82,15 @@ class Job(Generic[T]):
         self._interrupt = interrupt  # before the look: whoever drops it looks for this afterwards
         return not self.is_dropped
 
+    def end(self) -> None:
+        """It is run no longer: there is nothing to interrupt."""
+        self._interrupt = None
+
     def drop(self) -> None:
         """Its caller no longer waits for it. Never blocks."""
         self.is_dropped = True
-        if self._interrupt is not None:
-            self._interrupt()
+        if (interrupt := self._interrupt) is not None:
+            interrupt()
 
     def run(self, tx: object) -> None:
         """Run the query and keep what it returns. A repeated run starts afresh."""
@@ -120,6 +125,8 @@ def _settle(jobs: Sequence[Job[Any]]) -> None:
             job.future.set_result(job.result)
         else:
             job.future.set_exception(_accepted(job.error))
+        if isinstance(job.future, ReadFuture):
+            job.future.job = None  # or the two would keep each other, and a page of texts, until they are collected
 
 
 def _accepted(error: BaseException) -> BaseException:

@@ -248,6 +248,7 @@ class _Reader(_Worker):
             if job.begin(lambda: self._stop_aside(job)):
                 self._run(job)
         finally:
+            job.end()
             with self._changing:
                 self._job = None
 

@@ -48,6 +48,7 @@ class Reader:
             self._tx.begin("BEGIN")
             job.run(self._tx)
         finally:
+            job.end()
             with self._changing:
                 self._job = None
             with contextlib.suppress(apsw.Error):  # it has not begun, or a disk error has ended it
