@@ -45,6 +45,7 @@ from byssus.values.checkpoints import (
     keep_last,
     keep_tagged,
 )
+from byssus.values.places import redacted
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ class SQLiteCheckpointer(Checkpointer):
 
     @property
     def name(self) -> str:
-        return os.fspath(self._path)
+        return redacted(os.fspath(self._path))
 
 
 class PostgresCheckpointer(Checkpointer):

@@ -90,7 +90,7 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
     command = [sys.executable, "-m", "byssus", "export", "trip", "--db", str(db)]
     tty = Terminal(*command, env={"PYTHONUTF8": "1"})
     try:
-        tty.wait_for(re.escape(r'"text":"\x9b2J \u001b[2J"'))
+        tty.wait_for(re.escape(r'"text":"\u009b2J \u001b[2J"'))
         tty.wait_for('"sha256"')
         assert tty.process.wait(60) == 0
     finally:

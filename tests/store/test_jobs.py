@@ -195,12 +195,14 @@ def test_an_exit_at_any_step_of_the_delivery_leaves_nobody_waiting(database: Dat
     assert int(done.stdout) > 20
 
 
-def test_a_future_of_a_submitted_job_refuses_cancellation(store: Store) -> None:
+def test_a_future_of_a_submitted_write_refuses_cancellation_and_that_of_a_read_does_not(store: Store) -> None:
     async def main() -> None:
         write, read, call = store.write(counted), store.read(counted), in_worker(lambda: 7)
-        assert [future.cancel() for future in (write, read, call)] == [False] * 3
+        assert [future.cancel() for future in (write, read, call)] == [False, True, False]
         assert await call == 7
-        assert await write == await read
+        assert await write == await store.read(counted)
+        with pytest.raises(asyncio.CancelledError):
+            await read
 
     asyncio.run(main())
 

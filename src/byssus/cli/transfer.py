@@ -19,6 +19,7 @@ from byssus.errors import InputError
 from byssus.maintenance.admission import Terms, checked_terms, in_words
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.import_ import Imported, bring
+from byssus.values.places import looks_like_dsn, redacted
 
 
 def add_to(commands: Any) -> None:
@@ -45,6 +46,8 @@ def _export(args: argparse.Namespace) -> int:
     if args.output is None:
         asyncio.run(_print(checkpointer, args))
     else:
+        if looks_like_dsn(args.output):
+            raise InputError(f"{redacted(args.output)!r} is no file; 'byssus copy' copies into another database")
         _save(checkpointer, args, Path(args.output))
     return 0
 
@@ -65,7 +68,7 @@ async def _print(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
         await _known(checkpointer, args)
         async for line in _lines(checkpointer, args):
             if sys.stdout.isatty():
-                terminal.write(f"{line}\n")  # nothing in it may drive the terminal
+                terminal.write(f"{terminal.json_line(line)}\n")  # nothing in it may drive the terminal
             else:
                 sys.stdout.buffer.write(line.encode() + b"\n")
         sys.stdout.buffer.flush()
@@ -98,7 +101,7 @@ async def _write(checkpointer: Checkpointer, args: argparse.Namespace, file: Any
 
 def _import(args: argparse.Namespace) -> int:
     if args.file != "-" and not Path(args.file).is_file():
-        raise InputError(f"there is no file {args.file!r}")
+        raise InputError(f"there is no file {redacted(args.file)!r}")
     asked: str | BinaryIO = sys.stdin.buffer if args.file == "-" else args.file
     terms = checked_terms(args.as_id, args.user, args.trusted)
     imported = asyncio.run(_bring(database.checkpointer_of(args), asked, terms))

@@ -29,6 +29,7 @@ from byssus.queries.versions import deleting
 from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
+from byssus.values.places import looks_like_dsn, redacted
 
 _log = logging.getLogger("byssus.import")
 
@@ -102,6 +103,8 @@ def _account(incoming: Incoming) -> Account | None:
 async def _given(store: Runner, lines: Lines) -> AsyncIterator[list[bytes]]:
     """Pages of lines, from wherever they come."""
     if isinstance(lines, str | os.PathLike):
+        if looks_like_dsn(os.fspath(lines)):
+            raise InputError(f"an import takes the path of a file or lines, got {redacted(os.fspath(lines))!r:.80}")
         with await store.aside(lambda: Path(lines).open("rb")) as file:
             async for some in pages_of(store, file):
                 yield some

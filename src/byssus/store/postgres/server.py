@@ -35,10 +35,10 @@ from byssus.errors import (
 from byssus.store.database import Row
 from byssus.store.postgres import login
 from byssus.store.schema import Migration, check_version, migrations
+from byssus.values.places import EXAMPLE, postgres_dsn
 
 T = TypeVar("T")
 OLDEST = 14
-_EXAMPLE = "postgresql://user:password@host:5432/database"
 # What a DSN does not say: a server that does not answer is given up at some time, and a standby is not written.
 _DEFAULTS = {
     "application_name": "byssus",
@@ -317,6 +317,7 @@ def _first_line(error: psycopg.Error) -> str:
 
 def _without_ours(dsn: str) -> tuple[str, dict[str, str]]:
     """A DSN may say `?schema=...`, which is our word and not libpq's: the DSN without such words, and what they say."""
+    dsn = postgres_dsn(dsn) or dsn
     if not isinstance(dsn, str) or "://" not in dsn:
         return dsn, {}
     before, mark, query = dsn.partition("?")
@@ -340,7 +341,7 @@ def _checked_seconds(given: str | None) -> float:
 
 def _parsed(dsn: object) -> dict[str, Any]:
     if not isinstance(dsn, str) or not dsn:
-        raise InputError(f"a Postgres database is named by a DSN, for example {_EXAMPLE}; got {type(dsn).__name__}")
+        raise InputError(f"a Postgres database is named by a DSN, for example {EXAMPLE}; got {type(dsn).__name__}")
     try:
         given = conninfo.conninfo_to_dict(dsn)
     except (psycopg.Error, UnicodeError):
@@ -348,7 +349,7 @@ def _parsed(dsn: object) -> dict[str, Any]:
     # Outside the except: what libpq says of a DSN that it cannot read may hold the password.
     if given is None or "\0" in dsn or _is_misread(given):
         raise InputError(
-            f"this DSN cannot be read (it is not shown, because it may hold a password); write it as {_EXAMPLE}, with "
+            f"this DSN cannot be read (it is not shown, because it may hold a password); write it as {EXAMPLE}, with "
             "special characters in the password percent-encoded"
         )
     return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
@@ -357,7 +358,8 @@ def _parsed(dsn: object) -> dict[str, Any]:
 def _is_misread(given: dict[str, Any]) -> bool:
     """Whether a special character in the password has cut the DSN in the wrong place: a part of it is elsewhere now."""
     user, host, port, database = (str(given.get(part) or "") for part in _SHOWN)
-    return "@" in user + host + port + database or "/" in database or not re.fullmatch(r"[\d,]*", port)
+    where = user + host + port + database
+    return any(mark in where for mark in "@;=") or "/" in database or not re.fullmatch(r"[\d,]*", port)
 
 
 def _name(settings: dict[str, Any]) -> str:

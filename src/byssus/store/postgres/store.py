@@ -55,6 +55,7 @@ _PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, befo
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SPLIT_AFTER = 3  # lost connections in a row
 _IDLE_SECONDS = 60.0
+_INTERRUPT_SECONDS, _INTERRUPT_PAUSE = 5.0, 0.2
 _SLOW_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0  # for a row that is of no use any more
 _PREPARE_AFTER = 3  # runs of a statement
@@ -133,6 +134,13 @@ class _Session:
             connection.close()
             raise
         return connection
+
+    def interrupt(self) -> None:
+        """Ask the server, from another thread, to give up the statement that it is at."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_INTERRUPT_SECONDS)
 
     @property
     def is_broken(self) -> bool:
@@ -247,14 +255,42 @@ class _Worker:
 
 
 class _Reader(_Worker):
-    """Runs queries on a snapshot, one at a time."""
+    """Runs queries on a snapshot, one at a time. One that nobody waits for any more is interrupted."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._changing = threading.Lock()  # held while the server is asked, so that it never gives up the next job
+        self._job: Job[Any] | None = None
 
     def _settle(self, group: list[Job[Any]]) -> None:
         (job,) = group
-        patience = _Patience(self._store)
+        with self._changing:
+            self._job = job
+        try:
+            if job.begin(lambda: self._stop_aside(job)):
+                self._run(job)
+        finally:
+            job.end()
+            with self._changing:
+                self._job = None
+
+    def _stop_aside(self, job: Job[Any]) -> None:
+        threading.Thread(target=self._stop, args=(job,), name="byssus-cancel", daemon=True).start()
+
+    def _stop(self, job: Job[Any]) -> None:
+        """Until it has ended: what arrives between two statements is lost."""
         while True:
+            with self._changing:
+                if self._job is not job:
+                    return
+                self.session.interrupt()
+            time.sleep(_INTERRUPT_PAUSE)
+
+    def _run(self, job: Job[Any]) -> None:
+        patience = _Patience(self._store)
+        while not job.is_dropped:
             try:
-                tx = self.session.begin(_READ, answer=self._answer(group))
+                tx = self.session.begin(_READ, answer=self._answer([job]))
                 job.run(tx)
                 tx.flush("COMMIT")
                 self._store.away_since = None

@@ -25,6 +25,7 @@ from byssus.errors import (
 from byssus.store.schema import Migration, check_version, migrations
 from byssus.store.sqlite.opened_file import make_private
 from byssus.store.sqlite.room import CHECKPOINT_PAGES
+from byssus.values.places import EXAMPLE, looks_like_dsn, redacted
 
 MEMORY = ":memory:"
 APPLICATION_ID = 0x42595353  # "BYSS"
@@ -132,7 +133,12 @@ def check_path(path: object) -> str:
     """The path as text, if it can be one."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r:.80}")
+        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {redacted(repr(path)):.80}")
+    if looks_like_dsn(name):
+        raise InputError(
+            f"{redacted(name)!r} is no path; a database is a file, or Postgres: {EXAMPLE}. A file with such a name is "
+            "written with its directory: ./..."
+        )
     return name
 
 
@@ -140,8 +146,6 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     name = check_path(path)
     if name == MEMORY:
         return name
-    if "://" in name:
-        raise InputError(f"{name!r} is no path; a database is a file, or a postgresql:// DSN")
     try:
         file = located(os.fsdecode(name.encode()))
         is_directory = _is_directory(file)

@@ -3,8 +3,10 @@
 - One worker owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
   what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
   failure does not sink its neighbours.
-- Readers are connections of their own on the WAL; a database in memory is read through the writer.
+- Readers are connections of their own on the WAL; a database in memory is read through the writer. A read that nobody
+  waits for any more is interrupted.
 - The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
+  A fork waits for the transaction that is being written, but not for reads: they are interrupted, and run again.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from byssus.store.sqlite.file import (
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
+from byssus.store.sqlite.reading import Reader
 from byssus.store.sqlite.room import Room
 from byssus.store.sqlite.tx import DIALECT, SQLiteTx
 
@@ -51,6 +54,8 @@ _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
 _ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
+_HURRY_SECONDS = 0.05
+_REPEATS = 5  # of a read that forks interrupt: then they wait for it, or it would never end
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
@@ -76,11 +81,13 @@ class _Pauses:
             if self._paused:
                 self._changed.notify_all()
 
-    def pause(self) -> None:
-        """Wait until nothing is under way, and keep it so."""
+    def pause(self, hurry: Callable[[], object]) -> None:
+        """Wait until nothing is under way, and keep it so. `hurry` interrupts what can be run again."""
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._working)
+            while self._working:
+                hurry()  # again and again: what has just begun to work may not be what was interrupted
+                self._changed.wait(_HURRY_SECONDS)
 
     def go_on(self) -> None:
         with self._changed:
@@ -113,6 +120,7 @@ class SQLiteStore(Store):
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._local = threading.local()
+        self._at_work: list[Reader] = []
         self._watching = threading.Lock()
         self._watch: tuple[int, apsw.Connection | None] = (0, None)  # the generation, and its connection that watches
         self._looks = itertools.count()
@@ -189,7 +197,7 @@ class SQLiteStore(Store):
 
     def before_fork(self) -> None:
         """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
-        self._pauses.pause()
+        self._pauses.pause(self._interrupt_reads)
         if self.path != MEMORY:
             self._disconnect()
 
@@ -197,6 +205,7 @@ class SQLiteStore(Store):
         try:
             if self._file is not None:
                 self._reopen_file(self._file)
+                self._at_work.clear()
                 self._generation += 1
         finally:
             self._pauses.go_on()
@@ -344,28 +353,41 @@ class SQLiteStore(Store):
 
     def _read(self, job: Job[Any]) -> None:
         try:
-            with self._pauses:
-                self.check_place()
-                tx = self._reader()
-                tx.begin("BEGIN")
-                try:
-                    job.run(tx)
-                finally:
-                    with contextlib.suppress(apsw.Error):  # a disk error may have ended it already
-                        tx.run("ROLLBACK")
+            self._run_read(job)
+        except apsw.InterruptError as error:
+            job.error = error  # nobody waits for it
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(as_read(error))
         deliver([job])
 
-    def _reader(self) -> SQLiteTx:
-        known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
+    def _run_read(self, job: Job[Any]) -> None:
+        for repeats in itertools.count():
+            try:
+                with self._pauses:
+                    self.check_place()
+                    self._reader().run(job, gives_way=repeats < _REPEATS)
+                break
+            except apsw.InterruptError:
+                if job.is_dropped:
+                    raise  # else it was a fork: what follows waits for its end
+
+    def _reader(self) -> Reader:
+        known: tuple[int, Reader] | None = getattr(self._local, "known", None)
         if known is None or known[0] != self._generation:
             connection = self._connect()
             connection.pragma("query_only", True)
             self._connections.append(connection)
             self._worker_ids.add(threading.get_ident())
-            known = self._local.known = (self._generation, SQLiteTx(connection))
+            known = self._local.known = (
+                self._generation,
+                Reader(connection, lambda execute: SQLiteTx(connection, execute)),
+            )
+            self._at_work.append(known[1])
         return known[1]
+
+    def _interrupt_reads(self) -> None:
+        for reader in list(self._at_work):
+            reader.give_way()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import apsw
 
 from byssus.store.database import Dialect, Row
+from byssus.store.sqlite.reading import Execute
 from byssus.values import clock
 
 DIALECT = Dialect("sqlite", skip_locked="")  # there is one writer: it has taken them all
@@ -18,8 +19,8 @@ class SQLiteTx:
 
     dialect = DIALECT
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._execute = connection.cursor().execute
+    def __init__(self, connection: apsw.Connection, execute: Execute | None = None) -> None:
+        self._execute = execute or connection.cursor().execute
         self._now: str | None = None
         self._after: dict[float, str] = {}
 
