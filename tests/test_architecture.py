@@ -345,7 +345,6 @@ COVERED_BY: dict[str, list[str]] = {
     "run/thread_inbox.py": ["threads/test_inbox.py", "run/test_steering.py"],
     "run/thread_ledger.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
     "store/opening.py": ["store/sqlite/test_file.py", "store/postgres/test_server.py"],
-    "store/owners.py": ["run/test_leases_lost.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
     "store/schema.py": ["store/test_migrations.py"],
     "store/sharing.py": ["store/sqlite/test_file.py"],

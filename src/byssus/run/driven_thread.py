@@ -23,7 +23,7 @@ from byssus.queries.log.leases import Claim, Held, Lease, Unleased
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import LedgerEntry
 from byssus.run.journal import Driver
-from byssus.store import keeper, owners
+from byssus.store import keeper
 from byssus.store.database import Store
 from byssus.store.keeper import Keeper
 from byssus.store.operations import HasStore
@@ -129,8 +129,9 @@ class DrivenThread:
         self.driver = driver
         keeper.expect(token)
         try:
-            claim = Claim(owners.name(token), driver.run_id, self._lease_seconds)
-            yield Claimed(claim, token, keeper.of(self.store, leases.renew, leases.aborted))
+            store, seconds = self.store, self._lease_seconds
+            claim = Claim(store.presence.name(token, seconds), driver.run_id, seconds)
+            yield Claimed(claim, token, keeper.of(store, leases.renew, leases.aborted))
         finally:
             if self.held is None:
                 keeper.forget(token)

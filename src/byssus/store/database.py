@@ -25,6 +25,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from byssus import telemetry
 from byssus.errors import ByssusError
 from byssus.store.jobs import CommitFuture, Job, in_worker
+from byssus.store.owners import Presence
 from byssus.store.upkeep import Upkeep
 
 P = ParamSpec("P")
@@ -70,6 +71,7 @@ class Store(Upkeep, abc.ABC):
 
     dialect: Dialect
     name: str  # this very database, as people may see it: no password
+    presence: Presence  # the proof, for others who use the database, that this process lives
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 

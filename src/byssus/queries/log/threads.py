@@ -248,16 +248,18 @@ def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
     return ThreadInfo(*row) if row else None
 
 
-def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
+def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, str]]:
     """Threads with a run that has not ended, except those that wait for a person or are paused or cancelled.
 
-    Each comes with its lease's owner (None if the lease has run out) and epoch: the caller checks whether the owner
+    Each comes with its lease's owner (None if the lease has run out) and end: the caller checks whether the owner
     still runs.
     """
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at,"
-        " CASE WHEN lease_until > :now THEN lease_owner END, lease_epoch FROM threads"
-        " WHERE run IS NOT NULL AND namespace = :namespace AND status NOT IN ('paused', 'cancelled') AND NOT EXISTS"
+        " CASE WHEN lease_until > :now THEN lease_owner END, COALESCE(lease_until, '') FROM threads"
+        # Of the namespace nothing is looked up: the index of unfinished threads is far shorter than that of names.
+        " WHERE run IS NOT NULL AND namespace || '' = :namespace AND status NOT IN ('paused', 'cancelled')"
+        " AND NOT EXISTS"
         " (SELECT 1 FROM tool_calls WHERE tool_calls.thread = threads.key AND tool_calls.status = 'waiting')"
         " ORDER BY key",
         namespace=namespace,

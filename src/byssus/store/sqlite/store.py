@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 import apsw
 
 from byssus.errors import InputError, StoreNotOpen
-from byssus.store import sharing
+from byssus.store import keeper, sharing
 from byssus.store.database import Dialect, Row, Store, Tx
 from byssus.store.jobs import Job, deliver
+from byssus.store.owners import Presence
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -137,6 +138,7 @@ class SQLiteStore(Store):
         self.name = self.path = path
         self.durability = durability
         self.has_files = path != MEMORY
+        self.presence = Presence(f"{path}-owner-" if self.has_files else None, like=path, one_machine=True)
         self._busy_seconds = busy_seconds
         self._read_only = read_only
         self._use_writer(self._connect(create=not read_only))
@@ -202,6 +204,7 @@ class SQLiteStore(Store):
         self._worker_ids.clear()
         with self._watching:
             self._disconnect()
+        self.presence.leave(has_leases=keeper.has_leases(self))
 
     def version(self) -> Hashable:
         if self.path == MEMORY:
