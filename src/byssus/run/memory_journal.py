@@ -103,10 +103,12 @@ class MemoryLedger:
         pass
 
     async def start(self, entry: LedgerEntry, _recovery: str, /) -> None:
-        self.entries[entry.call_index] = entry
+        before = self.entries.get(entry.call_index)
+        self.entries[entry.call_index] = entry._replace(attempts=1 + (before.attempts if before else 0))
 
     async def ask(self, entry: LedgerEntry, _recovery: str, /) -> None:
-        self.entries[entry.call_index] = entry
+        before = self.entries.get(entry.call_index)
+        self.entries[entry.call_index] = entry._replace(attempts=before.attempts if before else 0)
 
     async def refresh(self) -> None:
         pass
