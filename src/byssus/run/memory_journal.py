@@ -35,6 +35,7 @@ class MemoryHistory:
     partial: AssistantMessage | None = None
     is_interrupted = False
     payer: str | None = None
+    waiting_since: float | None = None
 
     def __init__(self, messages: list[Message], ledger: MemoryLedger, inbox: MemoryInbox) -> None:
         self.messages = messages

@@ -101,6 +101,7 @@ class Tool(Generic[P, R]):
     never came to its end is not started again before a person was asked: it may be what ends the process.
     """
 
+    max_attempts: int | None
     _check: Callable[[ToolContext], Any] | None
 
     def __init__(
@@ -180,7 +181,7 @@ class Tool(Generic[P, R]):
         self.sequential = sequential
         self.recovery = "never"
         self.approval = False
-        self.max_attempts: int | None = MAX_ATTEMPTS
+        self.max_attempts = MAX_ATTEMPTS
         self._timeout = timeout
         self._check = None
 

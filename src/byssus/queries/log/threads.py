@@ -20,7 +20,7 @@ from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
-from byssus.queries.log.leases import By, Unleased
+from byssus.queries.log.leases import By, Late, Unleased
 from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -135,6 +135,40 @@ def append(
         claim = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
         tx.one(claim, owner=owner, key=key)
     return position
+
+
+def append_late(
+    tx: Tx,
+    thread_key: ThreadKey,
+    *,
+    message: MessageRow,
+    behind: Position,
+    reserve: int,
+    extra: str | None,
+    charge: Charge | None,
+    epoch: int,
+) -> None:
+    """Add a reply that could not be stored in time. Raises `ThreadMoved` if something was added since, or the reply."""
+    row = take(tx, thread_key, "branch, head", by=Late(epoch))
+    if row != (behind.branch, behind.head):
+        raise ThreadMoved(thread_key.id)
+    append(
+        tx,
+        thread_key,
+        [message],
+        by=Late(epoch),
+        reserve=reserve,
+        extra=extra,
+        clear_partial=True,
+        charge=charge,
+    )
+
+
+def release_late(tx: Tx, thread_key: ThreadKey, *, extra: str | None, charge: Charge | None, epoch: int) -> None:
+    """Give the lease of an interrupted run back, if that was not done."""
+    row = take(tx, thread_key, "lease_until", by=Late(epoch))
+    if row is not None and row[0] is not None:
+        append(tx, thread_key, [], by=Late(epoch), extra=extra, release=Release.PAUSE, charge=charge)
 
 
 def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:

@@ -166,8 +166,13 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
-    def check_same(self, durability: str) -> None:
+    def check_same(self, durability: str, busy_seconds: float | None = None) -> None:
         """Refuse an opener who wants something else than the first one did."""
+        if busy_seconds not in (None, self._busy_seconds):
+            raise InputError(
+                f"{self.path!r} is already open in this process with busy_timeout={self._busy_seconds:g}; "
+                f"use the same for every opener, not {busy_seconds:g}"
+            )
         if self.durability != durability:
             raise InputError(
                 f"{self.path!r} is already open in this process with durability={self.durability!r}; "
@@ -462,7 +467,7 @@ def open_store(
     path: str | os.PathLike[str],
     *,
     durability: str = "full",
-    busy_seconds: float = _BUSY_SECONDS,
+    busy_seconds: float | None = None,
     read_only: bool = False,
 ) -> SQLiteStore:
     """The store on this file, made and migrated if need be. Give it back with `release`.
@@ -474,11 +479,14 @@ def open_store(
     name = checked_path(path)
 
     def make() -> SQLiteStore:
+        seconds = _BUSY_SECONDS if busy_seconds is None else busy_seconds
         try:
-            return SQLiteStore(name, durability, busy_seconds, read_only=read_only and can_be_left(name))
+            return SQLiteStore(name, durability, seconds, read_only=read_only and can_be_left(name))
         except apsw.Error as error:
-            raise translate(as_read(error), name, busy_seconds) from error
+            raise translate(as_read(error), name, seconds) from error
 
     return sharing.share(
-        lambda: None if name == MEMORY else identity(name), make, lambda store: store.check_same(durability)
+        lambda: None if name == MEMORY else identity(name),
+        make,
+        lambda store: store.check_same(durability, busy_seconds),
     )
