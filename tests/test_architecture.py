@@ -345,7 +345,6 @@ COVERED_BY: dict[str, list[str]] = {
     "run/settings.py": ["run/test_limits.py"],
     "run/thread_inbox.py": ["threads/test_inbox.py", "run/test_steering.py"],
     "run/thread_ledger.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
-    "store/owners.py": ["run/test_leases_lost.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
     "store/sqlite/tx.py": ["store/sqlite/test_store.py"],
     "store/schema.py": ["store/test_migrations.py"],

@@ -58,6 +58,10 @@ class History(Protocol):
         """Whether an earlier run has not ended."""
 
     @property
+    def waiting_since(self) -> float | None:
+        """Since when a write waits for the database, by the monotonic clock; None if none is under way."""
+
+    @property
     def payer(self) -> str | None:
         """The user whose quota the run spends."""
 

@@ -42,6 +42,8 @@ from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer
 
 _log = logging.getLogger("byssus.tool")
 _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect. Shall it run again?"
+_OFTEN = "This call was interrupted {} times: it may or may not have taken effect. Shall it run again?"
+_THREADS = 64  # OS threads at most for the plain tools of one reply; the other calls wait, and count as not started
 
 
 class _Call(NamedTuple):
@@ -165,7 +167,8 @@ class ToolCalls:
         return await self._run_at_once(calls)
 
     async def _run_at_once(self, calls: list[_Call]) -> dict[int, Outcome]:
-        tasks = [asyncio.create_task(self._run_one(call)) for call in calls]
+        slots = asyncio.Semaphore(_THREADS)  # of this reply alone: a tool may wait for the tools of another agent
+        tasks = [asyncio.create_task(self._run_in_slot(call, slots)) for call in calls]
         if tasks:
             await wait_all(set(tasks), self._signal)
         errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
@@ -175,6 +178,13 @@ class ToolCalls:
         settled = {call_index: outcome for call_index, outcome in outcomes.items() if outcome is not None}
         self._close(settled)
         return settled
+
+    async def _run_in_slot(self, call: _Call, slots: asyncio.Semaphore) -> Outcome | None:
+        tool = self._setup.tools.get(call.call.name)
+        if tool is None or not tool.needs_thread:
+            return await self._run_one(call)
+        async with slots:
+            return await self._run_one(call)
 
     async def _run_in_turn(self, calls: list[_Call]) -> dict[int, Outcome]:
         settled: dict[int, Outcome] = {}
@@ -338,7 +348,7 @@ class ToolCalls:
         entry = self._journal.ledger.entries.get(asked.call_index)
         if entry is None:
             if asked.is_foreign or (asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index)):
-                return await self._recovered(asked)  # it may have been started
+                return await self._recovered(asked, attempts=0)  # it may have been started
             return _Ready(asked)
         if entry.status == WAITING:
             return _StaysOpen()
@@ -350,7 +360,7 @@ class ToolCalls:
             return await self._decided(asked, entry)
         if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
             return _Ended(Outcome(known))
-        return await self._recovered(asked)
+        return await self._recovered(asked, entry.attempts)
 
     async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Prepared:
         """Carry out a person's answer."""
@@ -366,7 +376,7 @@ class ToolCalls:
         reason = f": {decision.reason}" if decision.reason else "."
         return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
-    async def _recovered(self, asked: _Call) -> _Prepared:
+    async def _recovered(self, asked: _Call, attempts: int) -> _Prepared:
         """Apply the tool's recovery policy to a call that was started and has no result."""
         tool = self._setup.tools.get(asked.call.name)
         policy = "never" if tool is None else tool.recovery
@@ -376,7 +386,7 @@ class ToolCalls:
         if asked.is_foreign:
             policy = "never"  # to retry it, or to check, takes the key that it was started with
         if policy == "retry":
-            return _Ready(asked)
+            return await self._ready_again(asked, attempts)
         if policy == "check" and tool is not None:
             context = self._tool_context(asked.call, asked.key)
             try:
@@ -384,10 +394,18 @@ class ToolCalls:
             except Aborted:
                 return _StaysOpen()
             if isinstance(answer, NotDone):
-                return _Ready(asked)
+                return await self._ready_again(asked, attempts)
             if isinstance(answer, Done):
                 return _Ended(await self._passed(asked.call, tools.outcome(asked.call, answer.result)))
         return _Ended(Outcome(history.unknown_outcome(asked.call), status="unknown"))
+
+    async def _ready_again(self, asked: _Call, attempts: int) -> _Prepared:
+        """Run a call again, unless it was interrupted so often that it may itself be what ends the process."""
+        limit = self._setup.tools[asked.call.name].max_attempts
+        if limit is None or attempts < limit:
+            return _Ready(asked)
+        await self._ask(asked, RECOVERY, _OFTEN.format(attempts))
+        return _StaysOpen()
 
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
         """Pass a result that does not come from running the tool through the hooks, as any result."""

@@ -26,6 +26,7 @@ from byssus import telemetry
 from byssus.errors import ByssusError
 from byssus.store.computing import IsDropped, compute
 from byssus.store.jobs import CommitFuture, Job, ReadFuture, in_worker
+from byssus.store.owners import Presence
 from byssus.store.upkeep import Upkeep
 
 P = ParamSpec("P")
@@ -71,6 +72,7 @@ class Store(Upkeep, abc.ABC):
 
     dialect: Dialect
     name: str  # this very database, as people may see it: no password
+    presence: Presence  # the proof, for others who use the database, that this process lives
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 

@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
-from byssus.store import sharing
+from byssus.store import keeper, owners, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
@@ -470,6 +470,7 @@ class PostgresStore(Store):
         super().__init__()
         self.server = server
         self.name = server.name
+        self.presence = owners.Presence(owners.in_memory())
         self.durability = durability
         self.pool_size = pool_size
         self.patience = patience
@@ -529,6 +530,7 @@ class PostgresStore(Store):
             worker.join()
         self.news.close()
         self._worker_ids.clear()
+        self.presence.leave(has_leases=keeper.has_leases(self))
 
     def abandon(self) -> None:
         self._gate = threading.Lock()  # another thread may have held it when the process forked

@@ -142,6 +142,12 @@ def check_path(path: object) -> str:
     return name
 
 
+def check_busy_timeout(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 86_400:
+        raise InputError(f"busy_timeout must be a number of seconds above 0, and a day at most; got {seconds!r:.80}")
+    return float(seconds)
+
+
 def checked_path(path: str | os.PathLike[str]) -> str:
     name = check_path(path)
     if name == MEMORY:

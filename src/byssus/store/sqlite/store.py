@@ -26,9 +26,10 @@ from typing import Any, TypeVar
 import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
-from byssus.store import sharing
+from byssus.store import keeper, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.jobs import Job, deliver
+from byssus.store.owners import Presence
 from byssus.store.schema import check_version
 from byssus.store.sqlite.file import (
     MEMORY,
@@ -106,6 +107,7 @@ class SQLiteStore(Store):
         self.name = self.path = path
         self.durability = durability
         self.has_files = path != MEMORY
+        self.presence = Presence(f"{path}-owner-" if self.has_files else None, like=path, one_machine=True)
         self._busy_seconds = busy_seconds
         self._read_only = read_only
         self._schema = newest()
@@ -185,8 +187,13 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
-    def check_same(self, durability: str) -> None:
+    def check_same(self, durability: str, busy_seconds: float | None = None) -> None:
         """Refuse an opener who wants something else than the first one did."""
+        if busy_seconds not in (None, self._busy_seconds):
+            raise InputError(
+                f"{self.path!r} is already open in this process with busy_timeout={self._busy_seconds:g}; "
+                f"use the same for every opener, not {busy_seconds:g}"
+            )
         if self.durability != durability:
             raise InputError(
                 f"{self.path!r} is already open in this process with durability={self.durability!r}; "
@@ -233,6 +240,7 @@ class SQLiteStore(Store):
         self._worker_ids.clear()
         with self._watching:
             self._disconnect()
+        self.presence.leave(has_leases=keeper.has_leases(self))
 
     def version(self) -> Hashable:
         if self.path == MEMORY:
@@ -552,7 +560,7 @@ def open_store(
     path: str | os.PathLike[str],
     *,
     durability: str = "full",
-    busy_seconds: float = _BUSY_SECONDS,
+    busy_seconds: float | None = None,
     read_only: bool = False,
 ) -> SQLiteStore:
     """The store on this file, made and migrated if need be. Give it back with `release`.
@@ -569,16 +577,17 @@ def open_store(
         return None if name == MEMORY else identity(name)
 
     def make() -> SQLiteStore:
+        seconds = _BUSY_SECONDS if busy_seconds is None else busy_seconds
         try:
             is_left = read_only and can_be_left(name)
             if name != MEMORY and not is_left:  # what is only read may have many names
                 _refuse_forsaken(name)
                 refuse_second_name(name)
-            return SQLiteStore(name, durability, busy_seconds, read_only=is_left)
+            return SQLiteStore(name, durability, seconds, read_only=is_left)
         except apsw.Error as error:
-            raise translate(as_read(error), name, busy_seconds) from error
+            raise translate(as_read(error), name, seconds) from error
 
-    return sharing.share(key, make, lambda store: store.check_same(durability))
+    return sharing.share(key, make, lambda store: store.check_same(durability, busy_seconds))
 
 
 def _refuse_forsaken(name: str) -> None:
