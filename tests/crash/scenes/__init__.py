@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.crash.databases import KINDS
 from tests.crash.place import Place
-from tests.crash.scenes import names
+from tests.crash.scenes import accidents, clocks, disks, hidden, names
 
 Play = Callable[[random.Random, Path, Place], None]
 
@@ -24,4 +24,11 @@ class Scene(NamedTuple):
 SCENES: dict[str, Scene] = {
     "links": Scene(names.links, _SQLITE),
     "mounts": Scene(names.mounts, _SQLITE),
+    "moves": Scene(accidents.moves, _SQLITE),
+    "damages": Scene(accidents.damages, _SQLITE),
+    "small-disk": Scene(disks.small, _SQLITE),
+    "full-disk": Scene(disks.full, _SQLITE),
+    "read-only": Scene(disks.read_only, _SQLITE),
+    "clock": Scene(clocks.clock),
+    "hidden": Scene(hidden.hidden),
 }
