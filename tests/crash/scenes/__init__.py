@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.crash.databases import KINDS
 from tests.crash.place import Place
-from tests.crash.scenes import accidents, clocks, disks, hidden, names
+from tests.crash.scenes import accidents, cancelling, clocks, disks, everything, hidden, locks, names, stopped, versions
 
 Play = Callable[[random.Random, Path, Place], None]
 
@@ -31,4 +31,9 @@ SCENES: dict[str, Scene] = {
     "read-only": Scene(disks.read_only, _SQLITE),
     "clock": Scene(clocks.clock),
     "hidden": Scene(hidden.hidden),
+    "locks": Scene(locks.locks),
+    "stopped": Scene(stopped.stopped, _POSTGRES),
+    "versions": Scene(versions.versions),
+    "cancelling": Scene(cancelling.cancelling),
+    "everything": Scene(everything.everything),
 }

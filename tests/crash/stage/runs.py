@@ -54,14 +54,15 @@ def judge_tools(place: Place) -> None:
 
 def agent(line: Line, cp: Checkpointer, place: Place, thread: str, *, calls: int = 1, **options: Any) -> Agent:
     """An agent that calls its tool for each thing that was said, and then answers. With `holds`, the tool says "began"
-    and goes on when the actor is told to."""
+    and goes on when the actor is told to; if the word is "abort", it aborts its run first."""
     holds, recovery = options.pop("holds", False), options.pop("recovery", "never")
 
     async def act(context: ToolContext) -> str:
         note(place, "began", context.idempotency_key)
         if holds:
             line.say("began", key=context.idempotency_key)
-            await line.told_soon()
+            if await line.told_soon() == "abort":
+                made.abort()
         note(place, "ended", context.idempotency_key)
         return f"did {context.idempotency_key}"
 
