@@ -11,7 +11,8 @@ raises if a promise is broken. A round is one call of it, in a process of its ow
 that hangs is ended, with the stacks of its threads in its log. The seed, the names of scene and database and the
 number of the round make the draws. Processes race all the same: a round that is played again may end otherwise.
 
-After a failure the scene's directory stays, and the other scenes are still played. `make test` plays one round of each.
+After a failure the scene's directory stays, and the other scenes are still played. `make test` plays
+one round of each.
 """
 
 # ruff: noqa: T201 - it talks to whoever runs it
@@ -44,7 +45,7 @@ from tests.crash.stage.mounts import NOTE
 from tests.support import postgres
 from tests.support.ramdisk import ramdisk
 
-_ROUND_SECONDS = 300.0  # after which a round hangs, whatever it waits for
+_ROUND_SECONDS = 600.0  # after which a round hangs, whatever it waits for
 _LOG = "log"
 _THEIRS = ("notes.txt", "x.db.bak", "x.db-old", "data/x.db")  # files that are not ours, beside the database
 

@@ -9,7 +9,20 @@ from typing import NamedTuple
 
 from tests.crash.databases import KINDS
 from tests.crash.place import Place
-from tests.crash.scenes import accidents, cancelling, clocks, disks, everything, hidden, locks, names, stopped, versions
+from tests.crash.scenes import (
+    accidents,
+    cancelling,
+    clocks,
+    disks,
+    earlier,
+    everything,
+    hidden,
+    imports,
+    locks,
+    names,
+    stopped,
+    versions,
+)
 
 Play = Callable[[random.Random, Path, Place], None]
 
@@ -17,11 +30,14 @@ _SQLITE, _POSTGRES = KINDS[:1], KINDS[1:]
 
 
 class Scene(NamedTuple):
+    """What is played, and on which databases."""
+
     play: Play
     kinds: tuple[str, ...] = KINDS
 
 
 SCENES: dict[str, Scene] = {
+    "imports": Scene(imports.imports),
     "links": Scene(names.links, _SQLITE),
     "mounts": Scene(names.mounts, _SQLITE),
     "moves": Scene(accidents.moves, _SQLITE),
@@ -36,4 +52,9 @@ SCENES: dict[str, Scene] = {
     "versions": Scene(versions.versions),
     "cancelling": Scene(cancelling.cancelling),
     "everything": Scene(everything.everything),
+    "kills": Scene(earlier.kills),
+    "power": Scene(earlier.power, _SQLITE),
+    "restarts": Scene(earlier.restarts, _POSTGRES),
 }
+
+TESTED_ELSEWHERE = ("kills", "power", "restarts")  # test_boundaries, test_power_loss, test_postgres_chaos

@@ -7,6 +7,7 @@ wait for the end of theirs do not keep the processor busy.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import random
 import sys
@@ -25,7 +26,7 @@ from tests.crash.stage import runs
 from tests.crash.stage.actors import Actor, Line
 from tests.crash.stage.judge import acknowledged, expect, judge
 
-_LOCKED = 1.0  # seconds
+_LOCKED = 0.6  # seconds
 _TASKS = 60
 
 Main = Coroutine[Any, Any, None]
@@ -44,9 +45,7 @@ def _eager(main: Main) -> None:
 
 
 def _uvloop(main: Main) -> None:
-    import uvloop  # noqa: PLC0415 - where it is installed
-
-    uvloop.run(main)
+    importlib.import_module("uvloop").run(main)
 
 
 def _anyio(main: Main) -> None:
@@ -57,7 +56,7 @@ def _anyio(main: Main) -> None:
 
 
 def loops() -> dict[str, Callable[[Main], None]]:
-    found = {"asyncio": _plain, "anyio": _anyio}
+    found: dict[str, Callable[[Main], None]] = {"asyncio": _plain, "anyio": _anyio}
     if sys.version_info >= (3, 12):
         found["eager"] = _eager
     if importlib.util.find_spec("uvloop") is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from byssus.errors import AnswerNeeded, InputError, NothingToContinue, NotFound, ThreadBusy
+from byssus.errors import AnswerNeeded, InputError, NotFound, NothingToContinue, ThreadBusy
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.crash.stage import runs
@@ -38,7 +38,7 @@ class Life:
 
     async def _again_and_again(self, act: Callable[[], Awaitable[object]]) -> None:
         for _ in range(10_000):
-            with contextlib.suppress(ThreadBusy, NotFound), self.line.trying(act.__name__):
+            with self.line.trying(act.__name__), contextlib.suppress(ThreadBusy, NotFound):
                 await act()
             await asyncio.sleep(0)
 
@@ -54,9 +54,9 @@ class Life:
 
     async def prompt(self) -> None:
         thread = f"run-{self.name}-{self.chance.randrange(4)}"
-        options = {"calls": self.chance.choice([1, 3]), "recovery": self.chance.choice(["never", "retry"])}
-        with contextlib.suppress(ThreadBusy):
-            await runs.agent(self.line, self.cp, self.place, thread, **options).prompt(self._text())
+        calls, recovery = self.chance.choice([1, 3]), self.chance.choice(["never", "retry"])
+        agent = runs.agent(self.line, self.cp, self.place, thread, calls=calls, recovery=recovery)
+        await agent.prompt(self._text())
 
     async def put(self) -> None:
         name = self._text()
@@ -141,10 +141,6 @@ def _live(chance: random.Random, place: Place, name: str) -> Actor:
         actor.listen_for(chance.choice([0, 0, 0.01, 0.1]))
         actor.kill()
     return actor
-
-
-class _Rest(dict[str, set[str]]):
-    """What else there is, by kind."""
 
 
 async def _take_up(place: Place) -> dict[str, object]:

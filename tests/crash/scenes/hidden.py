@@ -87,7 +87,11 @@ def _open_to_all(directory: Path, place: Place) -> None:
 
 
 def _import_all() -> None:
-    for name in ("secrets", "encodings.idna", *(each.name for each in pkgutil.walk_packages(byssus.__path__, "byssus."))):
+    for name in (
+        "secrets",
+        "encodings.idna",
+        *(each.name for each in pkgutil.walk_packages(byssus.__path__, "byssus.")),
+    ):
         if not name.startswith(("byssus.adapters", "byssus.cli", "byssus.__main__", "byssus.providers")):
             importlib.import_module(name)
 

@@ -72,7 +72,9 @@ def locks(chance: random.Random, directory: Path, place: Place) -> None:
         for actor in (driver, appender, holder):
             actor.tell()
             actor.finish()
-    expect(not appender.lines("refused"), "an append was refused because of a short lock", appender.lines("refused")[:1])
+    expect(
+        not appender.lines("refused"), "an append was refused because of a short lock", appender.lines("refused")[:1]
+    )
     runs.judge_tools(place)
     judge(place, acknowledged([driver, appender]))
 

@@ -35,7 +35,7 @@ def stopped(chance: random.Random, directory: Path, place: Place) -> None:
             writer.tell("over")
             writer.finish()
         tried = {"t": [line["text"] for line in writer.lines("tried")]}
-        judge(Place(place.directory, schema.dsn, schema.name), acknowledged([writer]), tried)
+        judge(Place(place.directory, schema.dsn, schema.name), acknowledged([writer]), {**tried, "t0": ["made"]})
 
 
 def _stop_for(server: postgres.Server, chance: random.Random) -> None:

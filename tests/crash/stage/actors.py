@@ -125,7 +125,9 @@ class Actor:
                 if self.said[self._taken - 1]["what"] in whats:
                     return self.said[self._taken - 1]
             if not self.listen(silence):
-                raise Broken(f"{self.name} ended before it said any of {whats}; the last that it said: {self.said[-3:]}")
+                raise Broken(
+                    f"{self.name} ended before it said any of {whats}; the last that it said: {self.said[-3:]}"
+                )
 
     def ask(self, line: str, *whats: str) -> dict[str, Any]:
         self.tell(line)

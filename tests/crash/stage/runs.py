@@ -10,7 +10,7 @@ from typing import Any
 from byssus import Agent, Model, ToolCall, ToolContext
 from byssus.checkpointer import Checkpointer
 from byssus.events import Event, MessageEnd, ToolExecutionEnd
-from byssus.messages import AssistantMessage, ToolResultMessage, UserMessage
+from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.base import Request
 from byssus.providers.scripted import Reply, ScriptedProvider
 from byssus.tools import Tool
@@ -88,12 +88,12 @@ def agent(line: Line, cp: Checkpointer, place: Place, thread: str, *, calls: int
 
 
 def _hear(line: Line, place: Place, thread: str, event: Event) -> None:
-    if isinstance(event, MessageEnd) and event.stored and isinstance(event.message, UserMessage):
-        line.say("stored", thread=thread, text=event.message.text)
-    elif isinstance(event, MessageEnd) and event.stored and isinstance(event.message, AssistantMessage):
-        if event.message.text and event.message.stop_reason == "stop":
-            line.say("stored", thread=thread, text=event.message.text)
-    elif isinstance(event, ToolExecutionEnd) and event.stored and isinstance(event.result, ToolResultMessage):
-        if event.result.text.startswith("did "):
-            line.say("stored", thread=thread, text=event.result.text)
-            note(place, "settled", event.result.text.removeprefix("did "))
+    """What is acknowledged: a prompt, an answer, and what the tool did."""
+    if isinstance(event, MessageEnd) and event.stored:
+        message = event.message
+        is_answer = isinstance(message, AssistantMessage) and message.stop_reason == "stop" and message.text
+        if isinstance(message, UserMessage) or is_answer:
+            line.say("stored", thread=thread, text=message.text)
+    elif isinstance(event, ToolExecutionEnd) and event.stored and event.result.text.startswith("did "):
+        line.say("stored", thread=thread, text=event.result.text)
+        note(place, "settled", event.result.text.removeprefix("did "))
