@@ -4,8 +4,7 @@
 # The first of these that is new enough is used; PYTHON=... names another.
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 JOBS ?= 2
-KILLS ?= 10000
-MINUTES ?= 5
+MINUTES ?= 20
 ARGS ?=
 
 VENV := .venv
@@ -39,10 +38,8 @@ test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
 	@$(BIN)/python -m pytest --quick -q -n $(JOBS) --dist worksteal $(ARGS)
 
-torture: $(READY) ## kill processes, pull plugs, restart Postgres; KILLS=1000 MINUTES=1 for less, ARGS="--seed 7"
-	@$(BIN)/python -m tests.crash.torture --kills $(KILLS) $(ARGS)
-	@$(BIN)/python -m tests.crash.torture_power
-	@$(BIN)/python -m tests.crash.postgres_chaos --minutes $(MINUTES)
+torture: $(READY) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
+	@$(BIN)/python -m tests.crash.torture --minutes $(MINUTES) $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	@$(BIN)/python -m ruff check

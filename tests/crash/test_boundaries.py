@@ -4,7 +4,7 @@ The stories are told by a process of its own, which forks: it must not have thre
 
 On SQLite there is a story for each boundary. On Postgres, where the same queries make the same commits, there is one
 for each seventh, before a commit and after one in turn, and the two variations begin at different ones;
-`python -m tests.crash.torture --every` takes all.
+`python -m tests.crash.stories --every` takes all.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ROOT = Path(__file__).parents[2]
 _STEP = 7  # odd, so that it is before a commit and after one in turn
 
 
-def torture(kind: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error", "-m", "tests.crash.torture", "--database", kind, *arguments]
+def stories(kind: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-m", "tests.crash.stories", "--database", kind, *arguments]
     environment = databases.environment(kind)
     done = subprocess.run(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -70,7 +70,7 @@ def test_killed_at_any_write_boundary_the_next_process_keeps_every_promise(
     tmp_path: Path, variation: Variation, first: int, kind: str
 ) -> None:
     which = ["--first", str(first), "--step", str(_STEP)] if kind == "postgres" else []
-    said = torture(kind, "--every", *which, "--variation", as_json(variation), "--directory", str(tmp_path / "stories"))
+    said = stories(kind, "--every", *which, "--variation", as_json(variation), "--directory", str(tmp_path / "stories"))
     found = re.match(rf"{kind}: (\d+) of (\d+) boundaries, (\d+) not reached, 0 with a violation", said)
     assert found is not None, said
     tried, boundaries, missed = map(int, found.groups())
@@ -80,7 +80,7 @@ def test_killed_at_any_write_boundary_the_next_process_keeps_every_promise(
 
 @pytest.mark.parametrize("kind", databases.KINDS)
 def test_killed_again_and_again_in_recovery_every_promise_is_kept(tmp_path: Path, kind: str) -> None:
-    said = torture(kind, "--kills", "20", "--seed", "1", "--jobs", "1", "--directory", str(tmp_path / "stories"))
+    said = stories(kind, "--kills", "20", "--seed", "1", "--jobs", "1", "--directory", str(tmp_path / "stories"))
     assert said.startswith("seed 1, ")
     assert "all well" in said
 
@@ -219,7 +219,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A story in which a reply was interrupted and a rival refused, and all is well."""
     directory = tmp_path_factory.mktemp("story")
     plan = Plan(Variation(checkpoint_every="turn"), kills=[Kill("boundary", 6)], database=request.param)
-    torture(request.param, "--plan", as_json(plan), "--keep", "--directory", str(directory))
+    stories(request.param, "--plan", as_json(plan), "--keep", "--directory", str(directory))
     return directory / "again-0"
 
 

@@ -1,6 +1,6 @@
 """The power fails: whatever was told is there, the database is sound, and its next user goes on.
 
-The short form of `python -m tests.crash.torture_power`. The scenes run in processes of their own, once for this file;
+The short form of `python -m tests.crash.torture power`. The scenes run in processes of their own, once for this file;
 the outages are made from what they wrote. A check that cannot fail is worth nothing, so the same outages are also tried
 on disks that lie, and there they are noticed.
 

@@ -1,14 +1,18 @@
-"""The long form of test_boundaries: stories with random kills, several in each, in random variations of the scene.
+"""The standing fuzz: scenes in which files, clocks, servers and processes go wrong, and what must be true after them.
 
-    python -m tests.crash.torture --kills 10000 --seed 7     until so many processes were killed
-    python -m tests.crash.torture --seed 7 --story 41        one of those stories again (and again: --times 100)
-    python -m tests.crash.torture --plan JSON                a story that is written down
-    python -m tests.crash.torture --every                    one story for each write boundary of a run
+    python -m tests.crash.torture                                   all scenes, for a minute each at most
+    python -m tests.crash.torture moves locks --minutes 5           these two, for five minutes together
+    python -m tests.crash.torture moves --seed 7 --rounds 100       so many rounds
+    python -m tests.crash.torture moves --database sqlite --seed 7 --round 41 --times 20      one round again
+    python -m tests.crash.torture --list                            the scenes
 
-All of them on both databases, unless one is named with --database. Prints its seed, and stops at the first violation.
-What then stays is the directory of that story: the diary of the tools, all that the processes said and the rows at the
-end; a SQLite file, too, but no schema in Postgres. Threads race in every process, so the same story may end otherwise
-when it is told again.
+A scene is a function of a `random.Random`, a directory and a `Place`. It draws what goes wrong, lets it happen, and
+raises if a promise is broken. A round is one call of it, in a process of its own: so nothing is left of it, and one
+that hangs is ended, with the stacks of its threads in its log. The seed, the names of scene and database and the
+number of the round make the draws. Processes race all the same: a round that is played again may end otherwise.
+
+After a failure the scene's directory stays, and the other scenes are still played. `make test` plays
+one round of each.
 """
 
 # ruff: noqa: T201 - it talks to whoever runs it
@@ -16,283 +20,238 @@ when it is told again.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import hashlib
 import itertools
+import logging
 import os
 import random
-import select
-import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-import msgspec
-from msgspec import Struct
+from typing import NamedTuple
 
 from tests.crash import databases
-from tests.crash.boundaries import Kill, Plan, Story, tell, warm
-from tests.crash.boundary_judge import violations
-from tests.crash.boundary_scene import Variation
+from tests.crash.boundaries import warm
+from tests.crash.place import Place
+from tests.crash.scenes import SCENES, Scene
+from tests.crash.stage.mounts import NOTE
 from tests.support import postgres
+from tests.support.ramdisk import ramdisk
 
-_PROGRESS = 15.0  # seconds between two lines
-
-
-class Told(Struct):
-    """What became of a story."""
-
-    number: int
-    plan: Plan
-    kills: dict[str, int]  # how often, by how
-    in_recovery: int  # how many of the killed had themselves been recovering
-    found: list[str]
+_ROUND_SECONDS = 600.0  # after which a round hangs, whatever it waits for
+_LOG = "log"
+_THEIRS = ("notes.txt", "x.db.bak", "x.db-old", "data/x.db")  # files that are not ours, beside the database
 
 
-def told(number: int, plan: Plan, directory: Path, *, keep: bool = False) -> Told:
-    """Tell a story and judge it. Its directory is removed if all is well, unless it shall be kept."""
-    shutil.rmtree(directory, ignore_errors=True)
-    try:
-        story = tell(plan, directory)
-        found = violations(directory)
-    except Exception:
-        return Told(number, plan, {}, 0, [traceback.format_exc()])
-    if not found and not keep:
-        shutil.rmtree(directory)
-    kills = Counter(life.kill.how for life in story.lives if life.was_killed and life.kill)
-    return Told(number, plan, dict(kills), _in_recovery(story), found)
+class Options(NamedTuple):
+    seed: int
+    directory: Path
+    kinds: tuple[str, ...]
+    jobs: int
+    seconds: float | None  # for each scene on each database
+    rounds: int | None
+    only: int | None  # the number of one round
+    times: int
 
 
-def _in_recovery(story: Story) -> int:
-    return sum(life.was_killed for life in story.lives[1:])
+class Outcome(NamedTuple):
+    """What became of a scene on a database."""
+
+    rounds: int
+    failed: list[int]
 
 
-def drawn(seed: int, number: int, kinds: Sequence[str]) -> Plan:
-    """The plan of a story: the same for the same seed, number and kinds of databases."""
-    rng = random.Random(f"{seed} {number}")
-    variation = Variation(
-        tool_mode=rng.choice(["parallel", "parallel", "sequential"]),
-        copies=rng.choice([1, 1, 2, 3]),
-        steering_mode=rng.choice(["one-at-a-time", "all"]),
-        follow_up_mode=rng.choice(["one-at-a-time", "all"]),
-        half_done=rng.choice(["not done", "unknown"]),
-        recovery=rng.choice(["approve", "approve", "deny", "result"]),
-        approval=rng.choice(["approve", "approve", "approve", "deny"]),
-        answers_by=rng.choice(["agent", "checkpointer", "tool"]),
-        reuses_ids=rng.random() < 0.25,
-        is_patient=rng.random() < 0.75,
-        save_partial=rng.choice([0.001, 0.001, 0.001, None]),
-        durability=rng.choice(["full", "full", "normal"]),
-        has_hooks=rng.random() < 0.25,
-        prompts_on=rng.random() < 0.25,
-        is_noisy=rng.random() < 0.25,
-        checkpoint_every=rng.choice([None, "turn", "turn", 2]),
-    )
-    kills = [_kill(rng) for _ in range(rng.choice([1, 2, 3, 4, 6, 8]))]
-    neighbour_dies_at, keeps_zombies = rng.choice([None, None, 1, 2]), rng.random() < 0.25
-    return Plan(variation, kills, neighbour_dies_at, keeps_zombies, database=rng.choice(kinds))
+# --- one round --------------------------------------------------------------------------------------------------------
 
 
-def _kill(rng: random.Random) -> Kill:
-    how = rng.choices(["boundary", "heard", "after"], [6, 2, 2])[0]
-    longest = {"boundary": 110, "heard": 80, "after": 250}[how]
-    return Kill(how, rng.randint(1, rng.choice([8, longest // 3, longest])))
+class Round:
+    """A process that plays one round."""
 
-
-# --- workers ----------------------------------------------------------------------------------------------------------
-
-
-class Worker:
-    """A process that tells every so-manieth story, until the pipe to it is closed."""
-
-    def __init__(self, options: argparse.Namespace, place: int, others: list[Worker]) -> None:
-        self.hears, speaks = os.pipe()
-        listens, self.tells = os.pipe()
+    def __init__(self, name: str, kind: str, number: int, options: Options) -> None:
+        self.number = number
+        self.directory = options.directory / f"{name}-{kind}-{number}"
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        self.log = self.directory / _LOG
+        sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            code = 1
-            try:
-                for fd in (self.hears, self.tells, *(fd for other in others for fd in (other.hears, other.tells))):
-                    os.close(fd)
-                _work(options, place, speaks, listens)
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(speaks)
-        os.close(listens)
-        self._rest = b""
+            self._become(name, kind, random.Random(f"{options.seed} {name} {kind} {number}"))
 
-    def hear(self) -> list[Told] | None:
-        read = os.read(self.hears, 1 << 20)
-        *lines, self._rest = (self._rest + read).split(b"\n")
-        return [msgspec.json.decode(line, type=Told) for line in lines] if read else None
+    def _become(self, name: str, kind: str, chance: random.Random) -> None:
+        code = 1
+        try:
+            os.setsid()  # the runner ends all that is left of a round by its group
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            faulthandler.dump_traceback_later(_ROUND_SECONDS, exit=True)
+            logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # it has a word for each connection that is lost
+            _play(SCENES[name], kind, chance, self.directory / "play")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
 
-    def stop(self) -> None:
-        os.close(self.tells)
+    def end(self, status: int) -> bool:
+        """Tidy up after it; whether all was well."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        is_well = os.waitstatus_to_exitcode(status) == 0
+        if is_well:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        return is_well
 
-    def end(self) -> None:
-        os.close(self.hears)
-        os.waitpid(self.pid, 0)
-
-
-def _work(options: argparse.Namespace, place: int, speaks: int, listens: int) -> None:
-    for number in itertools.count(place, options.jobs):
-        if select.select([listens], [], [], 0)[0]:
-            return
-        result = told(number, drawn(options.seed, number, options.kinds), options.directory / str(number))
-        line = msgspec.json.encode(result) + b"\n"
-        while line:
-            line = line[os.write(speaks, line) :]
+    def notes(self) -> set[str]:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return {line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)}
 
 
-def _hear_all(options: argparse.Namespace) -> Iterator[Told]:
-    """What the workers have to tell; they are stopped, and waited for, when nobody listens any more."""
-    workers: list[Worker] = []
-    for place in range(options.jobs):
-        workers.append(Worker(options, place, workers))
-    try:
-        living = {worker.hears: worker for worker in workers}
-        while living:
-            for fd in select.select(list(living), [], [])[0]:
-                results = living[fd].hear()
-                if results is None:
-                    del living[fd]
-                yield from results or ()
-    finally:
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
-            while worker.hear() is not None:
-                continue
-            worker.end()
+def _play(scene: Scene, kind: str, chance: random.Random, directory: Path) -> None:
+    directory.mkdir()
+    with databases.made(kind, directory) as place, _untouched(place, chance):
+        scene.play(chance, directory, place)
 
 
-# --- what there is to do ----------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _untouched(place: Place, chance: random.Random) -> Iterator[None]:
+    """Whatever goes wrong, files that are not ours stay as they are."""
+    theirs = {Path(place.directory) / name: chance.randbytes(1 + chance.randrange(9000)) for name in _THEIRS}
+    for path, content in theirs.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    yield
+    for path, content in theirs.items():
+        assert path.exists(), f"{path.name} was not ours, and is gone"
+        found = hashlib.sha256(path.read_bytes()).digest()
+        assert found == hashlib.sha256(content).digest(), f"{path.name} was not ours, and has changed"
 
 
-def torture(options: argparse.Namespace) -> int:
-    print(
-        f"seed {options.seed}, {options.kills} kills, on {' and '.join(options.kinds)}, {options.jobs} processes, "
-        f"in {options.directory}",
-        flush=True,
-    )
-    began, said = time.monotonic(), time.monotonic()
-    kills: Counter[str] = Counter()
-    stories = in_recovery = 0
-    bad: Told | None = None
-    results = _hear_all(options)
-    for result in results:
-        stories += 1
-        kills.update(result.kills)
-        in_recovery += result.in_recovery
-        if result.found:
-            bad = result
-        if bad is not None or kills.total() >= options.kills:
+# --- rounds of a scene ------------------------------------------------------------------------------------------------
+
+
+def _numbers(options: Options) -> Iterator[int]:
+    if options.only is not None:
+        return itertools.repeat(options.only, options.times)
+    return iter(range(options.rounds)) if options.rounds is not None else itertools.count()
+
+
+def play_all(name: str, kind: str, options: Options) -> Outcome:
+    """Play rounds until there were enough, the time is over or one has failed."""
+    began, played = time.monotonic(), 0
+    running: dict[int, Round] = {}
+    failed: list[Round] = []
+    notes: set[str] = set()
+    numbers = _numbers(options)
+    print(f"{name} on {kind}: seed {options.seed}, {_amount(options)}", flush=True)
+    while True:
+        is_over = options.seconds is not None and time.monotonic() - began >= options.seconds and played + len(running)
+        while len(running) < options.jobs and not failed and not is_over:
+            if (number := next(numbers, None)) is None:
+                break
+            started = Round(name, kind, number, options)
+            running[started.pid] = started
+        if not running:
             break
-        if time.monotonic() - said > _PROGRESS:
-            said = time.monotonic()
-            print(f"{kills.total()} kills in {stories} stories, {said - began:.0f} s", flush=True)
-    results.close()  # type: ignore[attr-defined]
-    is_done = kills.total() >= options.kills
-    verdict = "a promise was broken" if bad else "all well" if is_done else "the workers are gone"
-    print(
-        f"seed {options.seed}: {kills.total()} kills ({', '.join(f'{n} {how}' for how, n in sorted(kills.items()))}), "
-        f"{in_recovery} of them in recovery, {stories} stories, {time.monotonic() - began:.0f} s: {verdict}"
-    )
-    if bad is not None:
-        arguments = f"--database {options.database} --seed {options.seed} --story {bad.number}"
-        _report(bad, options.directory / str(bad.number), arguments)
-    return 0 if is_done and bad is None else 1
+        pid, status = os.wait()
+        if pid in running:
+            ended = running.pop(pid)
+            notes |= ended.notes()
+            played += 1
+            if not ended.end(status):
+                failed.append(ended)
+    for text in sorted(notes):
+        print(f"  {text}")
+    print(f"  {played} rounds, {time.monotonic() - began:.1f} s: {'a promise was broken' if failed else 'all well'}")
+    for round_ in failed:
+        _report(name, kind, round_, options)
+    return Outcome(played, [round_.number for round_ in failed])
 
 
-def every(options: argparse.Namespace, kind: str) -> int:
-    """Kill a run at its first boundary, at its second, and so on to the last one of a run that nobody kills.
-
-    Threads race, so a run may end before it comes to the boundary that was meant for it. It is judged all the same.
-    """
-    began, failed, missed = time.monotonic(), 0, 0
-    clean = tell(Plan(options.variation, database=kind), options.directory / kind / "clean")
-    last = max(line["boundaries"] for line in clean.lives[-1].said if line["what"] == "left")
-    numbers = range(options.first, last + 1, options.step)
-    for number in numbers:
-        plan = Plan(options.variation, [Kill("boundary", number)], database=kind)
-        directory = options.directory / kind / str(number)
-        result = told(number, plan, directory)
-        missed += not result.kills
-        if result.found:
-            failed += 1
-            _report(result, directory, f"--plan {shlex.quote(msgspec.json.encode(plan).decode())}")
-    print(
-        f"{kind}: {len(numbers)} of {last} boundaries, {missed} not reached, {failed} with a violation, "
-        f"{time.monotonic() - began:.0f} s"
-    )
-    return 1 if failed else 0
+def _amount(options: Options) -> str:
+    if options.only is not None:
+        return f"round {options.only}, {options.times} times"
+    return f"{options.rounds} rounds" if options.rounds is not None else f"for {options.seconds:.0f} s"
 
 
-def again(options: argparse.Namespace, plan: Plan) -> int:
-    """One story, as often as is asked for, until it goes wrong."""
-    for time_ in range(options.times):
-        result = told(options.story or 0, plan, options.directory / f"again-{time_}", keep=options.keep)
-        if result.found:
-            _report(result, options.directory / f"again-{time_}", "the same")
-            return 1
-    print(f"{options.times} times: all well")
-    return 0
+def _report(name: str, kind: str, failed: Round, options: Options) -> None:
+    print(f"  round {failed.number} of {name} on {kind}; the end of {failed.log}:")
+    for line in failed.log.read_text(errors="replace").splitlines()[-40:]:
+        print(f"    {line[:1000]}")
+    again = f"{name} --database {kind} --seed {options.seed} --round {failed.number} --times 20"
+    print(f"  again: python -m tests.crash.torture {again}", flush=True)
 
 
-def _report(bad: Told, directory: Path, arguments: str) -> None:
-    print(f"\nstory {bad.number}, killed by {bad.plan.kills or 'nobody'}:")
-    for what in bad.found[:20]:
-        print(f"  {what[:2000]}")
-    print(f"  plan: {msgspec.json.encode(bad.plan).decode()}")
-    print(f"  files: {directory}")
-    print(f"  again: python -m tests.crash.torture {arguments} --times 100", flush=True)
+def torture(names: list[str], options: Options) -> int:
+    began = time.monotonic()
+    played = [(name, kind) for name in names for kind in options.kinds if kind in SCENES[name].kinds]
+    outcomes = {(name, kind): play_all(name, kind, options) for name, kind in played}
+    rounds = sum(outcome.rounds for outcome in outcomes.values())
+    broken = [f"{name} on {kind}" for (name, kind), outcome in outcomes.items() if outcome.failed]
+    verdict = f"promises were broken: {', '.join(broken)}" if broken else "all well"
+    took = time.monotonic() - began
+    print(f"seed {options.seed}: {rounds} rounds of {len(outcomes)} scenes and databases in {took:.0f} s: {verdict}")
+    return 1 if broken or not rounds else 0
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    options = _options()
-    root: Path = options.directory or Path(tempfile.mkdtemp(prefix="byssus-torture-"))
-    options.directory = root
-    options.kinds = databases.KINDS if options.database == "both" else (options.database,)
-    if options.plan is not None:
-        options.kinds = (options.plan.database,)
-    if "postgres" in options.kinds:
-        postgres.server_for_tests()  # one for all workers; each of them connects by itself
+    given = _given()
+    if given.list:
+        for name, scene in SCENES.items():
+            print(f"{name:12} {' and '.join(scene.kinds):20} {(scene.play.__doc__ or '').splitlines()[0]}")
+        return 0
+    names = list(dict.fromkeys(given.scenes)) or list(SCENES)
+    kinds = databases.KINDS if given.database == "both" else (given.database,)
+    count = sum(kind in SCENES[name].kinds for name in names for kind in kinds)
+    is_timed = given.rounds is None and given.round is None
+    directory = given.directory or Path(tempfile.mkdtemp(prefix="byssus-torture-", dir=ramdisk()))
+    options = Options(
+        given.seed,
+        directory,
+        kinds,
+        given.jobs if given.round is None else 1,
+        (given.minutes or count) * 60 / max(count, 1) if is_timed else None,
+        given.rounds,
+        given.round,
+        given.times,
+    )
+    if "postgres" in kinds and any("postgres" in SCENES[name].kinds for name in names):
+        postgres.server_for_tests()  # one for all rounds; each of them connects by itself
     with warm():
-        if options.every:
-            code = max(every(options, kind) for kind in options.kinds)
-        elif options.plan is not None:
-            code = again(options, options.plan)
-        elif options.story is not None:
-            code = again(options, drawn(options.seed, options.story, options.kinds))
-        else:
-            code = torture(options)
-    if code == 0 and not options.keep:
-        shutil.rmtree(root)
+        code = torture(names, options)
+    if code == 0:
+        shutil.rmtree(directory, ignore_errors=True)
     return code
 
 
-def _options() -> argparse.Namespace:
+def _given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.torture")
-    parser.add_argument("--kills", type=int, default=10_000)
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"of {', '.join(SCENES)}; all by default")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="stories at a time")
+    parser.add_argument("--minutes", type=float, help="for all of it; by default one for each scene and database")
+    parser.add_argument("--rounds", type=int, help="of each scene on each database, instead of a time")
+    parser.add_argument("--round", type=int, help="the number of one round, to play it again")
+    parser.add_argument("--times", type=int, default=1, help="how often that round is played")
     parser.add_argument("--database", choices=[*databases.KINDS, "both"], default="both")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="rounds at a time")
     parser.add_argument("--directory", type=Path, help="where the files go; a new one by default")
-    parser.add_argument("--every", action="store_true", help="each boundary of one variation")
-    parser.add_argument("--first", type=int, default=1, help="the boundary with which --every begins")
-    parser.add_argument(
-        "--step", type=int, default=1, help="and how far it is to the next: odd, or all are of one sort"
-    )
-    parser.add_argument("--variation", type=lambda text: msgspec.json.decode(text, type=Variation), default=Variation())
-    parser.add_argument("--story", type=int, help="the number of a story of the seed")
-    parser.add_argument("--plan", type=lambda text: msgspec.json.decode(text, type=Plan), help="JSON, as was printed")
-    parser.add_argument("--keep", action="store_true", help="keep the files of a single story also if all is well")
-    parser.add_argument("--times", type=int, default=1, help="how often a single story is told")
-    return parser.parse_args()
+    parser.add_argument("--list", action="store_true", help="tell the scenes and end")
+    given = parser.parse_args()
+    if unknown := [name for name in given.scenes if name not in SCENES]:
+        parser.error(f"there is no scene {unknown[0]!r}; the scenes are {', '.join(SCENES)}")
+    return given
 
 
 if __name__ == "__main__":
