@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.measure import COUNT, INSERT, MOVE, TEXT, message, raw_database, raw_thread
 from byssus.messages import AssistantMessage, encode
-from byssus.store import owners
+from byssus.store.owners import Presence
 from byssus.values import clock
 
 _TAKE = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, run = :run"
@@ -44,7 +44,7 @@ class RawRun:
         self._execute = connection.execute
         self._question = encode(message())
         self._reply = encode(AssistantMessage(TEXT, id="0123456789abcdef", created_at=clock.now()))
-        self._owner = owners.name(clock.new_id())
+        self._owner = Presence(None).name(clock.new_id(), 30)
         self._thread, self._branch, self._head = self._execute("SELECT key, branch, head FROM threads").fetchall()[0]
 
     def take(self) -> None:

@@ -10,11 +10,13 @@ import sys
 
 from byssus import Agent, Model, ToolCall, tool
 from byssus.checkpointer import SQLiteCheckpointer
+from byssus.errors import ByssusError
 from byssus.providers.base import Request
 from byssus.testing import ScriptedProvider
 
 dying = sys.argv[1:] == ["crash"]
 last_words = asyncio.Barrier(3)
+LOOKS, PAUSE = 2, 0.1  # a service looks every 10 seconds, as long as it lives
 
 
 @tool
@@ -54,14 +56,24 @@ def agent_for(cp: SQLiteCheckpointer, thread_id: str) -> Agent:
     )
 
 
+async def resume_all(cp: SQLiteCheckpointer) -> None:
+    """Finish what was interrupted. Some threads are listed only when their lease has run out, so look again."""
+    for _ in range(LOOKS):
+        for thread in await cp.unfinished():
+            try:
+                result = await agent_for(cp, thread.id).resume()
+                print(f"{thread.id}: {result.text}", flush=True)
+            except ByssusError as error:  # ThreadBusy, NothingToContinue: another process was faster
+                print(f"{thread.id}: {error}", flush=True)
+        await asyncio.sleep(PAUSE)
+
+
 async def main() -> None:
     async with SQLiteCheckpointer("orders.db") as cp:
-        for thread in await cp.unfinished():
-            result = await agent_for(cp, thread.id).resume()
-            print(f"{thread.id}: {result.text}")
         if dying:
             agents = [(number, agent_for(cp, f"order-{number}")) for number in (1, 2, 3)]
             await asyncio.gather(*(agent.prompt(f"Handle order {number}") for number, agent in agents))
+        await resume_all(cp)
 
 
 asyncio.run(main())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 
 import pytest
 
-from byssus.signals import Aborted, Signal, until_aborted, wait_all
+from byssus.signals import Aborted, Signal, shielded, until_aborted, until_done, wait_all
 
 
 def test_a_signal_is_set_once_and_its_first_reason_stays() -> None:
@@ -226,3 +227,33 @@ def test_waiting_for_all_outlasts_a_cancellation_and_sets_the_signal() -> None:
         assert all(task.done() for task in tasks)
 
     asyncio.run(main())
+
+
+# --- waiting that a cancellation does not end -------------------------------------------------------------------------
+
+
+def test_until_done_returns_the_last_cancellation_when_the_future_is_done() -> None:
+    async def main() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        called: list[str] = []
+        task = asyncio.ensure_future(until_done(future, lambda: called.append("cancelled")))
+        for name in ("first", "last"):
+            await asyncio.sleep(0)
+            task.cancel(name)
+            await asyncio.sleep(0)
+        assert not task.done()
+        future.set_result(None)
+        cancelled = await task
+        assert isinstance(cancelled, asyncio.CancelledError)
+        assert cancelled.args == ("last",)
+        assert called == ["cancelled"] * 2
+        assert await until_done(future) is None
+
+    asyncio.run(main())
+
+
+def test_without_anyio_a_shield_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for loaded in (None, object()):  # not imported, or just being imported
+        monkeypatch.setitem(sys.modules, "anyio", loaded)
+        with shielded() as nothing:
+            assert nothing is None

@@ -67,6 +67,12 @@ def test_a_thread_is_exported_and_imported_without_an_event_loop(storage: AgentS
     assert copy is not None
     assert trip is not None
     assert copy.messages == trip.messages
+    storage.create_user("Ann", user_id="ann")
+    assert storage.import_from(lines, "hers", user_id="ann") == ["hers"]
+    assert [session["id"] for session in storage.list_user_sessions("ann") or ()] == ["hers"]
+    storage.delete_thread("trip")
+    assert storage.import_from(lines, trusted=True) == ["trip"]
+    assert list(storage.export_thread("trip")) == lines
     first = next(iter(storage.export_thread("trip")))  # and the rest is not wanted
     assert first == lines[0]
 

@@ -317,7 +317,7 @@ def test_a_full_disk_is_raised_after_all_events(database: Database) -> None:
             check_whole(events)
             assert isinstance(events[-1], AgentEnd)
             database.free(cp.store)
-            assert (await agent.resume()).text == "ok"
+            assert (await agent.prompt("again")).text == "ok"
 
     within(main())
 

@@ -4,7 +4,8 @@
     result = await agent.prompt("hello")
 
 A run is a task of its own. Cancelling `prompt()` aborts the run, waits until it has ended in good order, and then
-raises. An agent without a checkpointer works in memory.
+raises. A database that does not answer is not waited for: see `run/leaving.py`. An agent without a checkpointer works
+in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from byssus.providers.model_call import Patience
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import settings, termination
 from byssus.run.journal import Journal, pending
+from byssus.run.leaving import Leaving
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
+from byssus.signals import shielded
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.forks import At, checked_at
@@ -40,7 +43,7 @@ from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
@@ -80,7 +83,9 @@ class AgentState:
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all replies in the history."""
-        return sum((message.usage for message in self.messages if isinstance(message, AssistantMessage)), Usage())
+        return sum(
+            (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
+        )
 
 
 class Agent:
@@ -282,27 +287,46 @@ class Agent:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prompts, ended))
         task.add_done_callback(lambda task: self._become_idle(task, ended))
-        async with termination.Guard(run.signal):
-            return await self._wait_for(run, task, ended)
+        leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
+        try:
+            async with termination.Guard(run.signal):
+                return await self._wait_for(run, task, ended, leaving)
+        finally:
+            leaving.stop()
 
-    async def _wait_for(self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None]) -> RunResult:
+    async def _wait_for(
+        self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None], leaving: Leaving
+    ) -> RunResult:
         try:
             await ended
-            return task.result()
+            return task.result() if task.done() else self._left(run, task)
         except asyncio.CancelledError:
+            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            leaving.watch(left)
             run.signal.abort("cancelled")
-            while not task.done():  # soon: an aborted run does not wait for anybody
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({task})
-            if not task.cancelled():
+            waits: set[asyncio.Future[Any]] = {task, left}
+            with shielded():
+                while not task.done() and not left.done():  # soon: an aborted run does not wait for anybody
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._left(run, task)
+            elif not task.cancelled():
                 task.exception()
             raise
         finally:
             if task.done():  # also where tasks start eagerly, and end before they had a callback
                 self._become_idle(task, ended)
 
+    def _left(self, run: Run, task: asyncio.Task[RunResult]) -> RunResult:
+        """An aborted run that waits for its database: it goes on in the background, and the next one waits for it."""
+        _log.warning("run %s on thread %r was aborted; the database does not answer", run.id, self._setup.thread_id)
+        task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        self._run = None
+        return run.leave()
+
     async def _loaded(self) -> None:
-        """Let a `load()` that is under way finish first."""
+        """Let a `load()` finish first that is under way, or an aborted run that is still being recorded."""
         if self._run is None and self._task is not None:
             await asyncio.wait({self._task})
 
@@ -373,7 +397,7 @@ def _journal(
         return memory_journal(modes)
     assert checkpointer is not None
     assert thread_id is not None
-    thread_key, origin = checked_thread(thread_id), None
+    thread_key, origin = checked_new_thread(thread_id), None
     if at is not None and setup.thread_id is not None:
         origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
     return thread_journal(

@@ -27,7 +27,7 @@ from byssus.store.handle import Handle
 from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
-from byssus.store.sqlite.file import check_durability, check_path
+from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
 from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
@@ -45,6 +45,7 @@ from byssus.values.checkpoints import (
     keep_last,
     keep_tagged,
 )
+from byssus.values.places import redacted
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -248,7 +249,9 @@ class SQLiteCheckpointer(Checkpointer):
 
     `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, and may lose
     the last moments when the machine itself goes down. `lease_seconds` is how long a thread stays reserved for a run
-    whose process has stopped without a word; a run that lives renews it.
+    whose process has stopped without a word; a run that lives renews it. `busy_timeout` is how many seconds a write
+    waits while another process holds the write lock, before it raises `StoreBusy` (30 by default). Leases last at least
+    a third longer, so that a run can wait that long.
     """
 
     def __init__(
@@ -257,6 +260,7 @@ class SQLiteCheckpointer(Checkpointer):
         *,
         durability: str = "full",
         lease_seconds: float = 30.0,
+        busy_timeout: float | None = None,
     ) -> None:
         check_durability(durability)
         if is_dsn(db_path):
@@ -264,11 +268,15 @@ class SQLiteCheckpointer(Checkpointer):
         if not isinstance(db_path, os.PathLike):  # which is asked when the file is opened
             check_path(db_path)
         self._path = db_path
-        super().__init__(functools.partial(opening.open, db_path, durability=durability), lease_seconds=lease_seconds)
+        open_store = functools.partial(opening.open, db_path, durability=durability)
+        if busy_timeout is not None:
+            open_store = functools.partial(open_store, busy_seconds=check_busy_timeout(busy_timeout))
+        super().__init__(open_store, lease_seconds=lease_seconds)
+        self.lease_seconds = max(self.lease_seconds, (busy_timeout or 0) * 4 / 3)
 
     @property
     def name(self) -> str:
-        return os.fspath(self._path)
+        return redacted(os.fspath(self._path))
 
 
 class PostgresCheckpointer(Checkpointer):

@@ -20,13 +20,14 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
     ├── ThreadMoved                        prompt again: the thread is not what it was
     ├── AnswerNeeded                       answer first: a tool call waits for a person
+    ├── SearchTimeout (TimeoutError)       search in less, or for longer
     ├── StoreError                         the database could not do it
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
     │   ├── StoreBusy                      retry: another process holds the write lock for too long
     │   ├── StoreUnreachable               retry: the database server does not answer
     │   ├── StoreFull                      free some disk space, then retry
     │   ├── StoreReadOnly                  give the process the right to write
-    │   ├── StoreUnusable                  this file cannot be used: not ours, from a newer byssus, moved while it was open
+    │   ├── StoreUnusable                  this file cannot be used: not ours, too new, moved while it was open
     │   └── StoreCorrupt                   restore a backup: what is stored cannot be read
     └── ProviderError                      the model could not answer
         ├── RateLimited                    retry later (see retry_after)
@@ -174,6 +175,18 @@ class ThreadMoved(ByssusError):
 
 class AnswerNeeded(ByssusError):
     """A tool call of the thread waits for a person."""
+
+
+class SearchTimeout(ByssusError, TimeoutError):
+    """A search has looked for as long as it may."""
+
+    def __init__(self, seconds: float, texts: int) -> None:
+        super().__init__(
+            f"the search was stopped after {seconds:g} s and {texts:,} texts; search in less (in one session, of one "
+            "user, since a day), or for longer: search(..., timeout=seconds), at a shell --timeout SECONDS"
+        )
+        self.seconds = seconds
+        self.texts = texts
 
 
 class StoreError(ByssusError):

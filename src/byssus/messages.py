@@ -127,6 +127,37 @@ class Usage(_Value, frozen=True):
             self.cost + other.cost,
         )
 
+    def plausible(self) -> Usage:
+        """The same, with what no model call can take brought into range: tokens from 0 to `MOST_TOKENS`, a cost from 0.
+
+        A service may send any number. A negative one would lower a user's quota, and a huge one fits no column.
+        """
+        tokens = self.input, self.output, self.cache_read, self.cache_write
+        if type(self.cost) is float and 0 <= self.cost < MOST_TOKENS and all(map(_is_plausible, tokens)):
+            return self
+        counts = dict(zip(("input", "output", "cache_read", "cache_write"), map(plausible_tokens, tokens), strict=True))
+        return msgspec.structs.replace(self, **counts, cost=_plausible_cost(self.cost))
+
+
+MOST_TOKENS = 2**40  # that anybody can have meant; millions of such numbers can be added in a column
+
+
+def _is_plausible(tokens: object) -> bool:
+    return type(tokens) is int and 0 <= tokens <= MOST_TOKENS
+
+
+def plausible_tokens(tokens: object) -> int:
+    """A number of tokens that can be counted and added; what is no number counts as 0."""
+    if isinstance(tokens, bool) or not isinstance(tokens, int | float) or tokens != tokens:  # noqa: PLR0124 - NaN
+        return 0
+    return int(max(0, min(tokens, MOST_TOKENS)))
+
+
+def _plausible_cost(cost: object) -> float:
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < MOST_TOKENS:
+        return 0.0
+    return float(cost)
+
 
 class Failure(_Value, frozen=True):
     """Why a reply failed, in a form that can be stored: the error's class name and its message."""

@@ -6,7 +6,9 @@ It is set once and from any thread. A tool looks at `aborted` between two steps,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -121,6 +123,33 @@ async def wait_all(tasks: set[asyncio.Task[T]], signal: Signal) -> None:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
             turn_into_abort(signal)
+
+
+def shielded() -> contextlib.AbstractContextManager[object]:
+    """A block in which anyio does not cancel this task.
+
+    The cancel scopes of anyio (Starlette, FastAPI, MCP and httpx have them) cancel a task anew in each round of the
+    event loop until it has left the scope. A task that must wait to the end of something would burn a core meanwhile.
+    Nothing but a shielded scope in that very task prevents it. Without anyio there are no such scopes.
+    """
+    scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
+    return contextlib.nullcontext() if scope is None else scope(shield=True)
+
+
+async def until_done(
+    future: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
+) -> asyncio.CancelledError | None:
+    """Wait until a future is done, whatever comes in between; returns the last cancellation that came."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            with contextlib.nullcontext() if cancelled is None else shielded():
+                await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if on_cancel is not None:
+                on_cancel()
+    return cancelled
 
 
 async def _wait(woken: asyncio.Event, signal: Signal) -> None:

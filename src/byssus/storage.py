@@ -34,6 +34,7 @@ from byssus.threads import approvals, checkpoints, erasure, forks, retention, th
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.inbox import Receipt
 from byssus.values.inputs import ThreadId
+from byssus.values.places import redacted
 
 __all__ = ["AgentStorage"]
 
@@ -51,7 +52,7 @@ class AgentStorage:
         self, place: str | os.PathLike[str] = "agent_store.db", *, durability: str = "full", **options: Any
     ) -> None:
         if not isinstance(place, str | os.PathLike) or not options.keys() <= _OPTIONS:
-            given = f"{place!r:.80}{''.join(f', {name}=...' for name in options)}"
+            given = f"{redacted(repr(place)):.80}{''.join(f', {name}=...' for name in options)}"
             raise InputError(
                 f"AgentStorage takes a path or a postgresql:// DSN, and for a DSN {', '.join(sorted(_OPTIONS))}; "
                 f"got {given}"

@@ -27,7 +27,7 @@ from typing import Self, TypeAlias
 
 from byssus.errors import InputError
 from byssus.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecutionUpdate
-from byssus.signals import Signal
+from byssus.signals import Signal, until_done
 from byssus.values.results import RunResult
 
 _SIZE = 1_000  # events that wait for the consumer before the run waits for it
@@ -227,12 +227,7 @@ class EventStream:
     async def _end(self, task: asyncio.Task[None]) -> None:
         """Like a cancelled `prompt()`: whatever comes in between, the run has ended afterwards."""
         self._backlog.close(task)
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = await until_done(task)
         if cancelled is not None:
             raise cancelled
 

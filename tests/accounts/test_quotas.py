@@ -287,6 +287,48 @@ def test_an_agent_spends_what_its_replies_really_took(database: Database) -> Non
     with_ann(database, 100_000, use)
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(-10_000),
+        Usage(-(2**70), 1),
+        Usage(2**63, 2**64, 10**30, 10**300, 1e300),
+        Usage(float("nan"), float("inf"), cost=float("nan")),  # type: ignore[arg-type]
+        Usage("7", None, True, cost="free"),  # type: ignore[arg-type]
+    ],
+    ids=["negative", "very negative", "huge", "no numbers", "no numbers at all"],
+)
+def test_what_a_provider_says_of_tokens_neither_lowers_a_quota_nor_costs_the_reply(
+    database: Database, usage: Usage
+) -> None:
+    async def use(cp: Checkpointer) -> None:
+        told = AssistantMessage("still here", model="m", usage=usage)
+        await of_ann(cp, [told] * 3).prompt("hi")
+        assert await texts(cp, "t") == ["hi", "still here"]
+        used = await used_by(cp)
+        assert 0 <= used < 2**43
+        result = await of_ann(cp, [told], "u").prompt("and again?")
+        assert result.text == "still here"
+        assert used <= await used_by(cp) < 2**44
+        stats = await cp.get_usage_stats("ann")
+        assert stats is not None
+        assert all(0 <= stats[name] < 2**44 for name in ("total_tokens", "input_tokens", "output_tokens", "total_cost"))
+        assert (await cp.check())["ok"]
+
+    with_ann(database, None, use)
+
+
+def test_a_usage_that_is_stored_and_cannot_be_sets_nothing_aside_below_nothing(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("hi"), AssistantMessage("ho", usage=Usage(-(10**9)))])
+        await of_ann(cp, [spending("ok", 10)]).prompt("and?")
+        assert await used_by(cp) == 10
+        await cp.append("huge", [UserMessage("hi"), AssistantMessage("ho", usage=Usage(10**30))])
+        assert (await of_ann(cp, [], "huge").prompt("and?")).stop_reason == "quota_limit"
+
+    with_ann(database, 5_000, use)
+
+
 def test_tokens_are_set_aside_while_the_model_is_asked(database: Database, storage: AgentStorage) -> None:
     async def use(cp: Checkpointer) -> None:
         scene = Streaming("well", "")

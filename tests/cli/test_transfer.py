@@ -48,7 +48,7 @@ def byssus(tmp_path: Path) -> Command:
 def test_a_thread_goes_through_a_pipe_into_another_database(byssus: Command, db: Path) -> None:
     lines = byssus("export", "trip", "--db", db).stdout
     assert [json.loads(line) for line in lines.split("\n")[:-1]][-1]["end"]["messages"] == 10
-    done = byssus("import", "-", "--db", "new.db", input=lines)
+    done = byssus("import", "-", "--trusted", "--db", "new.db", input=lines)
     assert (done.stdout, done.stderr) == ("Imported thread trip\n", "")
     assert byssus("export", "trip", "--db", "new.db").stdout == lines
     shown = [byssus("show", "trip", "--json", "--db", path).stdout for path in (db, "new.db")]
@@ -60,8 +60,8 @@ def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_
     assert (done.stdout, done.stderr) == ("", "alice.jsonl: 33 lines\n")
     file = tmp_path / "alice.jsonl"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    done = byssus("import", "alice.jsonl", "--db", "new.db")
-    assert done.stdout == "Imported thread alice's\nImported thread alice's other\n"
+    done = byssus("import", "alice.jsonl", "--trusted", "--db", "new.db")
+    assert (done.stdout, done.stderr) == ("Imported thread alice's\nImported thread alice's other\n", "")
     assert byssus("export", "--user", "alice", "--db", "new.db").stdout == file.read_text("utf-8")
 
 
@@ -73,11 +73,24 @@ def test_a_thread_that_is_there_is_imported_under_another_id(byssus: Command, db
     assert done.stdout == "Imported thread second trip\n"
 
 
+def test_without_trust_an_import_says_what_it_left_out_and_how_to_get_it(byssus: Command, db: Path) -> None:
+    byssus("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
+    done = byssus("import", "alice.jsonl", "--db", "new.db")
+    assert done.stdout == "Imported thread alice's\nImported thread alice's other\n"
+    left_out = "Left out: users (1), owners (2). If the file is a backup of your own, use --trusted.\n"
+    assert done.stderr == left_out
+    assert "no user 'alice'" in byssus("export", "--user", "alice", "--db", "new.db", code=1).stderr
+    byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
+    done = byssus("import", "trip.jsonl", "--as", "hers", "--user", "alice", "--db", db)
+    assert (done.stdout, done.stderr) == ("Imported thread hers\n", "")
+    assert '"id":"hers","namespace":"","owner":"alice"' in byssus("export", "hers", "--db", db).stdout
+
+
 def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
     command = [sys.executable, "-m", "byssus", "export", "trip", "--db", str(db)]
     tty = Terminal(*command, env={"PYTHONUTF8": "1"})
     try:
-        tty.wait_for(re.escape(r'"text":"\x9b2J \u001b[2J"'))
+        tty.wait_for(re.escape(r'"text":"\u009b2J \u001b[2J"'))
         tty.wait_for('"sha256"')
         assert tty.process.wait(60) == 0
     finally:
@@ -96,6 +109,8 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
         (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
         (["import", "alice.jsonl", "--as", "one"], "these are 2"),
         (["import", "trip.jsonl", "--as", ""], "as_id must be a string with at least one character"),
+        (["import", "trip.jsonl", "--as", "new", "--user", "nobody"], "there is no user 'nobody'"),
+        (["import", "trip.jsonl", "--user", ""], "a user id must be a string with at least one character"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_1(

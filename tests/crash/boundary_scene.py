@@ -415,12 +415,12 @@ class Scene:
     def _tools(self) -> list[Tool[..., Any]]:
         return [
             Tool(self.never),
-            Tool(self.retry, recovery="retry"),
+            Tool(self.retry, recovery="retry", max_attempts=None),
             Tool(self.check, recovery="check", check=self._look_up),
             Tool(self.ask, recovery="ask"),
             Tool(self.approve, approval=True),
             Tool(self.step, sequential=True),
-            Tool(self.ring, recovery="retry"),
+            Tool(self.ring, recovery="retry", max_attempts=None),
             Tool(self.jot),
         ]
 

@@ -15,8 +15,9 @@ import apsw
 import psycopg
 
 from byssus.store.database import Tx
+from byssus.store.postgres.server import Connection
 from byssus.store.postgres.tx import PostgresTx
-from byssus.store.sqlite.store import SQLiteTx
+from byssus.store.sqlite.tx import SQLiteTx
 from tests.crash.place import Place
 from tests.support import postgres
 
@@ -53,7 +54,7 @@ def settled(place: Place) -> None:
 def asked(place: Place, query: Callable[[Tx], T]) -> T:
     """Run a query, on a database that nobody else writes."""
     if place.dsn is not None:
-        with psycopg.connect(_as_stranger(place.dsn), autocommit=True) as connection:
+        with Connection.connect(_as_stranger(place.dsn), autocommit=True) as connection:
             return query(PostgresTx(connection, place.schema))
     with contextlib.closing(apsw.Connection(str(place.file), flags=apsw.SQLITE_OPEN_READWRITE)) as file:
         return query(SQLiteTx(file))

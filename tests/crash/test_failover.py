@@ -95,7 +95,7 @@ def test_a_run_whose_thread_was_taken_over_after_the_failover_cannot_write(pair:
 def test_a_run_whose_process_died_with_the_primary_is_resumable_on_the_standby(pair: Pair) -> None:
     async def main() -> None:
         async with pair.checkpointer() as cp:
-            await claim(cp, dead_owner(), "go")
+            await claim(cp, dead_owner(cp), "go")
             await asyncio.to_thread(pair.fail_over)
             assert await unfinished(cp) == ["t"]
             assert (await agent_on(cp, ["done"]).resume()).text == "done"

@@ -22,7 +22,6 @@ from byssus.checkpointer import Checkpointer, keep_last
 from byssus.errors import InputError, NotFound, StoreError
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.import_ import import_from
-from byssus.maintenance.shapes import COUNTED
 from byssus.messages import Message, dumps
 from byssus.queries.accounts import usage as counting
 from byssus.queries.log import threads
@@ -36,7 +35,7 @@ from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
 from tests.support.databases import DATABASES, Database
-from tests.support.exports import PREFERENCES, checkpoint, fill, fill_session, said
+from tests.support.exports import PREFERENCES, checkpoint, fill, fill_session, said, sealed
 from tests.support.leases import PAST, agent_on, claim, unfinished, with_two
 from tests.support.marks import mark, marked, summarize
 from tests.support.tool_calls import Acting
@@ -75,7 +74,7 @@ async def exported_user(cp: Checkpointer, user_id: str) -> list[str]:
 
 
 async def bring(cp: Checkpointer, lines: Any, as_id: str | None = None) -> list[str]:
-    return await import_from(cp.store, lines, as_id)
+    return await import_from(cp.store, lines, as_id, trusted=True)
 
 
 async def everything(cp: Checkpointer) -> dict[str, list[Row]]:
@@ -220,7 +219,7 @@ def test_a_question_that_a_rewind_has_left_comes_back_with_it_where_it_was_impor
         assert await there.pending("asking") == []
         for each in (cp, there):
             await each.rewind("asking", left)
-        assert [call.call_id for call in await there.pending("asking")] == ["/b"]
+        assert [call.call_id for call in await there.pending("asking")] == ["/a", "/b"]
         assert await there.pending("asking") == await cp.pending("asking")
 
     with_both(database, other, use)
@@ -880,7 +879,7 @@ def boundary(_):
 async def main():
     async with checkpointer_for(place) as cp:
         Store.boundary = staticmethod(boundary)
-        await import_from(cp.store, path)
+        await import_from(cp.store, path, trusted=True)
 
 asyncio.run(main())
 """
@@ -987,14 +986,6 @@ def test_a_cancelled_import_leaves_nothing(database: Database, small_pages: None
 
 
 # --- what is no export ------------------------------------------------------------------------------------------------
-
-
-def sealed(lines: list[str]) -> list[str]:
-    """The lines with an end that fits to them, as somebody would make it who means no good."""
-    rows = [json.loads(line).get("row") for line in lines[1:-1]]
-    counts = {name: rows.count(kind) for kind, name in COUNTED.items()}
-    digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
-    return [*lines[:-1], dumps({"end": counts, "sha256": digest})]
 
 
 async def refuse(cp: Checkpointer, cases: list[tuple[list[Any], str]]) -> None:

@@ -461,6 +461,20 @@ def test_stop_reasons_are_translated(theirs: str, ours: str) -> None:
     assert streamed(Anthropic.answer("x", stop_reason=theirs))[-1] == StreamDone(ours, Usage(10, 5))
 
 
+@pytest.mark.parametrize(
+    "number", [-5, -(2**70), 2**70, pytest.param(10**400, id="400 digits"), 1.5e300]
+)  # the SDK reads "12" and true as numbers
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "cache_read_input_tokens"])
+def test_a_usage_that_cannot_be_costs_no_reply(name: str, number: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Model("m", prices=Prices(1, 1, 1, 1))
+    reply = Reply(model.id, "anthropic")
+    for event in streamed(Anthropic.answer("x", final_usage={"output_tokens": 5, name: number}), model):
+        reply.add(event)
+    message = reply.message()
+    assert (message.text, message.usage) == ("x", message.usage.plausible())
+    assert "provider 'anthropic' told an impossible usage" in caplog.text
+
+
 def test_usage_counts_the_cache_and_costs_what_the_model_says() -> None:
     first = {
         "input_tokens": 100,

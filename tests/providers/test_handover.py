@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import re
 from typing import Any
@@ -34,7 +35,9 @@ from byssus.providers.base import Provider, Request
 from byssus.providers.history import valid_history
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.openai_models import Service
+from byssus.providers.scripted import ScriptedProvider
 from tests.support.databases import Database
+from tests.support.histories import shared_ids
 from tests.support.wire import Anthropic, OpenAI, Reply, Server
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -326,6 +329,40 @@ def test_a_thread_of_the_one_can_be_continued_by_the_other_after_it_failed_in_th
             check_anthropic(request.body)
         check_openai(gpt.body)
         assert [message["content"] for message in gpt.body["messages"]] == ["Go.", "I was about to", "Go on."]
+
+
+SAME = [ToolCall("x", "measure", {"of": "one"}), ToolCall("x", "measure", {"of": "two"})]
+
+
+@pytest.mark.parametrize("service", [Anthropic, OpenAI])
+def test_a_service_that_uses_one_call_id_again_and_again_gets_ids_of_which_each_is_one_calls(
+    database: Database, service: type[Anthropic] | type[OpenAI]
+) -> None:
+    async def go(provider: Provider, model: Model) -> None:
+        async with database.checkpointer() as cp:
+            agent = Agent(provider=provider, model=model, tools=[measure], checkpointer=cp, thread_id="t")
+            (await agent.prompt("Measure them.")).raise_for_error()
+            (await agent.prompt("Thank you.")).raise_for_error()
+
+    answers = [service.answer(*SAME), service.answer(SAME[0]), service.answer("done"), service.answer("gladly")]
+    with Server(answers) as server:
+        if service is Anthropic:
+            asyncio.run(go(AnthropicProvider("k", server.url, cache=False), CLAUDE))
+        else:
+            asyncio.run(go(OpenAIProvider("k", server.url), GPT))
+        sent = [request.body for request in server.requests]
+    for body, longer in itertools.pairwise(sent):
+        assert longer["messages"][: len(body["messages"])] == body["messages"], "its cache knows the beginning"
+    for body in sent:
+        (check_anthropic if service is Anthropic else check_openai)(body)
+
+
+def test_a_provider_of_ones_own_gets_each_call_id_once() -> None:
+    provider = ScriptedProvider([SAME, SAME, [ToolCall("", "measure", {"of": "three"})], "done"])
+    agent = Agent(provider=provider, model=Model("scripted"), tools=[measure])
+    asyncio.run(agent.prompt("Measure them."))
+    assert all(shared_ids(request.messages) == [] for request in provider.requests)
+    assert len(provider.requests) == 4
 
 
 # --- any history ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from byssus.providers.history import (
     unknown_outcome,
     valid_history,
 )
-from tests.support.histories import flaws
+from tests.support.histories import flaws, shared_ids, without_ids
 from tests.support.quick import examples
 
 USER = UserMessage("hello")
@@ -156,15 +156,18 @@ wild_histories = st.lists(odd_messages, max_size=8)
 
 @settings(max_examples=examples(300))
 @given(valid_histories)
-def test_a_valid_history_is_left_as_it_is(history: list[ModelMessage]) -> None:
+def test_a_valid_history_is_left_as_it_is_but_for_ids_that_come_again(history: list[ModelMessage]) -> None:
     assert flaws(history) == []
-    assert valid_history(history) == history
+    assert without_ids(valid_history(history)) == without_ids(history)
+    if not shared_ids(history):
+        assert valid_history(history) == history
 
 
 @settings(max_examples=examples(500))
 @given(damaged_histories)
 def test_a_damaged_history_becomes_valid(history: list[Message]) -> None:
     assert flaws(valid_history(history)) == []
+    assert shared_ids(valid_history(history)) == []
 
 
 @settings(max_examples=examples(500))
@@ -237,21 +240,22 @@ def is_part(part: list[Message], whole: list[Message]) -> bool:
 @settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_what_remains_keeps_its_order(history: list[Message]) -> None:
-    assert is_part(spoken(valid_history(history)), spoken(history))
+    assert is_part(without_ids(spoken(valid_history(history))), without_ids(spoken(history)))
 
 
 @settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_nothing_that_a_user_or_a_whole_reply_says_is_left_out(history: list[Message]) -> None:
     whole = [m for m in spoken(history) if not (isinstance(m, AssistantMessage) and m.failed)]
-    assert [m for m in spoken(valid_history(history)) if not (isinstance(m, AssistantMessage) and m.failed)] == whole
+    kept = [m for m in spoken(valid_history(history)) if not (isinstance(m, AssistantMessage) and m.failed)]
+    assert without_ids(kept) == without_ids(whole)
 
 
 @settings(max_examples=examples(300))
 @given(damaged_histories)
 def test_no_result_is_used_twice_and_none_is_made_up(history: list[Message]) -> None:
-    given_results = [m for m in history if isinstance(m, ToolResultMessage)]
-    for message in valid_history(history):
+    given_results = without_ids([m for m in history if isinstance(m, ToolResultMessage)])
+    for message in without_ids(valid_history(history)):
         if isinstance(message, ToolResultMessage) and message.text != UNKNOWN_OUTCOME:
             given_results.remove(message)  # raises when it is not there any more
 
@@ -313,7 +317,60 @@ def test_a_result_behind_a_later_message_is_moved_to_its_call() -> None:
 
 def test_a_reused_id_does_not_mix_up_two_results() -> None:
     history: list[Message] = [USER, calling("a"), result("a", "first"), calling("a"), result("a", "second")]
-    assert valid_history(history) == history
+    assert valid_history(history) == [*history[:3], named("a_2"), answered("a_2", "second a")]
+
+
+def named(*ids: str) -> AssistantMessage:
+    """A reply whose calls are all of `a`, by other ids."""
+    return AssistantMessage([ToolCall(name, "look", {"at": "a"}) for name in ids], "tool_use")
+
+
+def answered(call_id: str, text: str) -> ToolResultMessage:
+    return ToolResultMessage(call_id, "look", text)
+
+
+def test_calls_of_one_reply_that_share_an_id_get_their_own_and_so_do_their_results() -> None:
+    history: list[Message] = [USER, calling("a", "a", "a"), result("a", "first"), result("a", "second")]
+    assert valid_history(history)[1:] == [
+        named("a", "a_2", "a_3"),
+        answered("a", "first a"),
+        answered("a_2", "second a"),
+        unknown_outcome(ToolCall("a_3", "look")),
+    ]
+    assert history[1] == calling("a", "a", "a"), "what is stored stays as the model said it"
+
+
+def test_calls_without_an_id_get_one() -> None:
+    calls = AssistantMessage([ToolCall("", "look", {"at": "a"}), ToolCall("", "look", {"at": "a"})], "tool_use")
+    history: list[Message] = [USER, calls, answered("", "first"), answered("", "second")]
+    assert valid_history(history)[1:] == [
+        named("call_2", "call_3"),
+        answered("call_2", "first"),
+        answered("call_3", "second"),
+    ]
+
+
+def test_an_id_that_was_made_up_is_not_taken_by_a_call_that_comes_with_it() -> None:
+    history: list[Message] = [USER, calling("a", "a"), calling("a_2"), calling("a")]
+    ids = [
+        call.id for reply in valid_history(history) if isinstance(reply, AssistantMessage) for call in reply.tool_calls
+    ]
+    assert ids == ["a", "a_2", "a_2_2", "a_3"]
+
+
+@settings(max_examples=examples(200))
+@given(damaged_histories | wild_histories)
+def test_an_id_stays_the_same_while_the_conversation_grows(history: list[Message]) -> None:
+    """So a service finds the beginning in its cache. Up to a user's message, all is said and settled."""
+    growing, before = ValidHistory(), list[ModelMessage]()
+    for end in range(len(history) + 1):
+        valid = growing.of(history[:end])
+        assert valid == valid_history(history[:end])
+        assert shared_ids(valid) == []
+        settled = max((n for n, message in enumerate(before) if isinstance(message, UserMessage)), default=0)
+        if not any(message.text == UNKNOWN_OUTCOME for message in before):
+            assert valid[:settled] == before[:settled]
+        before = valid
 
 
 def test_the_result_of_a_reused_id_is_not_given_to_the_earlier_call() -> None:
@@ -321,8 +378,8 @@ def test_the_result_of_a_reused_id_is_not_given_to_the_earlier_call() -> None:
         USER,
         calling("a"),
         unknown_outcome(call("a")),
-        calling("a"),
-        result("a"),
+        named("a_2"),
+        answered("a_2", "seen a"),
     ]
 
 
@@ -423,7 +480,9 @@ def test_a_service_that_uses_one_id_for_all_its_calls_is_served() -> None:
     history: list[Message] = [USER]
     for _ in range(1_000):
         history += [calling("a"), result("a")]
-    assert valid_history(history) == history
+    valid = valid_history(history)
+    assert without_ids(valid) == without_ids(history)
+    assert (flaws(valid), shared_ids(valid)) == ([], [])
 
 
 def test_a_result_that_names_no_call_is_that_of_the_first_call_without_one() -> None:

@@ -580,6 +580,23 @@ def test_a_reply_with_calls_stops_for_them_whatever_it_says(theirs: str) -> None
     assert events[-1] == StreamDone("tool_use", Usage(10, 5))
 
 
+@pytest.mark.parametrize(
+    "number", [-5, -(2**70), 2**70, pytest.param(10**400, id="400 digits"), 1.5e300, "12", True, [1]]
+)
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens"])
+def test_a_usage_that_cannot_be_costs_no_reply(name: str, number: Any, caplog: pytest.LogCaptureFixture) -> None:
+    details = {"cached_tokens": 3, "cache_write_tokens": 4}
+    told: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": details}
+    (details if name in details else told)[name] = number
+    model = Model("m", prices=Prices(1, 1, 1, 1))
+    reply = Reply(model.id, "openai")
+    for event in streamed(OpenAI.answer("x", usage=told), model):
+        reply.add(event)
+    message = reply.message()
+    assert (message.text, message.usage) == ("x", message.usage.plausible())
+    assert "provider 'openai' told an impossible usage" in caplog.text
+
+
 def test_usage_counts_the_cache_apart_and_costs_what_the_model_says() -> None:
     details = {"cached_tokens": 1_000, "cache_write_tokens": 10}
     usage = {"prompt_tokens": 1_110, "completion_tokens": 20, "prompt_tokens_details": details}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,17 @@ from byssus.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from byssus.messages import AssistantMessage, Block, Failure, TextContent, ThinkingContent, ToolCall, Usage
+from byssus.messages import (
+    MOST_TOKENS,
+    AssistantMessage,
+    Block,
+    Failure,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    Usage,
+)
+from byssus.providers.base import Model, Prices
 from byssus.providers.reply import Reply, parse_tool_call
 
 TEXT: list[StreamEvent] = [TextStart(0), TextDelta(0, "Hello "), TextDelta(0, "world"), TextEnd(0)]
@@ -55,6 +66,36 @@ def test_the_model_is_the_one_that_answered() -> None:
 def test_the_stop_reason_and_usage_come_from_done() -> None:
     message = reply(*TEXT, StreamDone("length", Usage(1, 2))).message()
     assert (message.stop_reason, message.usage) == ("length", Usage(1, 2))
+
+
+HUGE = 10**30
+IMPOSSIBLE: list[tuple[Any, Usage]] = [
+    (Usage(-10_000, 5), Usage(0, 5)),
+    (Usage(1, 2, -3, -4, -0.5), Usage(1, 2)),
+    (Usage(HUGE, 2**63, 2**64, 5, 0.5), Usage(MOST_TOKENS, MOST_TOKENS, MOST_TOKENS, 5, 0.5)),
+    (Usage(math.nan, math.inf, -math.inf, 2.5, math.nan), Usage(0, MOST_TOKENS, 0, 2)),  # type: ignore[arg-type]
+    (Usage("7", None, True, [], HUGE), Usage()),  # type: ignore[arg-type]
+    (Usage(10**5_000), Usage(MOST_TOKENS)),
+    (None, Usage()),
+    ({"input": 3}, Usage()),
+]
+
+
+@pytest.mark.parametrize(("told", "counted"), IMPOSSIBLE)
+def test_a_usage_that_cannot_be_is_counted_within_bounds_and_reported(
+    told: Any, counted: Usage, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = reply(*TEXT, StreamDone("stop", told)).message()
+    assert (message.text, message.usage) == ("Hello world", counted)
+    assert all(type(number) is int for number in (message.usage.input, message.usage.output, message.usage.total))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("provider 'test' told an impossible usage for model 'asked-model': ")
+    assert Model("m", prices=Prices(1.0, 1.0, 1.0, 1.0)).cost(counted) < MOST_TOKENS
+
+
+def test_a_usage_of_whole_floats_is_a_usage(caplog: pytest.LogCaptureFixture) -> None:
+    assert reply(StreamDone("stop", Usage(12.0, 3, cost=1))).message().usage == Usage(12, 3, cost=1.0)  # type: ignore[arg-type]
+    assert not caplog.records
 
 
 def test_blocks_stand_in_the_order_of_their_indexes() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
+from anyio._backends._asyncio import CancelScope
 
 from byssus import Agent, ToolCall, tool
 from byssus.events import AgentEnd
@@ -45,6 +47,32 @@ def test_a_timeout_around_a_prompt_is_a_timeout(database: Database) -> None:
             await can_go_on(cp)
 
     within(main())
+
+
+def test_a_cancel_scope_of_anyio_around_a_prompt_waits_for_its_end_and_burns_no_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deliveries, deliver = list[object](), CancelScope._deliver_cancellation
+
+    def counting(scope: Any, origin: Any) -> bool:
+        deliveries.append(scope)
+        return deliver(scope, origin)
+
+    monkeypatch.setattr(CancelScope, "_deliver_cancellation", counting)
+
+    async def main() -> None:
+        stubborn = Stubborn()
+        agent = make(Acted(stubborn), abort_grace=0.2)
+        heard = Heard(agent)
+        with anyio.move_on_after(0.05) as scope:
+            await agent.prompt("hi")
+        stubborn.release.set()
+        assert scope.cancelled_caught
+        assert not agent.state.is_streaming
+        check_whole(heard)
+
+    within(main())
+    assert len(deliveries) < 30, "anyio cancels it in each round of the event loop"
 
 
 def test_cancelling_twice_still_waits_for_the_run_to_end() -> None:

@@ -152,7 +152,7 @@ class World:
         if error is None and not run.cancelled():
             assert agent.state.messages == stored
             lease = await lease_of(opener)  # of a run that died before, if this one was aborted before it began
-            assert lease.owner is None or owner_is_gone(lease.owner)
+            assert lease.owner is None or owner_is_gone(opener.store, lease.owner)
 
     async def speak(self, *ways: Callable[[str], Awaitable[Any]]) -> None:
         text = f"said {next(self._numbers)}"

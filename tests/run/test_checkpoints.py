@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from byssus import ToolCall, ToolContext, UserMessage, tool
+from byssus import NotDone, ToolCall, ToolContext, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.providers.scripted import ScriptedProvider
@@ -15,7 +15,8 @@ from tests.support.agents import Acted, Hanging, make, sent
 from tests.support.approvals import Deleting, delete, look, statuses
 from tests.support.checkpointers import texts, with_cp, with_users
 from tests.support.databases import Database
-from tests.support.leases import agent_on
+from tests.support.leases import agent_on, die
+from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt
 
 
 async def listed(cp: Checkpointer, thread_id: str = "t") -> list[CheckpointMetadata]:
@@ -416,6 +417,128 @@ def test_a_fork_at_a_checkpoint_that_was_made_while_a_person_is_asked_asks_too(d
         await other.resume()
         assert deleting.deleted == ["a"]
         assert [call.thread_id for call in await cp.pending()] == ["t", fork]
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize("answer", ["approve", "deny"])
+@pytest.mark.parametrize("way", ["head", "seq", "reply", "checkpoint", "fork of a fork", "agent"])
+def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, way: str, answer: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, [[delete("a")], "done"], tools=[deleting.tool])
+        await agent.prompt("delete")
+        checkpoint = await agent.checkpoint()
+        await cp.answer("t", "a", answer)
+        other = agent_on(cp, ["of the fork"], "t", tools=[deleting.tool], at=checkpoint)
+        if way != "agent":
+            points: dict[str, Any] = {"seq": 3, "reply": 2, "checkpoint": checkpoint}
+            fork = await cp.fork("t", points.get(way))
+            fork = await cp.fork(fork) if way == "fork of a fork" else fork
+            other = agent_on(cp, ["of the fork"], fork, tools=[deleting.tool])
+        assert (await other.resume()).stop_reason == "waiting"
+        assert (await agent.resume()).text == "done"
+        assert deleting.deleted == (["a"] if answer == "approve" else [])
+        await other.answer("a", "approve")
+        assert (await other.resume()).text == "of the fork"
+        assert len(deleting.keys) == len(set(deleting.keys)) == (2 if answer == "approve" else 1)
+
+    with_cp(database, use)
+
+
+def test_a_fork_has_the_questions_of_its_own_reply_and_of_no_other_at_that_place(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, [[delete("a")], "no need"], tools=[deleting.tool])
+        await agent.prompt("delete")
+        await cp.rewind("t", 1)
+        assert (await agent.resume()).text == "no need"  # in the place of the reply that asked
+        await cp.fork("t")
+        assert await cp.pending() == []
+
+    with_cp(database, use)
+
+
+def test_two_forks_of_one_name_have_keys_of_their_own(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        await agent_on(cp, [[delete("a")]], tools=[deleting.tool]).prompt("delete")
+        for _ in range(2):
+            await cp.fork("t", new_id="f")
+            await cp.answer("f", "a", "approve")
+            await agent_on(cp, ["done"], "f", tools=[deleting.tool]).resume()
+            await cp.delete_thread("f")
+        assert len(set(deleting.keys)) == 2
+
+    with_cp(database, use)
+
+
+def test_an_answer_counts_once_however_often_the_thread_is_rewound_to_it(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        agent = agent_on(cp, [[delete("a")], "done", "again"], tools=[deleting.tool])
+        await agent.prompt("delete")
+        await cp.answer("t", "a", "approve")
+        before = await cp.rewind("t", to=3)
+        assert [call.call_id for call in await cp.pending("t")] == ["a"]
+        assert (await agent.resume()).stop_reason == "waiting"
+        await cp.answer("t", "a", "approve")
+        await agent.resume()
+        assert deleting.deleted == ["a"]
+        await cp.rewind("t", to=before)  # where the first answer was given
+        assert (await agent.resume()).stop_reason == "waiting"
+        assert deleting.deleted == ["a"]
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize(
+    "options", [{"recovery": "retry"}, {"check": lambda context: NotDone()}], ids=["retry", "check"]
+)
+@pytest.mark.parametrize("approval", [False, True])
+@pytest.mark.parametrize("way", ["started", "ended"])
+def test_a_call_that_ran_on_the_other_side_of_a_fork_or_a_rewind_is_not_run_again_by_itself(
+    database: Database, way: str, approval: bool, options: dict[str, Any]
+) -> None:
+    async def use(cp: Checkpointer) -> None:
+        acting = Acting(hangs=int(way == "started"), approval=approval, **options)
+        agent = agent_on(cp, [[act(1)], "done"], tools=[acting.tool])
+        run = asyncio.create_task(agent.prompt("go"))
+        if approval:
+            await run
+            await agent.answer("c1", "approve")
+            run = asyncio.create_task(agent.resume())
+        if way == "started":
+            await acting.begun.wait()
+            await die(cp, agent, run)
+        else:
+            await run
+        open_at = 3 if way == "started" else 2  # with the place of its result, or before it
+        fork = await cp.fork("t", open_at)
+        await cp.rewind("t", open_at)
+        for name in (fork, "t"):
+            provider = ScriptedProvider(["I see"])
+            await agent_on(cp, provider, name, tools=[acting.tool]).resume()
+            assert sent(provider) == ["user: go", "assistant: ", UNKNOWN]
+        assert len(acting.runs) == 1
+
+    with_cp(database, use)
+
+
+def test_a_tool_that_asks_after_an_interruption_asks_on_a_fork_and_runs_there_with_a_key_of_its_own(
+    database: Database,
+) -> None:
+    async def use(cp: Checkpointer) -> None:
+        acting = Acting(hangs=1, recovery="ask")
+        await interrupt(cp, acting)
+        fork = await cp.fork("t")
+        for name in (fork, "t"):
+            agent = agent_on(cp, ["ok"], name, tools=[acting.tool])
+            assert (await agent.resume()).stop_reason == "waiting"
+            await agent.answer("c1", "approve")
+            await agent.resume()
+        first, of_fork, again = (key for _, key in acting.runs)
+        assert first == again != of_fork
 
     with_cp(database, use)
 

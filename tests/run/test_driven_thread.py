@@ -55,6 +55,12 @@ def test_a_call_that_the_ledger_may_not_know_is_not_recorded_but_has_its_slot() 
     assert [slots.is_recorded(i) for i in range(3)] == [False, False, True]
 
 
+def test_the_calls_of_a_reply_are_foreign_where_the_log_up_to_it_came_from_elsewhere() -> None:
+    places = [Geometry(first=8, reserved=10, unledgered=n).is_foreign for n in (0, 6, 7, 9)]
+    assert places == [False, False, True, True]
+    assert not Geometry(first=0, reserved=0, unledgered=5).is_foreign, "there is no reply"
+
+
 # --- what a commit changes --------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ from byssus.messages import Note
 from byssus.providers.base import Request
 from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
-from byssus.store import owners
+from byssus.store.owners import Presence
 from byssus.values.results import RunResult
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
 from tests.support.checkpointers import loaded, texts
@@ -72,7 +72,7 @@ def test_a_run_during_somebody_elses_is_told_at_once_who_drives_the_thread_and_w
         with pytest.raises(ThreadBusy) as told:
             await (second.prompt("me too") if way == "prompt" else second.resume())
         assert not first.done()
-        host_and_pid = owners.name("").split(" ")[0]
+        host_and_pid = Presence(None).name("", 30).split(" ")[0]
         assert host_and_pid.endswith(f":{os.getpid()}")
         for part in ("'t'", host_and_pid, "steer", "follow_up", "Agent(..., wait=seconds)"):
             assert part in str(told.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import random
 import time
 from collections.abc import Callable, Hashable
@@ -45,14 +44,15 @@ from tests.support.leases import (
     LOOK,
     Slow,
     agent_on,
+    changed,
     claim,
     dead_owner,
     everything,
     expire,
     is_free,
     lease_of,
+    live_owner,
     look,
-    owner_here,
     take_over,
     until,
     with_two,
@@ -374,20 +374,19 @@ def test_the_keeper_outlives_a_failure_of_the_store(
 # --- whose lease it is ------------------------------------------------------------------------------------------------
 
 
-GONE: dict[str, Callable[[], str]] = {
-    "a pid that is gone": dead_owner,
-    "a pid that is used again": lambda: owner_here(start="1"),
-    "a pid that cannot be": lambda: owner_here(pid=2**31 - 1),
-    "a lease of this process that no run has": lambda: owners.name("forgotten"),
+ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
+GONE: dict[str, Callable[[Checkpointer], str]] = {
+    "a process that has ended": dead_owner,
+    "a process of another user that has ended": lambda cp: changed(dead_owner(cp), boot="?"),
+    "a lease of this process that no run has": lambda cp: cp.store.presence.name("forgotten", 30),
 }
-ALIVE: dict[str, Callable[[], str]] = {
-    "another machine": lambda: FAR_AWAY,
-    "another boot": lambda: owner_here(boot="00000000-0000-0000-0000-000000000000", pid=2**31 - 1),
-    "another pid namespace": lambda: owner_here(namespace="pid:[1]", pid=2**31 - 1),
-    "a boot that is not known": lambda: owner_here(boot="?", pid=2**31 - 1),
-    "the parent of this process": lambda: owner_here(pid=os.getppid(), start=owners._start_of(os.getppid())),
-    "garbage": lambda: "who knows",
-    "nothing": lambda: "",
+ALIVE: dict[str, Callable[[Checkpointer], str]] = {
+    "another machine": lambda cp: FAR_AWAY,
+    "a machine that was cloned from this one": lambda cp: changed(dead_owner(cp), proof="0" * 32),
+    "a boot that is not known": lambda cp: changed(FAR_AWAY, boot="?"),
+    "an owner of an earlier version": lambda cp: f"h:1 pid=1 start=1 boot={owners._boot()} namespace=pid:[1] lease=x",
+    "garbage": lambda cp: "who knows",
+    "nothing": lambda cp: "",
 }
 
 
@@ -395,7 +394,7 @@ ALIVE: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("owner", GONE)
 def test_the_thread_of_an_owner_that_is_gone_is_taken_over_at_once(database: Database, owner: str, way: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        lease = await claim(cp, GONE[owner](), "theirs")
+        lease = await claim(cp, GONE[owner](cp), "theirs")
         await _write(other, way)
         thread = await loaded(cp, "t")
         after = await lease_of(cp)
@@ -431,7 +430,7 @@ def test_the_thread_of_an_owner_that_may_live_is_free_when_the_lease_has_run_out
     database: Database, owner: str, way: str
 ) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        await claim(cp, ALIVE[owner](), "theirs")
+        await claim(cp, ALIVE[owner](cp), "theirs")
         before = await cp.store.read(everything)
         with pytest.raises(ThreadBusy):
             await _write(other, way)
@@ -445,39 +444,31 @@ def test_the_thread_of_an_owner_that_may_live_is_free_when_the_lease_has_run_out
     with_two(database, use)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "x",
-        "host:1",
-        "host:1 pid=1",
-        "host:1 pid= start= boot= namespace=",
-        "host:1 pid=x start=1 boot=b namespace=n",
-        "host:1 pid=1 pid=2",
-        "host:1 =",
-        "host:1 a=b c",
-        "\0 pid=\0",
-        "host:1 pid=1 start=1 boot=? namespace=?",
-    ],
-    ids=ascii,
-)
-def test_of_an_owner_that_cannot_be_read_nobody_knows_that_it_is_gone(text: str) -> None:
-    assert owners.process_has_ended(text) is False
-    assert owners.token_of(text) is None
+@pytest.mark.parametrize("way", ["prompt", "resume", "append", "save_extra"])
+def test_the_thread_of_a_process_that_lives_is_not_taken_over(database: Database, way: str) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        with live_owner(cp) as owner:
+            await claim(cp, owner, "theirs")
+            with pytest.raises(ThreadBusy):
+                await _write(other, way)
+            assert await other.unfinished() == []
+        with pytest.raises(ThreadBusy):  # it has ended in good order, and its file with it: nothing is known
+            await _write(other, way)
+
+    with_two(database, use)
 
 
-def test_this_process_is_not_gone_and_knows_its_own_leases() -> None:
-    name = owners.name("abc")
-    assert owners.process_has_ended(name) is False
-    assert owners.token_of(name) == "abc"
-    assert owners.token_of(owner_here(start="1")) is None
+def test_a_sqlite_file_is_on_one_machine_so_the_owner_of_another_boot_is_gone(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await claim(cp, changed(FAR_AWAY, boot=ANOTHER_BOOT), "theirs")
+        if database.system == "sqlite":
+            assert [info.id for info in await other.unfinished()] == ["t"]
+            await _write(other, "resume")
+        else:  # a server has clients on many machines
+            with pytest.raises(ThreadBusy):
+                await _write(other, "resume")
 
-
-@pytest.mark.parametrize("pid", ["-1", "0", str(2**70), "1/../2"])
-def test_a_pid_that_is_none_harms_nothing(pid: str) -> None:
-    assert owners.process_has_ended(owner_here(pid=pid)) in (True, False)
+    with_two(database, use)
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
@@ -535,6 +526,49 @@ def test_when_the_clock_goes_back_a_run_goes_on_and_nobody_gets_in_between(
         assert await is_free(cp)
         assert (await agent_on(other, ["fine"]).prompt("hi")).text == "fine"
         assert await texts(cp, "t") == ["go", "", "slow is done", "ok", "hi", "fine"]
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("way", ["unfinished", "wait", "again"])
+def test_when_the_clock_went_back_a_lease_that_is_not_renewed_lasts_no_longer_than_it_should(
+    database: Database, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        time_is = Clock(monkeypatch)
+        await claim(cp, changed(FAR_AWAY, seconds=0.5), "theirs")
+        time_is.off = -timedelta(days=1)  # until tomorrow, says the row
+        assert await other.unfinished() == []
+        if way == "unfinished":  # a service that looks again
+            await until(other.unfinished)
+        elif way == "again":
+            await until(functools.partial(_is_accepted, other))
+        else:
+            assert (await agent_on(other, ["fine"], wait=60).resume()).text == "fine"
+
+    with_two(database, use)
+
+
+async def _is_accepted(cp: Checkpointer) -> bool:
+    try:
+        await agent_on(cp, ["fine"]).resume()
+    except ThreadBusy:
+        return False
+    return True
+
+
+def test_when_the_clock_went_back_a_lease_that_is_renewed_is_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        time_is = Clock(monkeypatch)
+        lease = await claim(cp, changed(FAR_AWAY, seconds=0.5), "theirs")
+        time_is.off = -timedelta(days=1)
+        held = Held("t", "", lease.epoch, 0.5)
+        since = time.monotonic()
+        while time.monotonic() - since < 1.2:
+            assert await other.unfinished() == []
+            assert await cp.store.write(leases.renew, [held]) == []
 
     with_two(database, use)
 

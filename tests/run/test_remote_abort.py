@@ -161,7 +161,7 @@ def test_there_is_nothing_to_end_where_nothing_runs(database: Database) -> None:
 
 def test_there_is_nothing_to_end_where_the_owner_is_gone(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        await claim(cp, dead_owner(), "go")
+        await claim(cp, dead_owner(cp), "go")
         assert [info.id for info in await other.unfinished()] == ["t"]
         assert await other.abort("t") is False
 

@@ -23,6 +23,7 @@ from byssus import (
     UserMessage,
 )
 from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
+from byssus.errors import InputError
 from byssus.messages import encode
 from byssus.providers.history import open_calls
 from byssus.providers.scripted import ScriptedProvider
@@ -398,10 +399,10 @@ def make_schema_1(path: Path, messages: list[Any], reserved: int) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(("recovery", "text", "runs"), [("never", UNKNOWN, 0), ("retry", "tool_result: did 1", 1)])
+@pytest.mark.parametrize("recovery", ["never", "retry"])
 @pytest.mark.parametrize("reserved", [0, 2], ids=["without places", "with places"])
-def test_the_open_calls_of_an_older_database_are_ones_that_may_have_run(
-    tmp_path: Path, reserved: int, recovery: str, text: str, runs: int
+def test_the_open_calls_of_an_older_database_may_have_run_under_a_key_that_nobody_knows(
+    tmp_path: Path, reserved: int, recovery: str
 ) -> None:
     path = tmp_path / "old.db"
     make_schema_1(path, [UserMessage("go"), AssistantMessage([act(1), act(2)], "tool_use")], reserved)
@@ -414,8 +415,8 @@ def test_the_open_calls_of_an_older_database_are_ones_that_may_have_run(
             acting = Acting(recovery=recovery)
             agent = agent_on(cp, [[act(3)], "ok"], tools=[acting.tool])
             assert (await agent.resume()).text == "ok"
-            assert (await results(other))[:2] == [text, text.replace("1", "2")]
-            assert [n for n, _ in acting.runs] == [*[1, 2][: 2 * runs], 3]  # what is new is known
+            assert (await results(other))[:2] == [UNKNOWN, UNKNOWN]
+            assert [n for n, _ in acting.runs] == [3]  # what is new is known
             assert [status for _, status, _ in await ledger(other)][-1] == "done"
             assert await other.unfinished() == []
 
@@ -434,3 +435,60 @@ def test_an_older_database_is_brought_up_to_date_once_and_keeps_what_it_holds(tm
                 assert len(await cp.tool_calls("t")) == number + 1
 
     within(main())
+
+
+# --- a call that is interrupted again and again -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recovery", ["retry", "check"])
+def test_a_call_that_is_interrupted_each_time_is_not_retried_for_ever_but_asked_about(
+    database: Database, recovery: str
+) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        check = (lambda context: NotDone()) if recovery == "check" else None
+        acting = Acting(hangs=4, recovery=recovery, check=check)
+        await interrupt(cp, acting)
+        for _ in range(2):
+            await _interrupt_again(cp, acting)
+        assert await ledger(other) == [("c1", "started", 3)]
+        agent = agent_on(other, ["ok"], tools=[acting.tool])
+        assert (await agent.resume()).stop_reason == "waiting"
+        (asked,) = agent.pending
+        assert (asked.call_id, asked.reason, "3 times" in asked.question) == ("c1", "recovery", True)
+        await other.answer("t", "c1", "approve")
+        await _interrupt_again(cp, acting)  # and it is interrupted a fourth time
+        assert (await agent.resume()).stop_reason == "waiting"
+        assert "4 times" in agent.pending[0].question
+        await other.answer("t", "c1", "approve")
+        assert (await agent.resume()).text == "ok"
+        assert await ledger(cp) == [("c1", "done", 5)]
+        assert len({key for _, key in acting.runs}) == 1
+
+    with_two(database, use)
+
+
+async def _interrupt_again(cp: Checkpointer, acting: Acting) -> None:
+    acting.begun.clear()
+    agent = agent_on(cp, [], tools=[acting.tool])
+    run = asyncio.create_task(agent.resume())
+    await acting.begun.wait()
+    await die(cp, agent, run)
+
+
+@pytest.mark.parametrize(("limit", "hangs"), [(1, 1), (None, 5)])
+def test_how_often_a_call_is_retried_is_the_tools_to_say(database: Database, limit: int | None, hangs: int) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        acting = Acting(hangs=hangs, recovery="retry", max_attempts=limit)
+        await interrupt(cp, acting)
+        for _ in range(hangs - 1):
+            await _interrupt_again(cp, acting)
+        result = await agent_on(other, ["ok"], tools=[acting.tool]).resume()
+        assert (result.stop_reason, len(acting.runs)) == (("waiting", 1) if limit else ("stop", 6))
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "3", 1.5], ids=ascii)
+def test_a_number_of_attempts_that_is_none_is_an_input_error(limit: Any) -> None:
+    with pytest.raises(InputError, match="max_attempts must be a number from 1 up"):
+        Acting(recovery="retry", max_attempts=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import threads
+from byssus.store.database import Row, Tx
 from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Heard, check_whole, history
@@ -91,7 +93,7 @@ def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database
         await agent_on(cp, [ProviderError("no")], "failed", max_retries=0).prompt("go")
         await cp.steer("steered", "hello")
         for name in ("c", "a", "b"):
-            await claim(cp, dead_owner(), "go", thread_id=name)
+            await claim(cp, dead_owner(cp), "go", thread_id=name)
         await claim(cp, FAR_AWAY, "go", thread_id="far away")
         assert await unfinished(other) == ["c", "a", "b"]
         await expire(cp)
@@ -105,7 +107,7 @@ def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database
 @pytest.mark.parametrize("way", ["resume", "prompt"])
 def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database: Database, way: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        lease = await claim(cp, dead_owner(), "go")
+        lease = await claim(cp, dead_owner(cp), "go")
         await cp.store.write(
             threads.append, ThreadKey("", "t"), [message_row(stamped(AssistantMessage("ok")))], by=lease
         )
@@ -151,3 +153,32 @@ def test_what_a_crashed_run_left_behind_is_told_as_it_is_mended(database: Databa
 async def _has(cp: Checkpointer, messages: int) -> bool:
     thread = await cp.load("t")
     return thread is not None and len(thread.messages) == messages
+
+
+class Explained:
+    """A transaction that says how it would find what a query asks for."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self.plan = ""
+        self.now = tx.now
+
+    def all(self, sql: str, /, **params: Any) -> list[Row]:
+        explain = "EXPLAIN QUERY PLAN" if self._tx.dialect.name == "sqlite" else "EXPLAIN"
+        self.plan += "\n".join(str(row[-1]) for row in self._tx.all(f"{explain} {sql}", **params))
+        return []
+
+
+def plan_of_unfinished(tx: Tx) -> str:
+    explained = Explained(tx)
+    threads.unfinished(explained)  # type: ignore[arg-type]
+    return explained.plan
+
+
+def test_what_was_interrupted_is_found_without_looking_at_all_threads(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await asyncio.gather(*(cp.append(f"t{number}", UserMessage("x")) for number in range(200)))
+        plan = await cp.store.read(plan_of_unfinished)
+        assert "threads_unfinished" in plan, plan
+
+    with_two(database, use)

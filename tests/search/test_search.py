@@ -18,7 +18,7 @@ import pytest
 from byssus import AssistantMessage, UserMessage
 from byssus.accounts import sessions, tool_log, users
 from byssus.checkpointer import Checkpointer, SQLiteCheckpointer, checkpointer_for
-from byssus.errors import InputError
+from byssus.errors import InputError, SearchTimeout
 from byssus.maintenance.copy import copy
 from byssus.messages import Block, ThinkingContent, ToolCall, ToolResultMessage
 from byssus.queries.search import candidates, tsvector
@@ -305,8 +305,9 @@ def test_a_row_of_the_ledger_that_changes_is_indexed_again(database: Database) -
             )
 
         await cp.store.write(change(1, "new 1"))
-        batch = await cp.store.read(index.next_batch, CALL, 10)
-        assert batch is not None
+        rows = await cp.store.read(index.next_rows, CALL, 10)
+        assert rows is not None
+        batch = index.batch_of(rows)
         await cp.store.write(change(1, "newer 1"))  # while it is being indexed
         assert await cp.store.write(queries.put, batch)
         for _ in range(2):
@@ -421,8 +422,9 @@ def test_a_batch_is_not_written_when_its_rows_went_meanwhile(database: Database)
         await search.index(cp.store)
         await found(cp, "x")
         await cp.append("gone", [UserMessage("word one"), UserMessage("word two")])
-        batch = await cp.store.read(index.next_batch, MESSAGE, 10)
-        assert batch is not None
+        rows = await cp.store.read(index.next_rows, MESSAGE, 10)
+        assert rows is not None
+        batch = index.batch_of(rows)
         assert len(batch.entries) == 2
         await cp.delete_thread("gone")
         await cp.append("new", UserMessage("another"))
@@ -741,5 +743,93 @@ def test_the_order_of_hits_does_not_depend_on_what_is_indexed(
         assert [hit["kind"] for hit in before] == ["message", "tool_call"]
         await cp.index()
         assert await cp.search("apple") == before
+
+    with_cp(database, use)
+
+
+# --- long searches ----------------------------------------------------------------------------------------------------
+
+# Half a minute of matching: many excluded phrases, and long texts in which each of them almost is.
+LONG_QUERY = "needle " + " ".join(f'-"a a {letter}" -"a a a {letter}"' for letter in "bcdefghijklmnopqrstuvwxy")
+LONG_TEXTS = ["needle b c d e f g h i j k l m n o p q r s t u v w x y z " + "a " * 16_000] * 60
+
+
+@pytest.mark.usefixtures("alone")
+def test_long_searches_keep_no_reader_from_others_and_stop_when_they_are_cancelled(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("long", [UserMessage(text) for text in LONG_TEXTS])
+        await cp.append("short", [UserMessage("a needle in a haystack")])
+        searches = [asyncio.ensure_future(cp.search(LONG_QUERY, session_id="long", limit=1_000)) for _ in range(6)]
+        async with asyncio.timeout(20):
+            for _ in range(50):
+                assert await cp.load("short")
+            assert not any(search.done() for search in searches)
+            for each in searches:
+                each.cancel()
+            await asyncio.wait(searches)
+            assert [hit["snippet"] for hit in await cp.search("haystack")] == ["a needle in a **haystack**"]
+        assert all(search.cancelled() for search in searches)
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize("order", ["newest", "relevance"])
+def test_a_search_that_takes_too_long_is_an_error_with_a_name(database: Database, order: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("a needle")] * 3)
+        await cp.append("t", [AssistantMessage([ToolCall("c", "look", {})])])
+        with pytest.raises(SearchTimeout, match=r"stopped after 0 s and 0 texts; search in less .*timeout=seconds"):
+            await cp.search("needle", order=order, timeout=0)
+        with pytest.raises(TimeoutError):
+            await cp.find_messages("look", timeout=0)
+        assert len(await cp.search("needle", order=order, timeout=None)) == 3
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", True, float("nan")])
+def test_a_timeout_is_a_number_of_seconds(database: Database, timeout: Any) -> None:
+    async def use(cp: Checkpointer) -> None:
+        with pytest.raises(InputError, match="timeout must be a number of seconds"):
+            await cp.search("needle", timeout=timeout)
+
+    with_cp(database, use)
+
+
+def test_texts_are_read_a_few_megabytes_at_a_time_and_all_are_found(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_PAGE_BYTES", 1_000)
+
+    async def use(cp: Checkpointer) -> None:
+        said = [f"needle {number} " + "x" * (number * 37 % 1_500) for number in range(40)]
+        await cp.append("t", [UserMessage(text) for text in said])
+        for order in ("newest", "relevance"):
+            assert sorted(await found(cp, "needle", order=order, limit=100)) == sorted(said)
+        assert await found(cp, "needle", limit=7, offset=20) == said[::-1][20:27]
+
+    with_cp(database, use)
+
+
+def test_a_hit_is_never_shown_with_the_text_of_another_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relevance reads a text twice. Meanwhile its row may be deleted, and its key given to another thread's."""
+
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("mine", [UserMessage("my needle")])
+        ranked = search._ranked
+
+        def meanwhile(scored: Any) -> Any:
+            monkeypatch.setattr(search, "_ranked", ranked)
+            asyncio.run(write())
+            return ranked(scored)
+
+        async def write() -> None:
+            async with database.checkpointer() as other:
+                await other.delete_thread("mine")
+                await other.append("theirs", [UserMessage("their needle")])
+
+        monkeypatch.setattr(search, "_ranked", meanwhile)
+        hits = await cp.search("needle", order="relevance")
+        assert hits == []
 
     with_cp(database, use)

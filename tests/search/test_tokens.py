@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 import unicodedata
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -248,6 +250,63 @@ def test_every_place_has_its_way_back(text: str) -> None:
         assert start >= last
         last = start
         assert folded.text[place] in tokens.Folded(text[start:end]).text
+
+
+# --- phrases ----------------------------------------------------------------------------------------------------------
+
+GAP = re.compile(rf"(?:(?![{tokens._RUNS}]|{tokens._LETTER}).)+", re.DOTALL)
+
+
+def tried_at_each_place(phrase: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where a phrase is, found without any thought; places that overlap are left out."""
+    folded, behind = tokens.Folded(text), 0
+    first, *others = [tokens._Piece(piece) for piece in tokens.Folded(phrase).text.split()]
+    for start, end in first.spans(folded):
+        for piece in others:
+            gap = (tokens._space if piece.is_spaced else GAP).match(folded.text, end)
+            end = piece.at(folded, gap.end()) if gap else -1
+            if end < 0:
+                break
+        if end >= 0 and start >= behind:
+            behind = end
+            yield start, end
+
+
+@settings(max_examples=examples(1_000), deadline=None)
+@given(
+    phrase=st.lists(
+        st.sampled_from(["a", "as", "b", ".", "..", "a.", ".a", "a.a", "手", "手机", "手.", "-", "e\u0301", "क्"])
+    )
+    .filter(lambda pieces: len(pieces) > 1)
+    .map(" ".join),
+    text=st.lists(
+        st.sampled_from(["a", "as", "b", ".", "手", "机", " ", " ", "\n", "-", "_", "e\u0301", "क", "\u094d"]),
+        max_size=40,
+    ),
+)
+def test_a_phrase_is_found_where_trying_each_place_finds_it(phrase: str, text: list[str]) -> None:
+    whole = "".join(text)
+    found = list(tokens.Term(tokens.Folded(phrase).text).spans(tokens.Folded(whole)))
+    assert found == list(tried_at_each_place(phrase, whole))
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text"),
+    [
+        ("a " * 484 + "b", "a " * 200_000),
+        ("a.a " * 240 + "b", "a.a " * 100_000),
+        (". " * 484 + "b", ". " * 200_000),
+        (". b", "." * 200_000),
+        ("机 " * 484 + "器", "机 " * 200_000),
+    ],
+    ids=["words", "literals", "marks", "one gap", "runs"],
+)
+def test_a_phrase_that_almost_matches_everywhere_takes_no_longer_than_another(phrase: str, text: str) -> None:
+    began = time.monotonic()
+    text = f"{phrase.rsplit(maxsplit=1)[-1]} needle {text}"  # with all that the phrase has
+    assert tokens.parse(f'needle -"{phrase}"').find(text) is not None
+    assert tokens.parse(f'needle "{phrase}"').find(text) is None
+    assert time.monotonic() - began < 20  # tried at each place, it would be minutes
 
 
 # --- snippets ---------------------------------------------------------------------------------------------------------

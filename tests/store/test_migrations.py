@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apsw
+import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, SQLiteCheckpointer
+from byssus.errors import StoreUnusable
 from byssus.store import schema
-from byssus.store.database import Tx
+from byssus.store.database import Store, Tx
+from tests.support import processes
 from tests.support.checkpointers import texts, with_cp
 from tests.support.databases import Database
+from tests.support.postgres import wait_until
+from tests.support.stores import PATIENCE, appending, stored
 
 OLD = "2026-01-01T00:00:00.000000Z"
 
@@ -81,3 +87,54 @@ def test_a_thread_that_an_older_process_makes_beside_newer_ones_can_have_them_to
         assert await cp.load("t2") is None
 
     with_cp(database, use)
+
+
+# --- an older process beside a newer one ------------------------------------------------------------------------------
+
+WRITERS = 4
+
+# The next version: it opens the database, which migrates it, and says how many messages there are, and how many of them
+# its new index lacks.
+NEXT_VERSION = """
+    from byssus.store import opening, schema
+    from byssus.store.sqlite import file
+
+    known = schema.migrations
+
+    def migrations(dialect, **types):
+        found = known(dialect, **types)
+        sql = "CREATE TABLE newer_index (key BIGINT NOT NULL); INSERT INTO newer_index SELECT key FROM messages;"
+        return (*found, schema.Migration(found[-1].number + 1, "next.sql", sql))
+
+    schema.migrations = file.migrations = migrations
+    store = opening.open(sys.argv[1])
+    lacking = "SELECT COUNT(*) FROM messages WHERE key NOT IN (SELECT key FROM newer_index)"
+    print(*store.read_now(lambda tx: tx.one(f"SELECT COUNT(*), ({lacking}) FROM messages")))
+    sharing.release(store)
+"""
+
+
+def write_until_refused(store: Store, thread_id: str) -> tuple[int, StoreUnusable]:
+    for count in range(10**6):
+        try:
+            store.write_now(appending("x", thread_id))
+        except StoreUnusable as error:
+            return count, error
+    raise AssertionError("it was never refused")
+
+
+@pytest.mark.processes
+def test_an_older_process_under_load_writes_nothing_once_a_newer_one_has_migrated_the_database(
+    database: Database,
+) -> None:
+    threads = [f"t{number}" for number in range(WRITERS)]
+    with database.store() as store, ThreadPoolExecutor(WRITERS) as pool:
+        writers = [pool.submit(write_until_refused, store, thread_id) for thread_id in threads]
+        wait_until(lambda: all(len(stored(store, thread_id)) > 3 for thread_id in threads), "nothing is written")
+        processes.run(NEXT_VERSION, database.place)
+        outcomes = [writer.result(PATIENCE) for writer in writers]
+    acknowledged = sum(count for count, _ in outcomes)
+    assert processes.run(NEXT_VERSION, database.place) == f"{acknowledged} 0"
+    with pytest.raises(StoreUnusable, match="newer byssus") as opened, database.store():
+        pass
+    assert {str(error) for _, error in outcomes} == {str(opened.value)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from byssus import AssistantMessage, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_tagged
-from byssus.messages import from_value
+from byssus.maintenance.shapes import COUNTED
+from byssus.messages import dumps, from_value
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import with_users
 from tests.support.leases import agent_on
@@ -104,3 +107,11 @@ async def fill_session(cp: Checkpointer, name: str = "session", user: str = "ali
     await cp.update_task_status(made[1]["id"], "failed", {"why": "\ud800"})
     await cp.update_task_status(made[1]["id"], "completed", [None])
     await cp.pause_session(name)
+
+
+def sealed(lines: list[str]) -> list[str]:
+    """The lines with an end that fits to them, as somebody would make it who means no good."""
+    rows = [json.loads(line).get("row") for line in lines[1:-1]]
+    counts = {name: rows.count(kind) for kind, name in COUNTED.items()}
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines[:-1]).encode()).hexdigest()
+    return [*lines[:-1], dumps({"end": counts, "sha256": digest})]

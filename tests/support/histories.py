@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from byssus.messages import (
     AssistantMessage,
     Message,
@@ -55,3 +57,28 @@ def flaws(history: Sequence[Message]) -> list[str]:
     if history and isinstance(last := history[-1], AssistantMessage) and last.failed:
         found.append("ends with a reply that broke off")
     return found
+
+
+def without_ids(history: Sequence[Message]) -> list[Message]:
+    """The same conversation, whatever the calls are named by."""
+    return [_without_id(message) for message in history]
+
+
+def _without_id(message: Message) -> Message:
+    if isinstance(message, ToolResultMessage):
+        return msgspec.structs.replace(message, tool_call_id="")
+    if isinstance(message, AssistantMessage):
+        calls = (isinstance(block, ToolCall) for block in message.content)
+        content = [
+            msgspec.structs.replace(block, id="") if is_call else block
+            for block, is_call in zip(message.content, calls, strict=True)
+        ]
+        return msgspec.structs.replace(message, content=content)
+    return message
+
+
+def shared_ids(history: Sequence[Message]) -> list[str]:
+    """The ids of calls that a service would refuse: empty ones, and those that more than one call has."""
+    replies = [message for message in history if isinstance(message, AssistantMessage)]
+    ids = [call.id for reply in replies for call in reply.tool_calls]
+    return [call_id for call_id in ids if not call_id or ids.count(call_id) > 1]

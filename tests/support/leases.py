@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -26,6 +26,7 @@ from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
 from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
+from byssus.store.owners import Presence
 from byssus.threads.encoding import message_row
 from byssus.tools import Tool
 from byssus.values.thread_key import ThreadKey
@@ -35,7 +36,7 @@ from tests.support.databases import Database
 T = TypeVar("T")
 
 PAST = "2000-01-01T00:00:00.000000Z"
-FAR_AWAY = "far-away:17 pid=17 start=17 boot=another namespace=pid:[17] lease=theirs"
+FAR_AWAY = "far-away:17 proof=00000000000000000000000000000000 boot=? seconds=30 lease=theirs"
 
 
 def with_two(database: Database, use: Callable[[Checkpointer, Checkpointer], Awaitable[None]]) -> None:
@@ -177,7 +178,7 @@ async def expire(cp: Checkpointer) -> None:
 
 async def die(cp: Checkpointer, agent: Agent, run: asyncio.Task[Any] | None = None) -> None:
     """The agent's run cannot write any more, and its owner is a process that is gone: what a crash leaves behind."""
-    gone = dead_owner()
+    gone = dead_owner(cp)
 
     def change(tx: Tx) -> None:
         tx.run(
@@ -193,14 +194,31 @@ async def die(cp: Checkpointer, agent: Agent, run: asyncio.Task[Any] | None = No
     await agent.wait_for_idle()
 
 
-def dead_owner() -> str:
-    """The name of a process of this machine that is gone. No system gives a process this number."""
-    return owner_here(pid=2**22 + 1)
+def dead_owner(cp: Checkpointer) -> str:
+    """The name of a process of this machine that has ended without a word."""
+    gone = _another_process(cp)
+    name = gone.name("theirs", 30)
+    owners._proofs.discard(owners._parts(name)["proof"])
+    gone.leave(has_leases=True)
+    return name
 
 
-def owner_here(**parts: object) -> str:
-    """The name of a process of this machine, like this one but for some parts."""
-    name = owners.name("somebody")
+@contextlib.contextmanager
+def live_owner(cp: Checkpointer) -> Iterator[str]:
+    """The name of another process of this machine, which lives."""
+    lives = _another_process(cp)
+    name = lives.name("theirs", 30)
+    owners._proofs.discard(owners._parts(name)["proof"])
+    yield name
+    lives.leave(has_leases=False)
+
+
+def _another_process(cp: Checkpointer) -> Presence:
+    return Presence(cp.store.presence.stem)
+
+
+def changed(name: str, **parts: object) -> str:
+    """The name of an owner with other parts."""
     for key, value in parts.items():
         name = re.sub(rf" {key}=\S+", f" {key}={value}", name)
     return name

@@ -132,3 +132,22 @@ def named(dsn: str, application: str, **options: str) -> str:
     return psycopg.conninfo.make_conninfo(
         dsn, application_name=application, **({"options": settings} if options else {})
     )
+
+
+class LongRead:
+    """A read whose first runs take for ever, unless they are interrupted."""
+
+    _STATEMENT = "SELECT COUNT(*) FROM " + " CROSS JOIN ".join(f"indexing i{number}" for number in range(50))
+
+    def __init__(self, long_runs: int = 10**9) -> None:
+        self.begun = threading.Semaphore(0)  # once for each run
+        self.runs = 0
+        self._long_runs = long_runs
+
+    def query(self, tx: Tx) -> str:
+        self.runs += 1
+        is_long = self.runs <= self._long_runs
+        self.begun.release()
+        if is_long:
+            tx.one(self._STATEMENT)
+        return "done"

@@ -40,6 +40,14 @@ class Terminal:
             self.screen += os.read(self._master, 65536).decode(errors="replace")
         self.screen = self.screen[found.end() :]
 
+    def wait_for_its_end(self) -> str:
+        """All that appears until the program has ended."""
+        with suppress(OSError):  # Linux says so when there is nothing left, others return nothing
+            while select.select([self._master], [], [], 60)[0] and (more := os.read(self._master, 65536)):
+                self.screen += more.decode(errors="replace")
+        self.process.wait(60)
+        return self.screen
+
     def press_until_it_ends(self, key: str) -> None:
         """Press the key, and again where it falls between Python's prompt and its wait for input, and is not seen."""
         for _ in range(60):

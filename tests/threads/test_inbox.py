@@ -259,7 +259,7 @@ def test_steering_that_waits_is_heard_before_a_resumed_run_asks_the_model(databa
             await agent_on(cp, [CALL_SLOW], tools=[asking.tool]).prompt("go")
             await other.answer("t", "c1", "approve")
         else:
-            await claim(cp, dead_owner(), "go")
+            await claim(cp, dead_owner(cp), "go")
         await other.steer("t", "careful")
         provider = ScriptedProvider(["ok", "and on"])
         await agent_on(other, provider, tools=[asking.tool]).resume()
@@ -357,7 +357,7 @@ def test_what_a_crashed_run_had_heard_is_not_heard_again_and_the_rest_is(databas
 
 def test_a_run_of_somebody_who_is_gone_leaves_its_mail_to_the_next_one(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        await claim(cp, dead_owner(), "go")
+        await claim(cp, dead_owner(cp), "go")
         await other.steer("t", "are you there?")
         provider = ScriptedProvider(["a", "b"])
         await agent_on(other, provider).resume()

@@ -363,7 +363,7 @@ def test_a_users_memory_that_was_exported_and_erased_comes_back_and_goes_on(data
             lines = [line async for line in export_user(cp.store, "ann")]
             await cp.erase_user("ann")
             assert (await memory.size(), await memory.compressed_summary()) == (0, "")
-            await cp.import_from(lines)
+            await cp.import_from(lines, trusted=True)
             assert await marked(cp, "main", "ann") == before
             assert [line async for line in export_user(cp.store, "ann")] == lines
             assert await is_named(cp, "main", "ann")

@@ -7,6 +7,7 @@ import contextvars
 import datetime
 import functools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -288,6 +289,80 @@ def test_calls_of_one_reply_run_side_by_side() -> None:
     calls = [ToolCall(str(number), "meet", {"number": number}) for number in range(3)]
     result = asyncio.run(prompted([meet], calls))
     assert [message.text for message in results_of(result.messages)] == ["0", "1", "2"]
+
+
+def test_a_reply_with_a_thousand_calls_takes_a_bounded_number_of_os_threads() -> None:
+    most = 0
+
+    @tool
+    def count(number: int) -> int:
+        nonlocal most
+        most = max(most, sum(thread.name == "byssus-tool" for thread in threading.enumerate()))
+        time.sleep(0.05)  # its work
+        return number
+
+    calls = [ToolCall(str(number), "count", {"number": number}) for number in range(1_000)]
+    result = asyncio.run(prompted([count], calls))
+    assert [message.text for message in results_of(result.messages)] == [str(number) for number in range(1_000)]
+    assert most <= 128  # 64, and some that are just ending
+
+
+def test_calls_that_wait_for_a_thread_have_not_begun_and_an_abort_does_not_wait_for_them() -> None:
+    async def main() -> None:
+        let_go, begun = threading.Event(), threading.Semaphore(0)
+
+        @tool
+        def hang() -> None:
+            begun.release()
+            let_go.wait(60)
+
+        @tool
+        async def quick() -> str:
+            return "done"
+
+        events: list[Event] = []
+        calls = [ToolCall(str(number), "hang") for number in range(200)] + [ToolCall("quick", "quick")]
+        provider = ScriptedProvider([calls])
+        agent = Agent(provider=provider, model=Model(id="scripted"), tools=[hang, quick], abort_grace=0.1)
+        agent.subscribe(events.append)
+        run = asyncio.create_task(agent.prompt("go"))
+        for _ in range(64):
+            assert await asyncio.to_thread(begun.acquire, timeout=30)
+        while not any(isinstance(event, ToolExecutionEnd) for event in events):  # what needs no thread does not wait
+            await asyncio.sleep(0.01)
+        agent.abort()
+        result = await asyncio.wait_for(run, 20)
+        let_go.set()
+        assert result.stop_reason == "aborted"
+        assert sum(isinstance(event, ToolExecutionStart) for event in events) == 65
+        texts = [message.text for message in results_of(result.messages)]
+        assert sum("not started" in text for text in texts) == 136
+        assert sum("may or may not" in text for text in texts) == 64
+
+    asyncio.run(main())
+
+
+def test_a_plain_tool_that_waits_for_the_tools_of_other_agents_gets_them() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        @tool
+        def inner() -> str:
+            return "inner"
+
+        async def ask() -> str:
+            provider = ScriptedProvider([[ToolCall("1", "inner")], "asked"])
+            return (await Agent(provider=provider, model=Model(id="scripted"), tools=[inner]).prompt("go")).text
+
+        @tool
+        def outer() -> str:
+            return asyncio.run_coroutine_threadsafe(ask(), loop).result(30)
+
+        calls = [ToolCall(str(number), "outer") for number in range(80)]
+        result = await prompted([outer], calls)
+        assert {message.text for message in results_of(result.messages)} == {"asked"}
+
+    asyncio.run(main())
 
 
 def test_a_reply_that_calls_a_sequential_tool_runs_its_calls_one_after_the_other() -> None:

@@ -30,6 +30,7 @@ from byssus.values.inputs import (
     checked_choice,
     checked_count,
     checked_id,
+    checked_new_id,
     checked_text,
     checked_wait,
     readable_id,
@@ -52,7 +53,7 @@ async def create_session(
 ) -> dict[str, Any]:
     """Make a session of a user (None: of nobody). `session_id` is your own id for it, if you have one."""
     owner = None if user_id is None else checked_id(user_id, "a user id")
-    name = clock.new_id() if session_id is None else checked_id(session_id, "a session id")
+    name = clock.new_id() if session_id is None else checked_new_id(session_id, "a session id")
     given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
     made = await store.write(
         sessions.create, ThreadKey("", name), owner, given["title"], given["model"], given["metadata"]

@@ -115,7 +115,8 @@ def _as_dict(row: LoggedCall) -> dict[str, Any]:
     failed = row.status in _FAILURES
     output = json.loads(row.output) if row.output is not None else None
     if row.output is None and result is not None:
-        output = to_value(result).get("details") or text
+        value = to_value(result)
+        output = (value.get("details") if isinstance(value, dict) else None) or text
     return {
         "id": row.id,
         "session_id": row.session_id,

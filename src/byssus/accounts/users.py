@@ -18,7 +18,7 @@ from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.threads.encoding import encode_strictly, readable_json
 from byssus.values import clock
-from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_text, readable_id
+from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_new_id, checked_text, readable_id
 
 Sessions: TypeAlias = Literal["keep", "delete"]
 
@@ -38,7 +38,7 @@ async def create_user(
     """Make a user who may spend so many tokens (None: any number). `user_id` is your own id for them, if any."""
     wanted = {} if preferences is None else preferences
     given = _checked(name=name, email=email, quota_total=quota_total, preferences=wanted)
-    key = clock.new_id() if user_id is None else checked_id(user_id, "a user id")
+    key = clock.new_id() if user_id is None else checked_new_id(user_id, "a user id")
     found = leaves(wanted)
     total, text = given["quota_total"], given["preferences"]
     return as_dict(await store.write(users.create, key, given["name"], given["email"], total, text, found))

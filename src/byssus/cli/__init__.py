@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
 from byssus import __version__
 from byssus.cli import (
@@ -23,6 +24,7 @@ from byssus.cli import (
     transfer,
 )
 from byssus.errors import ByssusError
+from byssus.values.places import redacted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, more = parser.parse_known_args(argv)
     takes_more = getattr(args, "takes_more", None)
     if more and not (takes_more and takes_more(args, more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        parser.error(f"unrecognized arguments: {' '.join(map(redacted, more))}")
     if args.db is not None and not getattr(args, "has_database", False):
-        parser.error(f"this command takes no --db, got {args.db!r}")
+        parser.error(f"this command takes no --db, got {redacted(args.db)!r}")
     try:
         code: int = args.run(args)
         terminal.flush()
@@ -50,8 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command, and of each subcommand."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2. What was typed stands in the message: neither a password of it nor a control character."""
+        super().error(terminal.line(redacted(message)))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="byssus", description="Agents and conversations that survive a restart.")
+    parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")

@@ -7,7 +7,6 @@ and messages are counted too.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ def add_to(commands: Any) -> None:
 def _checkpoints(args: argparse.Namespace) -> int:
     listed = work_on(args, lambda cp: cp.list_checkpoints(args.thread, args.limit), args.thread)
     if args.json:
-        print(json.dumps([_as_dict(each) for each in listed], indent=2))
+        terminal.print_json([_as_dict(each) for each in listed])
     elif listed:
         _print_table(listed)
         if len(listed) == args.limit:
@@ -72,7 +71,10 @@ def _tree(args: argparse.Namespace) -> int:
     tree = work_on(args, lambda cp: cp.tree(args.thread), args.thread)
     if tree is None:  # deleted a moment ago
         raise InputError(f"there is no thread {args.thread!r} any more")
-    print(json.dumps(_flat(tree), indent=2) if args.json else str(_cleaned(tree)))
+    if args.json:
+        terminal.print_json(_flat(tree))
+    else:
+        print(_cleaned(tree))
     return 0
 
 
@@ -129,7 +131,7 @@ def _rewind(args: argparse.Namespace) -> int:
 def _diff(args: argparse.Namespace) -> int:
     found = work_on(args, lambda cp: cp.diff(args.a, args.b), args.a, args.b)
     if args.json:
-        print(json.dumps(found._asdict(), indent=2))
+        terminal.print_json(found._asdict())
         return 0
     if found.only_a == found.only_b == 0:
         print(terminal.line(f"{args.a} and {args.b} are the same: {count(found.shared, 'message')}."))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from typing import Any
 
 from byssus.cli import database, terminal
@@ -63,7 +62,7 @@ def _copy(args: argparse.Namespace) -> int:
         raise
     if args.json:
         result = {**copied._asdict(), "tables": [table._asdict() for table in copied.tables]}
-        print(json.dumps(result, indent=2))
+        terminal.print_json(result)
     else:
         _print_copied(copied)
     return 0
@@ -131,7 +130,7 @@ def _restore(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace, made: Result, sentence: str) -> int:
     """Print what a backup or a restore has done."""
     if args.json:
-        print(json.dumps(made, indent=2))
+        terminal.print_json(made)
         return 0
     print(terminal.line(sentence))
     rows = {name: number for name, number in made["rows"].items() if number}
@@ -147,7 +146,7 @@ def _report(args: argparse.Namespace, made: Result, sentence: str) -> int:
 def _check(args: argparse.Namespace) -> int:
     found = work_on(args, lambda cp: repair.repair(cp.store) if args.repair else check.check(cp.store))
     if args.json:
-        print(json.dumps(found, indent=2))
+        terminal.print_json(found)
         return 0 if found["ok"] else 1
     for problem in found.get("repaired", []):
         print(terminal.line(f"repaired  {problem['what']}: {problem['detail']}"))

@@ -28,7 +28,7 @@ def _memory(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     found = work_on(args, lambda cp: list_memories(cp.store, args.user, args.limit))
     if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        terminal.print_json(found)
         return 0
     for each in found:
         whose = f"{each['session_id']} of {each['user_id']}" if each["user_id"] is not None else each["session_id"]
@@ -50,7 +50,7 @@ def _show(args: argparse.Namespace) -> int:
     summary, content = found
     if args.json:
         told = [{**message.to_dict(), "marks": marks} for message, marks in content]
-        print(json.dumps({"summary": summary, "messages": told}, indent=2, ensure_ascii=False))
+        terminal.print_json({"summary": summary, "messages": told})
         return 0
     if summary:
         print(f"-- summary\n{terminal.clean(summary)}\n")

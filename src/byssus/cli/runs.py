@@ -6,7 +6,6 @@ Each works on the database alone, so the run may go on in any process, or in non
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -55,7 +54,7 @@ def _with(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]]
 def _unfinished(args: argparse.Namespace) -> int:
     listed = _with(args, lambda cp: cp.unfinished())
     if args.json:
-        print(json.dumps([info._asdict() for info in listed], indent=2))
+        terminal.print_json([info._asdict() for info in listed])
         return 0
     for info in listed:
         print(f"{terminal.line(info.id)}  (last written {info.updated_at[:19]} UTC)")
@@ -67,7 +66,7 @@ def _unfinished(args: argparse.Namespace) -> int:
 def _pending(args: argparse.Namespace) -> int:
     listed = _with(args, lambda cp: cp.pending(args.thread))
     if args.json:
-        print(json.dumps([_as_dict(call) for call in listed], indent=2))
+        terminal.print_json([_as_dict(call) for call in listed])
         return 0
     for call in listed:
         what = f"{call.tool_name} with {dumps(call.arguments)}"
@@ -95,14 +94,11 @@ def _answer(args: argparse.Namespace) -> int:
 def _inbox(args: argparse.Namespace) -> int:
     listed: list[Waiting] = _with(args, lambda cp: cp.inbox(args.thread))
     if args.json:
-        print(
-            json.dumps(
-                [
-                    {"id": item.id, "kind": item.kind, "text": item.message.text, "created_at": item.created_at}
-                    for item in listed
-                ],
-                indent=2,
-            )
+        terminal.print_json(
+            [
+                {"id": item.id, "kind": item.kind, "text": item.message.text, "created_at": item.created_at}
+                for item in listed
+            ]
         )
         return 0
     for item in listed:

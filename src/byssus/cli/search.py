@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--since", metavar="TIME", help="only from this time on, as 2026-01-31 or 2026-01-31T08:00:00Z")
     parser.add_argument("--until", metavar="TIME", help="only up to this time; a day is all of it")
     parser.add_argument("--limit", type=number, default=20, metavar="N", help="at most N hits (default: 20)")
+    parser.add_argument("--timeout", type=number, default=30, metavar="SECONDS", help="stop after this (default: 30)")
     parser.add_argument("--relevance", action="store_true", help="the best hits first, not the newest")
     parser = add(commands, "usage", _usage, "show what was said and spent", json=True)
     parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: everybody)")
@@ -42,10 +42,11 @@ def _search(args: argparse.Namespace) -> int:
             until=args.until,
             limit=args.limit,
             order="relevance" if args.relevance else "newest",
+            timeout=args.timeout,
         ),
     )
     if args.json:
-        print(json.dumps(hits, indent=2, ensure_ascii=False))
+        terminal.print_json(hits)
         return 0
     for hit in hits:
         who = f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"]
@@ -72,7 +73,7 @@ def _usage(args: argparse.Namespace) -> int:
     if stats is None:
         raise InputError(f"there is no user {args.user!r}; list_users() of the storage lists those that there are")
     if args.json:
-        print(json.dumps(stats, indent=2, ensure_ascii=False))
+        terminal.print_json(stats)
         return 0
     print(
         f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"
@@ -90,7 +91,7 @@ def _usage(args: argparse.Namespace) -> int:
 def _recount(args: argparse.Namespace) -> int:
     found = work_on(args, lambda cp: cp.recount())
     if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        terminal.print_json(found)
         return 0 if found["ok"] else 1
     for problem in found["problems"]:
         print(terminal.line(f"{problem['where']}: {problem['detail']}"))

@@ -1,12 +1,14 @@
 """Reading and writing a terminal, or whatever stands in its place.
 
 Text comes from models, tools and other people's databases. Nothing of it may drive the terminal, so control
-characters are shown, not sent; and a character that the output cannot encode is shown by its number.
+characters are shown, not sent; and a character that the output cannot encode is shown by its number. In JSON they are
+escaped as JSON escapes them, whatever the output is: it stays valid, and nothing is lost.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -14,6 +16,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+from byssus.values.places import redacted
 
 with suppress(ImportError):  # not every Python has it
     import readline  # noqa: F401 - merely importing it gives input() line editing and a history
@@ -22,6 +27,10 @@ with suppress(ImportError):  # not every Python has it
 _CONTROLS = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS}
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): " ", ord("\t"): " "}
+# In JSON it costs nothing to escape more: line separators, and the marks that only hint at a direction.
+_ESCAPED_IN_JSON = {
+    code: f"\\u{code:04x}" for code in (*(c for c in _CONTROLS if c > 126), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029)
+}
 _BAR_WIDTH = 24
 _BAR_SECONDS = 0.1  # between two updates
 
@@ -46,6 +55,20 @@ def clean(text: str) -> str:
 def line(text: str) -> str:
     """The same, on one line."""
     return text.translate(_SHOWN_ON_ONE_LINE)
+
+
+def json_line(text: str) -> str:
+    """JSON that is the same value, with nothing in it that drives a terminal or that the output cannot encode."""
+    text = text.translate(_ESCAPED_IN_JSON)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return "".join(each if each.isascii() else json.dumps(each)[1:-1] for each in text)
+    return text
+
+
+def print_json(value: Any) -> None:
+    print(json_line(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def write(text: str) -> None:
@@ -130,7 +153,7 @@ def progress_bar() -> Iterator[ProgressBar]:
 
 def complain(error: BaseException) -> None:
     """Say what went wrong, in one line on stderr."""
-    print(f"byssus: {line(str(error) or type(error).__name__)}", file=sys.stderr, flush=True)
+    print(f"byssus: {line(redacted(str(error)) or type(error).__name__)}", file=sys.stderr, flush=True)
 
 
 def flush() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from typing import Any
 
 from byssus.checkpointer import Checkpointer, Thread, ThreadInfo
@@ -50,7 +49,7 @@ def _add_threads(commands: Any) -> None:
 def _list(args: argparse.Namespace) -> int:
     listed = asyncio.run(_listed(database.existing_checkpointer_of(args), args.limit))
     if args.json:
-        print(json.dumps([info._asdict() for info in listed], indent=2))
+        terminal.print_json([info._asdict() for info in listed])
     elif listed:
         _print_table(listed)
         if len(listed) == args.limit:
@@ -101,9 +100,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         messages = [to_value(message) for message in thread.messages]
         partial = to_value(thread.partial) if thread.partial else None
-        print(
-            json.dumps({"id": args.thread, "messages": messages, "extra": thread.extra, "partial": partial}, indent=2)
-        )
+        terminal.print_json({"id": args.thread, "messages": messages, "extra": thread.extra, "partial": partial})
         return 0
     unfinished = [interrupted(thread.partial)] if thread.partial else []
     for message in [*thread.messages, *unfinished]:
@@ -116,7 +113,7 @@ async def _follow(checkpointer: Checkpointer, thread_id: str, *, as_json: bool) 
     async with checkpointer:
         async for message in checkpointer.watch(thread_id):
             if as_json:
-                print(dumps(to_value(message)))
+                print(terminal.json_line(dumps(to_value(message))))
             else:
                 _print_message(message)
             terminal.flush()

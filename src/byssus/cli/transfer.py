@@ -16,8 +16,10 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add
 from byssus.errors import InputError
+from byssus.maintenance.admission import Terms, checked_terms, in_words
 from byssus.maintenance.export import export_thread, export_user
-from byssus.maintenance.import_ import import_from
+from byssus.maintenance.import_ import Imported, bring
+from byssus.values.places import looks_like_dsn, redacted
 
 
 def add_to(commands: Any) -> None:
@@ -27,10 +29,16 @@ def add_to(commands: Any) -> None:
     whose.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     whose.add_argument("--user", metavar="ID", help="all threads of this user instead")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write them (default: the standard output)")
-    more = "Everything in the file is imported, or nothing. A thread that is there already is left alone."
+    more = (
+        "Everything in the file is imported, or nothing. A thread that is there already is left alone. Only data is "
+        "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
+        "backup of your own and you say so with --trusted."
+    )
     parser = add(commands, "import", _import, "bring back what 'byssus export' has written", more)
     parser.add_argument("file", metavar="FILE", help="the file, or - for the standard input")
     parser.add_argument("--as", dest="as_id", metavar="ID", help="another id for the thread")
+    parser.add_argument("--user", metavar="ID", help="whose the threads become (default: nobody's)")
+    parser.add_argument("--trusted", action="store_true", help="the file is a backup of your own: restore all of it")
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -38,6 +46,8 @@ def _export(args: argparse.Namespace) -> int:
     if args.output is None:
         asyncio.run(_print(checkpointer, args))
     else:
+        if looks_like_dsn(args.output):
+            raise InputError(f"{redacted(args.output)!r} is no file; 'byssus copy' copies into another database")
         _save(checkpointer, args, Path(args.output))
     return 0
 
@@ -58,7 +68,7 @@ async def _print(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
         await _known(checkpointer, args)
         async for line in _lines(checkpointer, args):
             if sys.stdout.isatty():
-                terminal.write(f"{line}\n")  # nothing in it may drive the terminal
+                terminal.write(f"{terminal.json_line(line)}\n")  # nothing in it may drive the terminal
             else:
                 sys.stdout.buffer.write(line.encode() + b"\n")
         sys.stdout.buffer.flush()
@@ -91,13 +101,17 @@ async def _write(checkpointer: Checkpointer, args: argparse.Namespace, file: Any
 
 def _import(args: argparse.Namespace) -> int:
     if args.file != "-" and not Path(args.file).is_file():
-        raise InputError(f"there is no file {args.file!r}")
+        raise InputError(f"there is no file {redacted(args.file)!r}")
     asked: str | BinaryIO = sys.stdin.buffer if args.file == "-" else args.file
-    for name in asyncio.run(_bring(database.checkpointer_of(args), asked, args.as_id)):
+    terms = checked_terms(args.as_id, args.user, args.trusted)
+    imported = asyncio.run(_bring(database.checkpointer_of(args), asked, terms))
+    for name in imported.ids:
         print(terminal.line(f"Imported thread {name}"))
+    if what := in_words(imported.left_out):
+        terminal.remark(f"Left out: {what}. If the file is a backup of your own, use --trusted.\n")
     return 0
 
 
-async def _bring(checkpointer: Checkpointer, lines: str | BinaryIO, as_id: str | None) -> list[str]:
+async def _bring(checkpointer: Checkpointer, lines: str | BinaryIO, terms: Terms) -> Imported:
     async with checkpointer:
-        return await import_from(checkpointer.store, lines, as_id)
+        return await bring(checkpointer.store, lines, terms)

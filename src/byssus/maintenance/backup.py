@@ -31,12 +31,14 @@ from byssus.queries.moving import checks, copying
 from byssus.queries.moving.copying import Backup, Digest
 from byssus.queries.moving.tables import TABLES
 from byssus.queries.search import index
-from byssus.store import opening, sharing
+from byssus.store import sharing
 from byssus.store.database import Store, Tx
+from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import COMPACTED, MEMORY, checked_path, compact, fold, sync
 from byssus.threads import known_backups
+from byssus.values.places import looks_like_dsn, redacted
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], object]
@@ -268,8 +270,8 @@ def _checked_target(path: object) -> str:
 def checked_name(path: object) -> str:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a backup is a file: pass its name, got {path!r:.80}")
-    if name == MEMORY or opening.is_dsn(name):
+        raise InputError(f"a backup is a file: pass its name, got {redacted(repr(path)):.80}")
+    if name == MEMORY or looks_like_dsn(name):
         raise InputError("a backup is a file: pass its name; to copy into another database, use 'byssus copy'")
     return name
 
@@ -380,6 +382,7 @@ def _apply(tx: Tx, store: Store, target: str, meter: Meter) -> _Applied:
     key = copying.reopen(tx, store.name)
     written = removed = 0
 
+    @takes_long
     def snapshot(source: Tx) -> Comparison:  # it may have to be run again, and goes on then
         nonlocal written, removed
         mirror = Mirror(_within(source), _within(tx), _within(tx), report)

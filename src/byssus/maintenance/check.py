@@ -23,8 +23,10 @@ from byssus.queries.moving.checks import BranchFacts, CheckpointFacts, MarkFacts
 from byssus.queries.search import kinds
 from byssus.search import tokens
 from byssus.store.database import Tx
+from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.threads.encoding import spent_by
+from byssus.values.thread_key import LONGEST_ID
 
 Result = dict[str, Any]
 
@@ -76,7 +78,7 @@ async def find_problems(store: Runner, *, deep: bool) -> tuple[list[Problem], di
 
 
 async def _check_rows(store: Runner, checked: dict[str, int], *, deep: bool) -> list[Problem]:
-    problems = await store.read(_references)
+    problems = await store.read(_references) + await store.read(_ids)
     found, counts = await _check_threads(store)
     problems += found
     checked |= counts
@@ -99,10 +101,24 @@ def _mark_unrepairable(problems: list[Problem]) -> list[Problem]:
     ]
 
 
+@takes_long
 def _references(tx: Tx) -> list[Problem]:
     return [
         Problem("reference", table, f"row {key} of {table} has {column} {value}, and {parent} has no row {value}")
         for table, key, column, value, parent in checks.dangling(tx)
+    ]
+
+
+@takes_long
+def _ids(tx: Tx) -> list[Problem]:
+    return [
+        Problem(
+            "id",
+            table,
+            f"the {column} {begins!r}... of a row of {table} has {size:,} bytes of UTF-8, and can have {LONGEST_ID:,}; "
+            "no Postgres can take a copy of it: fork a thread under a shorter id, then delete this one",
+        )
+        for table, column, begins, size in checks.long_ids(tx)
     ]
 
 

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from byssus.errors import InputError, StoreError
-from byssus.queries.moving import copying
+from byssus.queries.moving import checks, copying
 from byssus.queries.moving.copying import CopyRow, Digest
 from byssus.queries.moving.tables import TABLES, Key, Table
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store
 from byssus.store.sqlite.file import MEMORY
+from byssus.values.thread_key import LONGEST_ID
 
 T = TypeVar("T")
 
@@ -185,9 +186,29 @@ class Mirror:
         for difference in found.differences:
             for page in self._pages(difference):
                 name = page.table.name
-                self.written[name] += self._write(copying.put, mark, *page)
+                self.written[name] += self._put(mark, page)
                 done += len(page.rows)
                 self._progress(Progress("copying", name, done, max(done, found.total - found.equal), found.equal))
+
+    def _put(self, mark: int, page: _Page) -> int:
+        try:
+            return self._write(copying.put, mark, *page)
+        except InputError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: InputError) -> InputError:
+        """Name the ids that the target does not take, if it is for them that it refuses a row."""
+        found = self._source(checks.long_ids)[:5]
+        if not found:
+            return error
+        some = ", ".join(
+            f"{table}.{column} {begins[:40]!r}... ({size:,} bytes)" for table, column, begins, size in found
+        )
+        return InputError(
+            f"the target takes no ids of more than {LONGEST_ID:,} bytes, and the source has some: {some}; "
+            "'byssus check' on the source lists them: fork a thread under a shorter id and delete the other, then run "
+            "the same copy again"
+        )
 
     def _pages(self, difference: _Difference) -> Iterator[_Page]:
         """The source's pages in a range that differs, as they are now."""

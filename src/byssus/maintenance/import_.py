@@ -2,21 +2,25 @@
 
     await import_from(store, "trip.jsonl")
 
-All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all.
+All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all. What
+"all" is depends on whether the caller trusts the file: see `admission.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from byssus.accounts import users
 from byssus.errors import ByssusError, InputError
+from byssus.maintenance.admission import Admission, Terms, checked_terms, in_words
 from byssus.maintenance.export import pages_of
 from byssus.maintenance.lines import Incoming
 from byssus.queries.moving import exporting, importing
@@ -25,21 +29,44 @@ from byssus.queries.versions import deleting
 from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
-from byssus.values.inputs import checked_id
+from byssus.values.places import looks_like_dsn, redacted
+
+_log = logging.getLogger("byssus.import")
 
 Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 
-async def import_from(store: Runner, lines: Lines, as_id: str | None = None) -> list[str]:
+class Imported(NamedTuple):
+    """The ids of the threads, and how many of what an import has left out."""
+
+    ids: list[str]
+    left_out: Counter[str]
+
+
+async def import_from(
+    store: Runner, lines: Lines, as_id: str | None = None, *, user_id: str | None = None, trusted: bool = False
+) -> list[str]:
     """Import what was exported, all of it or nothing; returns the ids of the threads.
 
     `lines` is the path of a file, or an iterable of lines. `as_id` is another id for the thread, where there is one.
+
+    Only data comes in: threads with their messages, marks, checkpoints and log of tools. They belong to `user_id`, who
+    must exist, or to nobody. Answered calls wait for an answer again, open ones count as unknown; users, tasks, usage
+    and queued messages are left out, and a warning says so. With `trusted` everything comes back as it was: use it for
+    backups of your own, never for a file of somebody else.
     """
-    new_id = None if as_id is None else checked_id(as_id, "as_id")
+    imported = await bring(store, lines, checked_terms(as_id, user_id, trusted))
+    if what := in_words(imported.left_out):
+        _log.warning("an import left out: %s; pass trusted=True if the file is a backup of your own", what)
+    return imported.ids
+
+
+async def bring(store: Runner, lines: Lines, terms: Terms) -> Imported:
+    """Import what was exported, on these terms."""
     await retention.empty_trash(store)  # what an interrupted import has left, too
     token = clock.new_id()
     try:
-        return await _import(store, token, lines, new_id)
+        return await _import(store, token, lines, terms)
     except BaseException:
         with suppress(ByssusError):  # then the next import does it
             await store.write(deleting.discard_import, token)
@@ -47,21 +74,22 @@ async def import_from(store: Runner, lines: Lines, as_id: str | None = None) -> 
         raise
 
 
-async def _import(store: Runner, token: str, lines: Lines, as_id: str | None) -> list[str]:
+async def _import(store: Runner, token: str, lines: Lines, terms: Terms) -> Imported:
     await store.write(importing.begin, token, importing.SECONDS)
-    incoming, arriving = Incoming(), Arriving()
+    admission, arriving = Admission(terms), Arriving()
+    incoming = Incoming(admission)
     async for page in _given(store, lines):
         rows = await store.aside(functools.partial(incoming.take, page))
         arriving = await store.write(importing.add, token, arriving, rows, importing.SECONDS)
     incoming.finish()
     arrivals = list(arriving.whole)
-    if as_id is not None:
+    if terms.as_id is not None:
         if len(arrivals) != 1:
-            raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(arrivals)}")
-        arrivals = [arrivals[0]._replace(id=as_id)]
-    account = await store.aside(lambda: _account(incoming))
-    await store.write(importing.publish, token, arrivals, incoming.forks, account)
-    return [arrival.id for arrival in arrivals]
+            raise InputError(f"as_id={terms.as_id!r} is a name for one thread, and these are {len(arrivals)}")
+        arrivals = [arrivals[0]._replace(id=terms.as_id)]
+    account = await store.aside(lambda: _account(incoming)) if admission.makes_users else None
+    await store.write(importing.publish, token, arrivals, incoming.forks, account, makes_users=admission.makes_users)
+    return Imported([arrival.id for arrival in arrivals], admission.left_out)
 
 
 def _account(incoming: Incoming) -> Account | None:
@@ -75,6 +103,8 @@ def _account(incoming: Incoming) -> Account | None:
 async def _given(store: Runner, lines: Lines) -> AsyncIterator[list[bytes]]:
     """Pages of lines, from wherever they come."""
     if isinstance(lines, str | os.PathLike):
+        if looks_like_dsn(os.fspath(lines)):
+            raise InputError(f"an import takes the path of a file or lines, got {redacted(os.fspath(lines))!r:.80}")
         with await store.aside(lambda: Path(lines).open("rb")) as file:
             async for some in pages_of(store, file):
                 yield some

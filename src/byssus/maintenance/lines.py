@@ -1,7 +1,7 @@
 """The lines of an export as they come back: each checked by itself, and all of them together.
 
 Rows must come in their order, and point to what is there. What passes can be stored and read; and the sums at the end
-tell whether it is what was exported.
+tell whether it is what was exported. What may come in is another question: see `admission.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from byssus.errors import InputError
+from byssus.maintenance.admission import Admission
 from byssus.maintenance.shapes import COUNTED, FORMAT, checked_format, is_int, is_name, kinds, list_of, parse
 from byssus.messages import dumps
 
@@ -95,6 +96,8 @@ class _Thread:
         self._follow((row["branch"], row["seq"]), "a message")
         if row["branch"] == self._header["branch"] and row["seq"] > self._header["head"]:
             raise InputError(f"message {row['seq']} is behind the head of the thread, {self._header['head']}")
+        if row["role"] == "tool_result" and not row["body"].lstrip().startswith("{"):
+            raise InputError(f"the result of a tool cannot be {row['body'][:80]!r}")
 
     def _mark(self, row: dict[str, Any]) -> None:
         self._known(row["branch"], "branch")
@@ -104,7 +107,8 @@ class _Thread:
 
     def _call(self, row: dict[str, Any]) -> None:
         self._known(row["branch"], "branch")
-        needed = {"waiting": ("reason", "question", "asked_at"), "answered": ("answer",)}.get(row["status"], ())
+        asked = ("reason", "question", "asked_at")
+        needed = {"waiting": asked, "answered": (*asked, "answer"), "left": asked}.get(row["status"], ())
         missing = [name for name in needed if row[name] is None]
         if missing:
             raise InputError(f"a call that is {row['status']} has no {', no '.join(missing)}")
@@ -134,11 +138,12 @@ class _Thread:
 class Incoming:
     """Lines as they arrive, each checked. An error names the line."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.forks: list[tuple[int, int, int]] = []  # which thread was forked from which, and up to where
         self.user_id = ""
         self.account: dict[str, Any] | None = None  # what is kept of the user
         self.left = dict.fromkeys(_OF_USER[1:], 0)  # how many rows deleted threads have left them
+        self._admission = admission
         self._count = 0
         self._threads = 0
         self._thread: _Thread | None = None
@@ -153,7 +158,9 @@ class Incoming:
         for line in lines:
             self._count += 1
             try:
-                rows += self._take(line)
+                for kind, row in self._take(line):
+                    if (admitted := self._admission.row(kind, row)) is not None:
+                        rows.append((kind, admitted))
             except InputError as error:
                 raise InputError(f"line {self._count}: {error}") from error
         return rows
@@ -210,6 +217,7 @@ class Incoming:
     def _of_user(self, kind: str, row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """What is kept of a user beside their threads."""
         if kind == "account":
+            self._admission.account()
             self.account = row
             self._kinds = _OF_USER[1:]
             return []

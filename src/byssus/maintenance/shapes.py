@@ -20,7 +20,7 @@ from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
 from byssus.queries.moving.tables import TABLES, Column
 from byssus.values.decisions import decode_answer
-from byssus.values.inputs import column_text
+from byssus.values.inputs import column_text, refuse_long_id
 
 FORMAT = 3
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
@@ -56,11 +56,18 @@ def _is_text(value: Any) -> bool:
 
 
 def is_name(value: Any) -> bool:
-    return _is_text(value) and value != ""
+    return _is_id(value) and value != ""
+
+
+def _is_id(value: Any) -> bool:
+    if not _is_text(value):
+        return False
+    refuse_long_id(value, "an id")  # which says more than that it cannot be
+    return True
 
 
 def _is_namespace(value: Any) -> bool:
-    return _is_text(value) and not value.startswith("\x7f")
+    return _is_id(value) and not value.startswith("\x7f")
 
 
 def _is_time(value: Any) -> bool:
@@ -194,6 +201,7 @@ _CHECKS: dict[str, Check] = {
     "short text": _is_short,
     "long text": _is_text,
     "name": is_name,
+    "token": _is_id,
     "namespace": _is_namespace,
     "mark": _is_mark,
     "time": _is_time,

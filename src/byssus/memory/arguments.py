@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from byssus.errors import InputError, NoMessage, WrongType
 from byssus.memory.msg import ROLES, Msg, values_of
 from byssus.queries.log.marks import MAX_MARK
-from byssus.values.inputs import checked_text, fits_column
+from byssus.values.inputs import checked_text, fits_column, refuse_long_id
 
 MAX_MARKS = 1_000  # in one call
 
@@ -57,7 +57,7 @@ def checked_values(message: Any) -> dict[str, Any]:
             raise WrongType(f"a message's {name} must be {_SAID[name]}, got {type(values[name])}: {values[name]!r:.80}")
     if values["role"] not in ROLES:
         raise InputError(f"a message's role must be one of {', '.join(map(repr, ROLES))}; got {values['role']!r:.80}")
-    checked_text("a message's id", values["id"])
+    refuse_long_id(checked_text("a message's id", values["id"]), "a message's id")
     return values
 
 

@@ -34,11 +34,12 @@ from byssus.search import search as searching
 from byssus.store import opening
 from byssus.store.database import Store, Tx
 from byssus.store.handle import Handle
-from byssus.store.sqlite.file import check_durability
+from byssus.store.sqlite.file import check_durability, check_path
 from byssus.threads import erasure
 from byssus.threads.encoding import encode_json
 from byssus.threads.waiting import retry_while_driven
-from byssus.values.inputs import checked_id, checked_wait
+from byssus.values.inputs import checked_new_id, checked_wait
+from byssus.values.places import redacted
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -238,11 +239,11 @@ class StoredMemory(MemoryBase, abc.ABC):
                 raise KeyError(f"Key {key!r} not found in state_dict; strict=False keeps what the memory has")
         place = state[self._place]
         if not isinstance(place, str) or not place:
-            raise InputError(f"the {self._place!r} of a state must be a text, got {place!r:.80}")
+            raise InputError(f"the {self._place!r} of a state must be a text, got {redacted(repr(place)):.80}")
         here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id), self._here.handle)
         if place != self.name:
+            here = here._replace(handle=self._handle_at(place))  # which refuses what is no place
             self._expect_at(place, is_sure=strict and bool(state.get(_SUMMARY)))
-            here = here._replace(handle=self._handle_at(place))
             self._here.handle.leave()
         self._here = here
 
@@ -327,7 +328,8 @@ class SQLiteMemory(StoredMemory):
     ) -> None:
         if not isinstance(db_path, str | os.PathLike) or opening.is_dsn(db_path):
             raise InputError(
-                f"SQLiteMemory takes the path of a file, got {db_path!r:.80}; for a DSN there is PostgresMemory"
+                f"SQLiteMemory takes the path of a file, got {redacted(repr(db_path)):.80}; for a DSN there is "
+                "PostgresMemory"
             )
         check_durability(durability)
         self._durability = durability
@@ -336,6 +338,7 @@ class SQLiteMemory(StoredMemory):
     def _handle_at(self, place: str) -> Handle:
         if not place:
             raise InputError("SQLiteMemory needs the path of a file, or ':memory:'; got an empty text")
+        check_path(place)
         if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
             with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
                 place = str(Path(place).expanduser().absolute())
@@ -378,10 +381,10 @@ class PostgresMemory(StoredMemory):
 
 
 def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here:
-    namespace = "" if user_id is None else checked_id(user_id, "a user id")
+    namespace = "" if user_id is None else checked_new_id(user_id, "a user id")
     if namespace.startswith("\x7f"):
         raise InputError(f"a user id cannot begin with the control character DEL, got {user_id!r:.80}")
-    thread = SESSION if session_id is None else checked_id(session_id, "a session id")
+    thread = SESSION if session_id is None else checked_new_id(session_id, "a session id")
     return _Here(user_id, session_id, ThreadKey(namespace, thread), handle)
 
 

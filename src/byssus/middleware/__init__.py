@@ -321,7 +321,7 @@ def _in_place_of(message: AssistantMessage, changed: AssistantMessage) -> Assist
         id=message.id,
         created_at=message.created_at,
         stop_reason=stop_reason,
-        usage=message.usage if changed.usage == Usage() else changed.usage,
+        usage=message.usage if changed.usage == Usage() else changed.usage.plausible(),
         model=changed.model or message.model,
         provider=changed.provider or message.provider,
     )

@@ -339,7 +339,7 @@ class _Reading:
         self._model = model
         self._host = host
         self._open: dict[int, tuple[Any, list[str]]] = {}
-        self._usage: dict[str, int] = {}
+        self._usage: dict[str, Any] = {}
         self._stop = "stop"
 
     def take(self, item: Any) -> Iterator[StreamEvent]:
@@ -411,7 +411,7 @@ class _Reading:
     def _count(self, usage: Any) -> None:
         """Counts are cumulative: what a later event leaves out stands as it was."""
         for name in _COUNTS:
-            if isinstance(number := getattr(usage, name, None), int):
+            if (number := getattr(usage, name, None)) is not None:
                 self._usage[name] = number
 
     def _spent(self) -> Usage:

@@ -46,7 +46,7 @@ class Model(Struct, frozen=True):
     def cost(self, usage: Usage) -> float:
         if self.prices is None:
             return 0.0
-        prices = self.prices
+        prices, usage = self.prices, usage.plausible()
         spent = (
             usage.input * prices.input
             + usage.output * prices.output

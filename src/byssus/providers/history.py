@@ -46,6 +46,9 @@ def valid_history(messages: Sequence[Message]) -> list[ModelMessage]:
     - Notes, empty messages and results without a call are left out.
     - Each call is followed by its result, in call order, wherever that stood; a missing one says that the outcome is
       unknown.
+    - Each call has an id that no other has: of calls that share one, in one reply or in several, and of those without
+      any, the later ones get another, and so do their results. It depends on what stands before it and on nothing else,
+      so a conversation that grows keeps its beginning, and a service finds that in its cache.
     - A reply that broke off keeps its text; at the very end it is left out, so that the model tries again.
     - The first message is a user's.
     """
@@ -65,14 +68,15 @@ class ValidHistory:
         self._settled = 0  # so many messages of the source are dealt with
         self._last: Message | None = None  # the last one of them
         self._valid: list[ModelMessage] = []
+        self._ids = _CallIds()  # of what is settled
 
     def of(self, messages: Sequence[Message]) -> list[ModelMessage]:
         if not self._is_as_it_was(messages):
-            self._settled, self._last, self._valid = 0, None, []
+            self._settled, self._last, self._valid, self._ids = 0, None, [], _CallIds()
         self._source = messages
         self._settle(messages)
         rest: list[ModelMessage] = [message for message in messages[self._settled :] if not isinstance(message, Note)]
-        valid = self._valid + self._made_valid(rest)[0]
+        valid = self._valid + self._made_valid(rest, _CallIds(self._ids))[0]
         while valid and isinstance(last := valid[-1], AssistantMessage) and last.failed:
             valid.pop()
         if valid and not isinstance(valid[0], UserMessage):
@@ -97,12 +101,14 @@ class ValidHistory:
         else:
             return
         chunk = [m for m in messages[self._settled : boundary] if not isinstance(m, Note)]
-        valid, whole = self._made_valid(chunk)
+        ids = _CallIds(self._ids)
+        valid, whole = self._made_valid(chunk, ids)
         if whole:
             self._valid += valid
+            self._ids.add(ids)
             self._settled, self._last = boundary, messages[boundary - 1]
 
-    def _made_valid(self, history: Sequence[ModelMessage]) -> tuple[list[ModelMessage], bool]:
+    def _made_valid(self, history: Sequence[ModelMessage], ids: _CallIds) -> tuple[list[ModelMessage], bool]:
         """The history with each call before its result; and whether all the results were there."""
         results = _Results(history)
         valid: list[ModelMessage] = []
@@ -111,10 +117,57 @@ class ValidHistory:
                 if any(_is_said(block) for block in message.content):
                     valid.append(message)
             elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
+                found = [results.of(call, position) for call in reply.tool_calls]
+                reply, found = ids.made_distinct(reply, found)
                 valid.append(reply)
-                found = (results.of(call, position) for call in reply.tool_calls)
                 valid.extend(_shortened(result, self._longest_result) for result in found)
         return valid, results.complete
+
+
+class _CallIds:
+    """The ids of the calls in a history, each used once. What is added to a copy is not in the original."""
+
+    def __init__(self, before: _CallIds | None = None) -> None:
+        self._before = before
+        self._used: set[str] = set()
+        self._times: dict[str, int] = {}  # how often an id that was used already came again
+
+    def add(self, later: _CallIds) -> None:
+        """Take over what a copy of this one has in addition."""
+        self._used |= later._used
+        self._times |= later._times
+
+    def made_distinct(
+        self, reply: AssistantMessage, results: list[ToolResultMessage]
+    ) -> tuple[AssistantMessage, list[ToolResultMessage]]:
+        """A reply with its results, in call order, in which no id is one that was used before."""
+        given = [call.id for call in reply.tool_calls]
+        ids = [self._next(call_id) for call_id in given]
+        if ids == given:
+            return reply, results
+        rest = iter(ids)
+        content = [
+            msgspec.structs.replace(block, id=next(rest)) if isinstance(block, ToolCall) else block
+            for block in reply.content
+        ]
+        renamed = [msgspec.structs.replace(each, tool_call_id=name) for each, name in zip(results, ids, strict=True)]
+        return msgspec.structs.replace(reply, content=content), renamed
+
+    def _next(self, call_id: str) -> str:
+        ours, times = call_id, self._times_of(call_id)
+        while not ours or self._is_used(ours):
+            times += 1
+            ours = f"{call_id or 'call'}_{times}"
+        self._used.add(ours)
+        self._times[call_id] = times
+        return ours
+
+    def _is_used(self, call_id: str) -> bool:
+        return call_id in self._used or (self._before is not None and self._before._is_used(call_id))
+
+    def _times_of(self, call_id: str) -> int:
+        found = self._times.get(call_id)
+        return found if found is not None else 1 if self._before is None else self._before._times_of(call_id)
 
 
 def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message]:

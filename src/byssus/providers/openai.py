@@ -63,6 +63,7 @@ from byssus.messages import (
     UserMessage,
     dumps,
     image_type,
+    plausible_tokens,
 )
 from byssus.providers import wire
 from byssus.providers.base import Model, Request
@@ -476,14 +477,12 @@ class _Reading:
         if not usage:
             return
         details = usage.get("prompt_tokens_details") or {}
-        read = _number(details.get("cached_tokens")) or _number(usage.get("prompt_cache_hit_tokens"))
-        written = _number(details.get("cache_write_tokens"))
-        fresh = max(0, _number(usage.get("prompt_tokens")) - read - written)
-        self._usage = Usage(fresh, _number(usage.get("completion_tokens")), read, written)
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+        read = details.get("cached_tokens") or usage.get("prompt_cache_hit_tokens") or 0
+        written = details.get("cache_write_tokens") or 0
+        fresh = usage.get("prompt_tokens") or 0
+        if (whole := plausible_tokens(fresh)) == fresh:  # else it is told as it came, and reported where it is counted
+            fresh = max(0, whole - plausible_tokens(read) - plausible_tokens(written))
+        self._usage = Usage(fresh, usage.get("completion_tokens") or 0, read, written)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """A reply in the making: stream events in, an assistant message out.
 
 There is one place that puts a reply together, so a provider only tells what arrives, and what had arrived is at hand
-whenever the stream breaks off.
+whenever the stream breaks off. What a provider says of tokens is not believed beyond what is possible: whatever number
+it sends, the reply is kept.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 
 import msgspec
 
@@ -32,6 +34,8 @@ from byssus.messages import (
     Usage,
     checked_dumps,
 )
+
+_log = logging.getLogger("byssus.model")
 
 
 class Reply:
@@ -73,10 +77,18 @@ class Reply:
             self._calling = True
         elif isinstance(event, StreamStart):
             self._model = event.model or self._model
-            self._usage = event.usage
+            self._usage = self._believed(event.usage)
         elif isinstance(event, StreamDone):
             self._done = event
-            self._usage = event.usage
+            self._usage = self._believed(event.usage)
+
+    def _believed(self, told: object) -> Usage:
+        """The usage that a provider tells, in range: users pay by it."""
+        usage = told.plausible() if isinstance(told, Usage) else Usage()
+        if usage != told:
+            what = "provider %r told an impossible usage for model %r: %s; it is counted as %r"
+            _log.warning(what, self.provider, self._model, _shown(told), usage)
+        return usage
 
     def check_whole(self) -> None:
         """A stream that ended before `done` is a failure."""
@@ -112,6 +124,13 @@ class Reply:
             return TextContent(text) if text else None
         end = self._thinking[index]
         return ThinkingContent(text, end.signature, end.redacted) if end else ThinkingContent(text)
+
+
+def _shown(told: object) -> str:
+    try:
+        return repr(told)[:200]
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def parse_tool_call(call_id: str, name: str, text: str) -> ToolCall:

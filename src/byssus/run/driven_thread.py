@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,8 +23,10 @@ from byssus.queries.log import leases, threads
 from byssus.queries.log.leases import Claim, Held, Lease, Unleased
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import LedgerEntry
+from byssus.run import late_writes
 from byssus.run.journal import Driver
-from byssus.store import keeper, owners
+from byssus.run.late_writes import LateWrite, LateWrites
+from byssus.store import keeper
 from byssus.store.database import Store
 from byssus.store.keeper import Keeper
 from byssus.store.operations import HasStore
@@ -46,7 +49,7 @@ class Geometry(NamedTuple):
     - `reserved` >= `first`, some `taken`: calls were settled, or the thread was loaded and has messages behind the
       reply. Then `reserved` is the thread's last seq, which may be before or behind the slot of the last call.
 
-    Calls whose seq is at most `unledgered` may have been started without an entry in the ledger.
+    Calls whose seq, or whose reply's, is at most `unledgered` may have been started without an entry in the ledger.
     """
 
     first: int = 0
@@ -71,6 +74,11 @@ class Geometry(NamedTuple):
     def is_recorded(self, call_index: int) -> bool:
         """Whether the ledger would have an entry if the call had been started."""
         return self.is_free(call_index) and self.seq(call_index) > self.unledgered
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the reply came from where its calls may have been started: another thread, branch or database."""
+        return 0 < self.reply <= self.unledgered
 
     def settled(self, call_index: int) -> Geometry:
         return self._replace(taken=self.taken | {self.seq(call_index)})
@@ -115,6 +123,7 @@ class DrivenThread:
         self._database = database
         self._lease_seconds = lease_seconds
         self._keeper: Keeper[Held] | None = None
+        self._under_way: dict[asyncio.Future[Any], float] = {}  # writes, and when they were submitted
 
     @property
     def store(self) -> Store:
@@ -129,8 +138,9 @@ class DrivenThread:
         self.driver = driver
         keeper.expect(token)
         try:
-            claim = Claim(owners.name(token), driver.run_id, self._lease_seconds)
-            yield Claimed(claim, token, keeper.of(self.store, leases.renew, leases.aborted))
+            store, seconds = self.store, self._lease_seconds
+            claim = Claim(store.presence.name(token, seconds), driver.run_id, seconds)
+            yield Claimed(claim, token, keeper.of(store, leases.renew, leases.aborted))
         finally:
             if self.held is None:
                 keeper.forget(token)
@@ -163,8 +173,32 @@ class DrivenThread:
 
     async def write(self, change: Change, query: Callable[..., Position], *args: Any, **kwargs: Any) -> None:
         """Run a query of the history and apply the change."""
-        write = self.store.write(query, self.key, *args, **kwargs)
+        write = self.submit(query, *args, **kwargs)
         await self.stale_until(write, lambda position: self.apply(position, change))
+
+    def submit(self, query: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
+        """Submit a write to this thread."""
+        write: asyncio.Future[T] = self.store.write(query, self.key, *args, **kwargs)
+        self._under_way[write] = time.monotonic()
+        write.add_done_callback(self._under_way.pop)
+        return write
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when the oldest write that is under way waits for the database, by the monotonic clock."""
+        return next(iter(self._under_way.values()), None)
+
+    # --- what could not be written ------------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> LateWrites:
+        return late_writes.of(self.store)
+
+    def write_late(self, what: str, query: Callable[..., None], **arguments: Any) -> None:
+        """Keep what the run has finished, and write it as soon as that is possible."""
+        if self.held is not None:
+            arguments["epoch"] = self.held.epoch
+            self.late.add(LateWrite(what, self.key, query, arguments))
 
     async def stale_until(self, write: asyncio.Future[T], note: Callable[[T], None]) -> None:
         """Wait for a write and note its outcome; until that is known, what is known counts as stale."""
@@ -218,3 +252,10 @@ async def settled(write: asyncio.Future[T], note: Callable[[T], None]) -> None:
 
 def is_committed(write: asyncio.Future[Any]) -> bool:
     return write.done() and write.exception() is None
+
+
+def may_be_late(write: asyncio.Future[Any] | None) -> bool:
+    """Whether a write failed only because it could not be made in time."""
+    if write is None or not write.done():
+        return False
+    return isinstance(write.exception(), (*late_writes.PASSING, LeaseLost))

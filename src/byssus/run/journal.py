@@ -58,6 +58,10 @@ class History(Protocol):
         """Whether an earlier run has not ended."""
 
     @property
+    def waiting_since(self) -> float | None:
+        """Since when a write waits for the database, by the monotonic clock; None if none is under way."""
+
+    @property
     def payer(self) -> str | None:
         """The user whose quota the run spends."""
 
@@ -121,6 +125,10 @@ class Ledger(Protocol):
 
     def was_recorded(self, call_index: int, /) -> bool:
         """Whether the ledger would have an entry if the call had been started. True for replies stored by an agent."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the last reply came with a fork, a rewind or an import: its calls may have been started there."""
 
     async def distrust(self, calls: int, /) -> None:
         """Record that the ledger may lack entries for the last reply, which has so many calls."""

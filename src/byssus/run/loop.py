@@ -25,7 +25,17 @@ from byssus.errors import (
     QuotaExceeded,
     ThreadMoved,
 )
-from byssus.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, TurnEnd, TurnStart
+from byssus.events import (
+    AgentEnd,
+    AgentStart,
+    Event,
+    MessageEnd,
+    MessageStart,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnEnd,
+    TurnStart,
+)
 from byssus.messages import (
     AssistantMessage,
     Failure,
@@ -56,6 +66,7 @@ from byssus.values.output import Output
 from byssus.values.release import Release
 from byssus.values.results import RunResult
 
+_NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
 
 
@@ -98,6 +109,7 @@ class Run:
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
+        self._open_calls: dict[str, ToolExecutionStart] = {}
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
         self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
 
@@ -462,13 +474,31 @@ class Run:
         return spent
 
     def _spend(self, usage: Usage) -> None:
+        usage = usage.plausible()
         self._usage += usage
         self._unsettled += usage.total
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _publish(self, event: Event) -> None:
+        if isinstance(event, ToolExecutionStart):
+            self._open_calls[event.tool_call_id] = event
+        elif isinstance(event, ToolExecutionEnd):
+            self._open_calls.pop(event.tool_call_id, None)
         self._publish_to(event, self.signal)
+
+    def leave(self) -> RunResult:
+        """End the run for its listeners and its caller. What is still being recorded is recorded without a word."""
+        self._stop_reason = self._abort_reason()
+        for call in list(self._open_calls.values()):
+            result = ToolResultMessage(call.tool_call_id, call.tool_name, _NOT_RECORDED, is_error=True)
+            self._publish(ToolExecutionEnd(call.tool_call_id, call.tool_name, result, is_error=True, stored=False))
+        self._close_what_is_open()
+        told = self._result()
+        self._messages = list(self._messages)  # what is recorded later is not added to what was told
+        self._publish(AgentEnd(self.id, told.messages, self._stop_reason, self._usage, None))
+        self._publish_to = _nothing
+        return told
 
     def _publish_messages(self, messages: Sequence[Message]) -> None:
         """Publish messages that are already on disk."""
@@ -483,6 +513,10 @@ class Run:
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
+
+
+def _nothing(event: Event, signal: Signal) -> None:
+    """What listeners hear of a run that they were told has ended."""
 
 
 def _is_waiting(ledger: Ledger) -> bool:

@@ -35,6 +35,7 @@ class MemoryHistory:
     partial: AssistantMessage | None = None
     is_interrupted = False
     payer: str | None = None
+    waiting_since: float | None = None
 
     def __init__(self, messages: list[Message], ledger: MemoryLedger, inbox: MemoryInbox) -> None:
         self.messages = messages
@@ -99,14 +100,20 @@ class MemoryLedger:
     def was_recorded(self, _call_index: int, /) -> bool:
         return True
 
+    @property
+    def is_foreign(self) -> bool:
+        return False
+
     async def distrust(self, calls: int, /) -> None:
         pass
 
     async def start(self, entry: LedgerEntry, _recovery: str, /) -> None:
-        self.entries[entry.call_index] = entry
+        before = self.entries.get(entry.call_index)
+        self.entries[entry.call_index] = entry._replace(attempts=1 + (before.attempts if before else 0))
 
     async def ask(self, entry: LedgerEntry, _recovery: str, /) -> None:
-        self.entries[entry.call_index] = entry
+        before = self.entries.get(entry.call_index)
+        self.entries[entry.call_index] = entry._replace(attempts=before.attempts if before else 0)
 
     async def refresh(self) -> None:
         pass

@@ -72,7 +72,7 @@ class ThreadInbox:
         by = thread.lease() if claimed is None else claimed.claim
         expect = threads.ANY if claimed is None or thread.position is None else thread.position.version
         limits = self._modes.limits(stopping=stopping)
-        write = thread.store.write(queries.take, thread.key, by=by, expect=expect, limits=limits)
+        write = thread.submit(queries.take, by=by, expect=expect, limits=limits)
         try:
             await thread.stale_until(write, note)
         except asyncio.CancelledError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +23,7 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import memories, threads
 from byssus.queries.log.threads import Position
 from byssus.queries.versions import forks, putting
-from byssus.run.driven_thread import Change, Claimed, DrivenThread, Geometry, settled
+from byssus.run.driven_thread import Change, Claimed, DrivenThread, Geometry, may_be_late, settled
 from byssus.run.journal import Driver, Ending, Journal
 from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
@@ -97,12 +97,17 @@ class ThreadHistory:
     def partial(self) -> AssistantMessage | None:
         return self._thread.partial
 
+    @property
+    def waiting_since(self) -> float | None:
+        return self._thread.waiting_since
+
     # --- loading ------------------------------------------------------------------------------------------------------
 
     async def load(self, *, again: bool = False) -> None:
         known = self._thread
         if known.position is not None and known.unseen == 0 and not again:
             return
+        await known.late.catch_up(known.key)
         if self._origin is not None:
             await self._fork(*self._origin)
             self._origin = None
@@ -189,24 +194,32 @@ class ThreadHistory:
             raise
         if thread.held is None and (extra is None or thread.position is None):
             return True
-        by, expect = thread.right_to_write()
         try:
-            await thread.write(
-                Change(extra=extra),
-                threads.append,
-                [],
-                by=by,
-                expect=expect,
-                extra=extra,
-                release=release if thread.held else None,
-                clear_partial=self._is_refused,
-                charge=self._charge(spent) if spent else None,
-            )
+            if thread.late.has(thread.key):  # what comes behind it is late too
+                charge = self._charge(spent) if spent else None
+                thread.write_late("the end of a run", threads.release_late, extra=extra, charge=charge)
+                thread.drop()
+                return True
+            await self._release(release, extra, spent)
         except BaseException:
             thread.drop()
             raise
         self._is_refused = False
         return thread.held is None
+
+    async def _release(self, release: Release, extra: str | None, spent: int) -> None:
+        by, expect = self._thread.right_to_write()
+        await self._thread.write(
+            Change(extra=extra),
+            threads.append,
+            [],
+            by=by,
+            expect=expect,
+            extra=extra,
+            release=release if self._thread.held else None,
+            clear_partial=self._is_refused,
+            charge=self._charge(spent) if spent else None,
+        )
 
     def leave(self, spent: int = 0, /) -> None:
         thread = self._thread
@@ -234,39 +247,41 @@ class ThreadHistory:
                 extra = thread.changed_extra()
             except InputError:  # the reply is stored without it; `finish` raises
                 release = None
-        change, row, by = Change([reply], extra, reserve), message_row(reply), thread.lease()
+        change, row, before = Change([reply], extra, reserve), message_row(reply), thread.position
         charge = None if ending.spent is None else self._charge(ending.spent)
-        if ending.checkpoint is None:
-            await thread.write(
-                change,
-                threads.append,
-                [row],
-                by=by,
-                reserve=reserve,
-                extra=extra,
-                release=release,
-                clear_partial=clear_partial,
-                charge=charge,
-            )
-        else:
-            assert reserve == 0, "a checkpoint is made when no call is open"
-            await thread.write(
-                change,
-                putting.append,
-                [row],
-                new=checkpoints.encoded_checkpoint(ending.checkpoint),
-                by=by,
-                extra=extra,
-                release=release,
-                clear_partial=clear_partial,
-                charge=charge,
-            )
+        query, options = (
+            (threads.append, {"reserve": reserve}) if ending.checkpoint is None else _with_checkpoint(ending)
+        )
+        write = thread.submit(
+            query,
+            [row],
+            by=thread.lease(),
+            extra=extra,
+            release=release,
+            clear_partial=clear_partial,
+            charge=charge,
+            **options,
+        )
+        try:
+            await thread.stale_until(write, lambda position: thread.apply(position, change))
+        except BaseException:
+            if before is not None and reply.content and may_be_late(write):
+                thread.write_late(
+                    "a reply",
+                    threads.append_late,
+                    message=row,
+                    behind=before,
+                    reserve=reserve,
+                    extra=extra,
+                    charge=charge,
+                )
+            raise
 
     async def set_aside(self, wanted: int, least: int, /) -> int | None:
         if self.payer is None:
             return None
         thread = self._thread
-        granted = await thread.store.write(users.reserve, thread.key, self.payer, wanted, least, by=thread.lease())
+        granted = await thread.submit(users.reserve, self.payer, wanted, least, by=thread.lease())
         return granted.tokens
 
     async def checkpoint(self, checkpoint: NewCheckpoint, /) -> bool:
@@ -279,7 +294,7 @@ class ThreadHistory:
             checkpoint = msgspec.structs.replace(checkpoint, summary=summary)
         new, extra = checkpoints.encoded_checkpoint(checkpoint), thread.changed_extra()
         by, expect = thread.right_to_write()
-        write = thread.store.write(putting.put_here, thread.key, new, by=by, expect=expect, extra=extra)
+        write = thread.submit(putting.put_here, new, by=by, expect=expect, extra=extra)
         try:
             await settled(write, lambda position: thread.apply(position, Change(extra=extra)))
         except ThreadMoved:
@@ -310,6 +325,12 @@ class ThreadHistory:
     async def tidy(self) -> None:
         if self._has_ttl:
             await retention.tidy(self._thread.store, self._thread.key)
+
+
+def _with_checkpoint(ending: Ending) -> tuple[Callable[..., Position], dict[str, Any]]:
+    """The query that stores a reply and makes a checkpoint behind it, when no call is open."""
+    assert ending.checkpoint is not None
+    return putting.append, {"new": checkpoints.encoded_checkpoint(ending.checkpoint)}
 
 
 def _geometry_of(thread: Thread) -> Geometry:

@@ -15,11 +15,11 @@ from byssus.providers import history
 from byssus.queries.log import threads, tool_calls
 from byssus.queries.log.threads import Position
 from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry, Start
-from byssus.run.driven_thread import Change, DrivenThread, is_committed, settled
+from byssus.run.driven_thread import Change, DrivenThread, is_committed, may_be_late, settled
 from byssus.threads import approvals
 from byssus.threads.encoding import message_row
 from byssus.tools import Outcome
-from byssus.values.inputs import column_text
+from byssus.values.inputs import column_id, column_text
 
 
 class ThreadLedger:
@@ -50,6 +50,10 @@ class ThreadLedger:
             return without if len(without) == len(found) else found
         return found
 
+    def _calls(self) -> Sequence[ToolCall]:
+        reply = history.last_reply(self._thread.messages)
+        return [] if reply is None else reply.tool_calls
+
     async def refresh(self) -> None:
         thread = self._thread
         if thread.position is None or not self.open_calls():
@@ -57,34 +61,43 @@ class ThreadLedger:
             return
         store, branch, reply = thread.store, thread.position.branch, thread.geometry.reply
         rows = await store.read(tool_calls.of_reply, branch, reply)
-        thread.entries = {entry.call_index: entry for entry in rows if entry.status in tool_calls.OPEN}
+        calls = self._calls()
+        # An entry that came with an import may name another tool than the reply does: a person must not approve the one
+        # and have the other run.
+        named = {i: column_text(call.name) for i, call in enumerate(calls)}
+        open_ = [entry for entry in rows if entry.status in tool_calls.OPEN]
+        thread.entries = {entry.call_index: entry for entry in open_ if named.get(entry.call_index) == entry.name}
         if thread.reply_id is None:
             thread.reply_id = await store.read(threads.message_id, branch, reply)
 
     def was_recorded(self, call_index: int, /) -> bool:
         return self._thread.geometry.is_recorded(call_index)
 
+    @property
+    def is_foreign(self) -> bool:
+        return self._thread.geometry.is_foreign
+
     async def distrust(self, calls: int, /) -> None:
         thread = self._thread
         last = thread.geometry.seq(calls - 1)
-        await thread.store.write(threads.distrust, thread.key, last, by=thread.lease())
+        await thread.submit(threads.distrust, last, by=thread.lease())
         thread.geometry = thread.geometry._replace(unledgered=max(thread.geometry.unledgered, last))
 
     async def start(self, entry: LedgerEntry, recovery: str, /) -> None:
         thread = self._thread
-        await thread.store.write(tool_calls.start, thread.key, self._start(entry, recovery), by=thread.lease())
+        await thread.submit(tool_calls.start, self._start(entry, recovery), by=thread.lease())
         thread.entries[entry.call_index] = entry
 
     async def ask(self, entry: LedgerEntry, recovery: str, /) -> None:
         thread, start = self._thread, self._start(entry, recovery)
         reason, question = entry.reason or "", entry.question or ""
-        await thread.store.write(tool_calls.ask, thread.key, start, reason=reason, question=question, by=thread.lease())
+        await thread.submit(tool_calls.ask, start, reason=reason, question=question, by=thread.lease())
         thread.entries[entry.call_index] = entry
 
     def _start(self, entry: LedgerEntry, recovery: str) -> Start:
         driver, reply, key = self._thread.driver, self._thread.geometry.reply, entry.idempotency_key
         assert driver is not None
-        call_id, name = column_text(entry.call_id), column_text(entry.name)
+        call_id, name = column_id(entry.call_id), column_text(entry.name)
         return Start(reply, entry.call_index, call_id, name, entry.arguments, recovery, key, driver.run_id)
 
     async def answer(self, call_id: str, answer: str, /) -> None:
@@ -105,6 +118,8 @@ class ThreadLedger:
             self._thread.position = None  # the result may be stored, and is not in the list
             if (write is None or not is_committed(write)) and outcome.ending in ("done", "failed"):
                 self._keep(call_index, outcome.message)  # the tool ran: do not run it again while we have its result
+                if may_be_late(write):
+                    self._write_late(call_index, outcome, extra)
             raise
 
     def _savable_extra(self) -> str | None:
@@ -119,12 +134,19 @@ class ThreadLedger:
         geometry, status, elapsed = thread.geometry, outcome.ending, outcome.elapsed_ms
         if geometry.is_free(call_index):
             end = (call_index, geometry.seq(call_index), row, status, elapsed)
-            return thread.store.write(
-                tool_calls.finish, thread.key, geometry.reply, [end], by=thread.lease(), extra=extra
-            )
+            return thread.submit(tool_calls.finish, geometry.reply, [end], by=thread.lease(), extra=extra)
         behind = (call_index, row, status, elapsed)
-        return thread.store.write(
-            tool_calls.finish_behind, thread.key, geometry.reply, [behind], by=thread.lease(), extra=extra
+        return thread.submit(tool_calls.finish_behind, geometry.reply, [behind], by=thread.lease(), extra=extra)
+
+    def _write_late(self, call_index: int, outcome: Outcome, extra: str | None) -> None:
+        geometry, row = self._thread.geometry, message_row(outcome.message)
+        self._thread.write_late(
+            f"the result of call {outcome.message.tool_call_id!r} ({outcome.message.tool_name})",
+            tool_calls.finish_late,
+            reply=geometry.reply,
+            end=(call_index, geometry.seq(call_index), row, outcome.ending, outcome.elapsed_ms),
+            has_slot=geometry.is_free(call_index),
+            extra=extra,
         )
 
     def _keep(self, call_index: int, result: ToolResultMessage) -> None:

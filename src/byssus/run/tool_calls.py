@@ -6,12 +6,17 @@ A call that an earlier run left behind is settled by what the ledger knows of it
     waiting     a person has not answered yet: it stays open
     answered    the person's answer is carried out
     started     it may or may not have taken effect: the tool's recovery policy decides
+
+A call that a fork, a rewind or an import has brought along may have run on the other side, under a key that is not
+known here: it is never run again by itself, whatever the policy.
+
+An idempotency key is made by chance and recorded with the start of its call or the question about it, before the tool
+gets it. Later attempts read it from the ledger. So no two calls can have the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import threading
@@ -37,6 +42,8 @@ from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer
 
 _log = logging.getLogger("byssus.tool")
 _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect. Shall it run again?"
+_OFTEN = "This call was interrupted {} times: it may or may not have taken effect. Shall it run again?"
+_THREADS = 64  # OS threads at most for the plain tools of one reply; the other calls wait, and count as not started
 
 
 class _Call(NamedTuple):
@@ -46,6 +53,7 @@ class _Call(NamedTuple):
     call: ToolCall
     key: str
     is_left_over: bool = False  # an earlier run left it behind
+    is_foreign: bool = False  # it may have been started outside this thread
     is_checked: bool = False  # it has passed the hooks, and a person has approved it if one was asked
 
 
@@ -96,9 +104,10 @@ async def recover(run: RunScope) -> Results | None:
     reply = history.last_reply(run.journal.history.messages)
     assert reply is not None
     calls = ToolCalls(run, reply)
+    is_foreign = ledger.is_foreign
     if not all(ledger.was_recorded(call_index) for call_index in left):  # another program stored the reply
         await ledger.distrust(len(reply.tool_calls))
-    results = await calls.run_left_over(left)
+    results = await calls.run_left_over(left, is_foreign=is_foreign)
     await run.journal.history.load(again=True)  # a result may lie between messages that were there before
     return results
 
@@ -116,14 +125,13 @@ class ToolCalls:
         """Run the calls of a new reply."""
         return await self._run_all(self._calls())
 
-    async def run_left_over(self, left: Collection[int]) -> Results:
-        """Run or settle those of the calls that an earlier run left open."""
-        calls = [call._replace(is_left_over=True) for call in self._calls() if call.call_index in left]
-        return await self._run_all(calls)
+    async def run_left_over(self, left: Collection[int], *, is_foreign: bool) -> Results:
+        """Run or settle those of the calls that an earlier run left open; foreign ones may have run elsewhere."""
+        calls = [call for call in self._calls() if call.call_index in left]
+        return await self._run_all([call._replace(is_left_over=True, is_foreign=is_foreign) for call in calls])
 
     def _calls(self) -> list[_Call]:
-        reply_key = self._journal.ledger.reply_key
-        return [_Call(i, call, _key(reply_key, i)) for i, call in enumerate(self._reply.tool_calls)]
+        return [_Call(i, call, clock.new_id()) for i, call in enumerate(self._reply.tool_calls)]
 
     async def _run_all(self, calls: list[_Call]) -> Results:
         """Each result is recorded when its tool ends; the history has them in call order."""
@@ -159,7 +167,8 @@ class ToolCalls:
         return await self._run_at_once(calls)
 
     async def _run_at_once(self, calls: list[_Call]) -> dict[int, Outcome]:
-        tasks = [asyncio.create_task(self._run_one(call)) for call in calls]
+        slots = asyncio.Semaphore(_THREADS)  # of this reply alone: a tool may wait for the tools of another agent
+        tasks = [asyncio.create_task(self._run_in_slot(call, slots)) for call in calls]
         if tasks:
             await wait_all(set(tasks), self._signal)
         errors = [error for task in tasks if (error := task.exception()) is not None]  # each is looked at
@@ -169,6 +178,13 @@ class ToolCalls:
         settled = {call_index: outcome for call_index, outcome in outcomes.items() if outcome is not None}
         self._close(settled)
         return settled
+
+    async def _run_in_slot(self, call: _Call, slots: asyncio.Semaphore) -> Outcome | None:
+        tool = self._setup.tools.get(call.call.name)
+        if tool is None or not tool.needs_thread:
+            return await self._run_one(call)
+        async with slots:
+            return await self._run_one(call)
 
     async def _run_in_turn(self, calls: list[_Call]) -> dict[int, Outcome]:
         settled: dict[int, Outcome] = {}
@@ -331,20 +347,20 @@ class ToolCalls:
         """What is to be done with a call, by what the ledger knows of it."""
         entry = self._journal.ledger.entries.get(asked.call_index)
         if entry is None:
-            if asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index):
-                return await self._recovered(asked)  # it may have been started
+            if asked.is_foreign or (asked.is_left_over and not self._journal.ledger.was_recorded(asked.call_index)):
+                return await self._recovered(asked, attempts=0)  # it may have been started
             return _Ready(asked)
         if entry.status == WAITING:
             return _StaysOpen()
         call = asked.call
         if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
-        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True)
+        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True, is_foreign=False)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
         if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
             return _Ended(Outcome(known))
-        return await self._recovered(asked)
+        return await self._recovered(asked, entry.attempts)
 
     async def _decided(self, asked: _Call, entry: LedgerEntry) -> _Prepared:
         """Carry out a person's answer."""
@@ -360,15 +376,17 @@ class ToolCalls:
         reason = f": {decision.reason}" if decision.reason else "."
         return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
-    async def _recovered(self, asked: _Call) -> _Prepared:
+    async def _recovered(self, asked: _Call, attempts: int) -> _Prepared:
         """Apply the tool's recovery policy to a call that was started and has no result."""
         tool = self._setup.tools.get(asked.call.name)
         policy = "never" if tool is None else tool.recovery
-        if policy == "retry":
-            return _Ready(asked)
         if policy == "ask":
             await self._ask(asked, RECOVERY, _MAY_HAVE_RUN)
             return _StaysOpen()
+        if asked.is_foreign:
+            policy = "never"  # to retry it, or to check, takes the key that it was started with
+        if policy == "retry":
+            return await self._ready_again(asked, attempts)
         if policy == "check" and tool is not None:
             context = self._tool_context(asked.call, asked.key)
             try:
@@ -376,10 +394,18 @@ class ToolCalls:
             except Aborted:
                 return _StaysOpen()
             if isinstance(answer, NotDone):
-                return _Ready(asked)
+                return await self._ready_again(asked, attempts)
             if isinstance(answer, Done):
                 return _Ended(await self._passed(asked.call, tools.outcome(asked.call, answer.result)))
         return _Ended(Outcome(history.unknown_outcome(asked.call), status="unknown"))
+
+    async def _ready_again(self, asked: _Call, attempts: int) -> _Prepared:
+        """Run a call again, unless it was interrupted so often that it may itself be what ends the process."""
+        limit = self._setup.tools[asked.call.name].max_attempts
+        if limit is None or attempts < limit:
+            return _Ready(asked)
+        await self._ask(asked, RECOVERY, _OFTEN.format(attempts))
+        return _StaysOpen()
 
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
         """Pass a result that does not come from running the tool through the hooks, as any result."""
@@ -410,7 +436,3 @@ def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
     return LedgerEntry(asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
-
-
-def _key(reply: str, call_index: int) -> str:
-    return hashlib.sha256(f"{reply}/{call_index}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

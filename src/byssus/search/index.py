@@ -1,7 +1,7 @@
 """The index behind search: what the text of a row is, and who brings its tokens there, and when.
 
-- Rows are read, cut into tokens on a reader's worker, and written, a small batch at a time. `queries/search/index.py`
-  says what makes that safe when several processes do it.
+- Rows are read, cut into tokens when that transaction has ended, and written, a small batch at a time.
+  `queries/search/index.py` says what makes that safe when several processes do it.
 - It happens in the background, on a worker of its own, and only while no messages are written: tokens are made in
   Python, and would keep the interpreter from those who append. A long backlog is worked off in small doses anyway.
 - It begins with the first search of a process, or with `of(store).start()`. A search that finds much unindexed indexes
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from byssus.errors import ByssusError, StoreBusy, StoreCorrupt, StoreFull, StoreNotOpen, StoreReadOnly
 from byssus.messages import AssistantMessage, Note, decode
 from byssus.queries.search import index as queries
-from byssus.queries.search.kinds import CALL, MESSAGE, Batch, IndexEntry, Unindexed, tool
+from byssus.queries.search.kinds import CALL, MESSAGE, Batch, IndexEntry, State, Unindexed, tool
 from byssus.search import tokens
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
@@ -141,25 +141,38 @@ async def reindex(store: Runner) -> int:
 
 async def _index_some(store: Runner, kind: str, rows: int) -> int | None:
     """Index a batch: how many rows that were, or None if there are none."""
-    batch = await store.read(next_batch, kind, rows)
-    if batch is None:
+    unindexed = await store.read(next_rows, kind, rows)
+    if unindexed is None:
         return None
-    if batch.state.tokenizer != tokens.VERSION:
+    if unindexed.state.tokenizer != tokens.VERSION:
         await store.write(queries.empty, tokens.VERSION, kind)
         return 0
+    batch = await store.compute(lambda _: batch_of(unindexed))
     return len(batch.entries) if await store.write(queries.put, batch) else 0
 
 
-def next_batch(tx: Tx, kind: str, rows: int) -> Batch | None:
-    """The next rows to be indexed, with their tokens: None if there are none, or if the index is a newer version's."""
+class NextRows(NamedTuple):
+    """The next rows to be indexed, as of a state."""
+
+    kind: str
+    state: State
+    rows: list[Unindexed]
+
+
+def next_rows(tx: Tx, kind: str, rows: int) -> NextRows | None:
+    """The next rows to be indexed: None if there are none, or if the index is a newer version's."""
     known = queries.state(tx, kind)
     if known.tokenizer != tokens.VERSION:
-        return None if known.tokenizer > tokens.VERSION else Batch(kind, known, [], 0)
+        return None if known.tokenizer > tokens.VERSION else NextRows(kind, known, [])
     waiting = queries.waiting(tx, kind, known.upto, rows=rows, size=_BATCH_BYTES)
-    if not waiting:
-        return None
-    upto = max(known.upto, *(row.key for row in waiting if row.ticket is None), 0)
-    return Batch(kind, known, [_entry(kind, row) for row in waiting], upto)
+    return NextRows(kind, known, waiting) if waiting else None
+
+
+def batch_of(unindexed: NextRows) -> Batch:
+    """The rows with their tokens. Takes a while."""
+    kind, known, rows = unindexed
+    upto = max(known.upto, *(row.key for row in rows if row.ticket is None), 0)
+    return Batch(kind, known, [_entry(kind, row) for row in rows], upto)
 
 
 def _entry(kind: str, row: Unindexed) -> IndexEntry:
@@ -249,14 +262,14 @@ class Indexer:
 
     def _dose(self, store: Store) -> int:
         for kind in KINDS.values():
-            batch = store.read_now(next_batch, kind, _QUIET_ROWS)
-            if batch is None:
+            unindexed = store.read_now(next_rows, kind, _QUIET_ROWS)
+            if unindexed is None:
                 continue
-            if batch.state.tokenizer != tokens.VERSION:
+            if unindexed.state.tokenizer != tokens.VERSION:
                 store.write_now(queries.empty, tokens.VERSION, kind)
             else:
-                store.write_now(queries.put, batch)
-            return len(batch.entries) or 1
+                store.write_now(queries.put, batch_of(unindexed))
+            return len(unindexed.rows) or 1
         return 0
 
 

@@ -1,28 +1,33 @@
 """Search over messages and tool logs: read candidates, newest first, and decide by their text.
 
-- What matches is decided by `words.Matcher` on the text alone. So the answer is that of a scan over everything, on any
+- What matches is decided by `tokens.Matcher` on the text alone. So the answer is that of a scan over everything, on any
   database, whatever the index has of it.
 - Newest first is the order of writing; messages and tool calls are merged by their times. Relevance is computed from
   the text, over the newest 2,000 that match.
-- Text is read and matched on a reader's thread, page by page: neither the event loop nor the WAL waits for long.
+- A page of texts is read in one transaction, and matched when that has ended (`store.compute`). So neither the event
+  loop nor other readers nor the WAL wait for a long text or a long query.
+- A search ends with an error after `timeout`, and soon after its caller was cancelled: it looks between two texts.
 - A coroutine here awaits the store and nothing else, so that it can be driven without an event loop.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple, Protocol
 
 from byssus.accounts.sessions import history_row
-from byssus.errors import InputError
+from byssus.errors import InputError, SearchTimeout
 from byssus.queries.log.messages import StoredMessage
 from byssus.queries.search import candidates
 from byssus.queries.search import index as queries
 from byssus.queries.search.kinds import CALL, MESSAGE, Candidate, Filters, tool
 from byssus.search import tokens
 from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, tools_of
+from byssus.store.computing import IsDropped
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.values.inputs import checked_count, checked_id, column_text
@@ -31,13 +36,13 @@ __all__ = ["find_messages", "index", "reindex", "search", "state"]
 
 MAX_LIMIT = 10_000
 WINDOW = 2_000  # the newest matches among which relevance is computed, if no more are asked for
+TIMEOUT = 30.0  # seconds
 MARKS = ("**", "**")  # around what matches in a snippet: harmless as HTML, and bold in Markdown
 
 _ORDERS = ("newest", "relevance")
 _TOOL_ROLES = ("tool", "tool_result")  # as an application says it, and as it is stored
 _PAGES = (64, 500, 2_000)  # candidates in the first page, the second, and the others
-_GROUP = 64  # texts that are read at once
-_PAGE_BYTES = 4_000_000  # of text that is held at once
+_PAGE_BYTES = 4_000_000  # of text that is read at once, or one text that is longer
 _SATURATION, _LENGTH = 1.2, 0.75  # as in BM25
 
 Hit = dict[str, Any]
@@ -87,6 +92,35 @@ class _Ask(NamedTuple):
     kinds: tuple[str, ...]
     marks: tuple[str, str]
     show: Callable[[_Ask, _Row, float | None], Any]  # what a hit looks like
+    timer: _Timer
+
+
+class _Timer:
+    """How long a search may take. It does not run while the index is made."""
+
+    def __init__(self, timeout: object) -> None:
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+        ):
+            raise InputError(f"timeout must be a number of seconds, or None for no limit, got {timeout!r:.80}")
+        self._seconds = math.inf if timeout is None else timeout
+        self._began = math.inf
+        self._texts = 0
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+
+    def look(self, is_dropped: IsDropped) -> None:
+        """Called before each text."""
+        if is_dropped():
+            raise _Dropped
+        if time.monotonic() - self._began >= self._seconds:
+            raise SearchTimeout(self._seconds, self._texts)
+        self._texts += 1
+
+
+class _Dropped(Exception):
+    """Nobody waits for the search any more, nor hears of this."""
 
 
 class _Row(NamedTuple):
@@ -120,17 +154,19 @@ async def search(
     order: str = "newest",
     kinds: Sequence[str] = ("message", "tool_call"),
     marks: tuple[str, str] = MARKS,
+    timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
 ) -> list[Hit]:
     """The messages and tool calls that match a query, each as a dict with a snippet.
 
     All words of the query must be there; `"a phrase"` must be there as it is, `-word` and `-"a phrase"` must not.
+    Raises SearchTimeout after `timeout` seconds; with None it never does.
     """
     matcher = tokens.parse(query)
     filters = _checked_filters(user_id, session_id, role, since, until)
     asked = _checked_kinds(kinds)
     if role is not None and role not in _TOOL_ROLES:
         asked = tuple(kind for kind in asked if kind != CALL)
-    ask = _Ask(_Saying(matcher), filters, asked, _checked_marks(marks), _hit)
+    ask = _Ask(_Saying(matcher), filters, asked, _checked_marks(marks), _hit, _Timer(timeout))
     wanted, passed = checked_limit(limit), checked_count("offset", offset)
     if order not in _ORDERS:
         raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
@@ -152,12 +188,13 @@ async def find_messages(
     until: str | date | None = None,
     limit: int = 20,
     offset: int = 0,
+    timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
 ) -> list[Hit]:
     """The messages that call a tool, the newest first: as in a conversation's history, each with its session."""
     if not isinstance(tool_name, str) or not tool_name:
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
     filters = _checked_filters(user_id, session_id, None, since, until)
-    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), MARKS, _as_said)
+    ask = _Ask(_Calling(tool_name), filters, (MESSAGE,), MARKS, _as_said, _Timer(timeout))
     wanted, passed = checked_limit(limit), checked_count("offset", offset)
     await keep_up(store)
     return await _newest(store, ask, wanted, passed) if wanted else []
@@ -166,7 +203,7 @@ async def find_messages(
 async def find_keys(store: Runner, query: str, *, namespace: str, session_id: str, limit: int) -> list[int]:
     """The rows of the messages of one thread that match a query, the newest first."""
     filters = Filters(None, session_id, None, None, None, namespace)
-    ask = _Ask(_Saying(tokens.parse(query)), filters, (MESSAGE,), MARKS, _key)
+    ask = _Ask(_Saying(tokens.parse(query)), filters, (MESSAGE,), MARKS, _key, _Timer(TIMEOUT))
     wanted = checked_limit(limit)
     await keep_up(store)
     return await _newest(store, ask, wanted, 0) if wanted else []
@@ -247,7 +284,18 @@ class _Cursor(NamedTuple):
     pages: int = 0
 
 
+_Text = tuple[str, Candidate, tuple[str | None, ...]]  # a candidate of a kind, and what its text is made of
+
+
+class _Page(NamedTuple):
+    """What was read at once of each kind, newest first; and below which key there may be more."""
+
+    texts: dict[str, list[_Text]]
+    ends: dict[str, int | None]
+
+
 def _start(ask: _Ask) -> _Cursor:
+    ask.timer.start()
     return _Cursor(dict.fromkeys(ask.kinds, 2**62))
 
 
@@ -255,16 +303,20 @@ async def _newest(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Any
     hits: list[Any] = []
     cursor: _Cursor | None = _start(ask)
     while cursor is not None and len(hits) < limit:
-        found, offset, cursor = await store.read(_next_hits, ask, cursor, limit - len(hits), offset)
+        page = await store.read(_read, ask, cursor, _PAGES[min(cursor.pages, 2)])
+        found, offset, cursor = await store.compute(
+            functools.partial(_next_hits, ask, cursor, page, limit - len(hits), offset)
+        )
         hits += found
     return hits
 
 
-def _next_hits(tx: Tx, ask: _Ask, cursor: _Cursor, limit: int, offset: int) -> tuple[list[Any], int, _Cursor | None]:
+def _next_hits(
+    ask: _Ask, cursor: _Cursor, page: _Page, limit: int, offset: int, is_dropped: IsDropped
+) -> tuple[list[Any], int, _Cursor | None]:
     hits: list[Any] = []
     below = dict(cursor.below)
-    page = _PAGES[min(cursor.pages, 2)]
-    for row in _matching(tx, ask, below, page):
+    for row in _matching(ask, page, below, is_dropped):
         if offset:
             offset -= 1
             continue
@@ -278,31 +330,47 @@ def _following(cursor: _Cursor, below: dict[str, int | None]) -> _Cursor | None:
     return _Cursor(below, cursor.pages + 1) if any(key is not None for key in below.values()) else None
 
 
-def _matching(tx: Tx, ask: _Ask, below: dict[str, int | None], page: int) -> Iterator[_Row]:
-    """The next rows that match, newest first. `below` is moved along; what it says is complete when this has ended.
+def _matching(ask: _Ask, page: _Page, below: dict[str, int | None], is_dropped: IsDropped) -> Iterator[_Row]:
+    """The rows of a page that match, newest first. `below` is moved along, and complete when this has ended.
 
     Two kinds are merged by their times, so it ends where one of them needs its next page.
     """
-    pages: dict[str, list[Candidate]] = {}
-    ends: dict[str, int | None] = {}
-    for kind, before in below.items():
-        if before is not None:
-            pages[kind], ends[kind] = _candidates(tx, ask, kind, before, page)
     # What does not match has no say in the order: whether it is a candidate depends on what is indexed.
-    found = {kind: _verified(tx, ask, [(kind, row) for row in page_of]) for kind, page_of in pages.items()}
+    found = {kind: _verified(ask, texts, is_dropped) for kind, texts in page.texts.items()}
     heads = {kind: next(rows, None) for kind, rows in found.items()}
     while True:
-        if not any(heads.values()) or any(head is None and ends[kind] is not None for kind, head in heads.items()):
+        if not any(heads.values()) or any(head is None and page.ends[kind] is not None for kind, head in heads.items()):
             break
         row = max((head for head in heads.values() if head), key=lambda head: (head.candidate.created_at, head.kind))
         kind = row.kind
         below[kind] = row.candidate.key
         yield row
         heads[kind] = next(found[kind], None)
-    below.update((kind, ends[kind]) for kind, head in heads.items() if head is None)
+    below.update((kind, page.ends[kind]) for kind, head in heads.items() if head is None)
 
 
-def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[list[Candidate], int | None]:
+def _verified(ask: _Ask, texts: Iterable[_Text], is_dropped: IsDropped) -> Iterator[_Row]:
+    """Those whose text matches."""
+    for kind, candidate, given in texts:
+        ask.timer.look(is_dropped)
+        found = ask.wanted.judge(kind, given)
+        if found is not None:
+            yield _Row(kind, candidate, found)
+
+
+def _read(tx: Tx, ask: _Ask, cursor: _Cursor, limit: int) -> _Page:
+    """The next candidates with their texts. One transaction reads both: a key may be given to another row later."""
+    page = _Page({}, {})
+    for kind, before in cursor.below.items():
+        if before is not None:
+            rows, end = _candidates(tx, ask, kind, before, limit)
+            some = _fitting(rows)
+            page.texts[kind] = _with_texts(tx, kind, some)
+            page.ends[kind] = end if len(some) == len(rows) else some[-1].key
+    return page
+
+
+def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, limit: int) -> tuple[list[Candidate], int | None]:
     state = queries.state(tx, kind)
     named = candidates.scope_keys(tx, kind, ask.filters)
     if named == []:
@@ -315,32 +383,23 @@ def _candidates(tx: Tx, ask: _Ask, kind: str, before: int, page: int) -> tuple[l
         named=named,
         upto=state.upto if state.tokenizer == tokens.VERSION else None,
         before=before,
-        limit=page,
+        limit=limit,
     )
 
 
-def _verified(tx: Tx, ask: _Ask, order: Sequence[tuple[str, Candidate]]) -> Iterator[_Row]:
-    """Those whose text matches. Texts are read a few megabytes at a time."""
-    for group in _groups(order):
-        texts = {kind: candidates.texts(tx, kind, [row.key for its, row in group if its == kind]) for kind in ask.kinds}
-        for kind, candidate in group:
-            given = texts[kind].get(candidate.key)
-            found = None if given is None else ask.wanted.judge(kind, given)
-            if found is not None:
-                yield _Row(kind, candidate, found)
-
-
-def _groups(order: Sequence[tuple[str, Candidate]]) -> Iterator[list[tuple[str, Candidate]]]:
-    group: list[tuple[str, Candidate]] = []
+def _fitting(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The first rows, as many as have a few megabytes of text, but at least one."""
     size = 0
-    for each in order:
-        size += each[1].size
-        if group and (size > _PAGE_BYTES or len(group) >= _GROUP):
-            yield group
-            group, size = [], each[1].size
-        group.append(each)
-    if group:
-        yield group
+    for number, row in enumerate(rows):
+        size += row.size
+        if number and size > _PAGE_BYTES:
+            return rows[:number]
+    return rows
+
+
+def _with_texts(tx: Tx, kind: str, rows: Sequence[Candidate]) -> list[_Text]:
+    texts = candidates.texts(tx, kind, [row.key for row in rows]) if rows else {}
+    return [(kind, row, texts[row.key]) for row in rows if row.key in texts]
 
 
 def _hit(ask: _Ask, row: _Row, score: float | None) -> Hit:
@@ -366,21 +425,26 @@ async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> l
     cursor: _Cursor | None = _start(ask)
     window = max(WINDOW, offset + limit)
     while cursor is not None and len(scored) < window:
-        found, cursor = await store.read(_next_scored, ask, cursor)
+        page = await store.read(_read, ask, cursor, _PAGES[2])
+        found, cursor = await store.compute(functools.partial(_next_scored, ask, cursor, page))
         scored += found
-    best = (await store.aside(lambda: _ranked(scored[:window])))[offset : offset + limit]
+    best = (await store.compute(lambda _: _ranked(scored[:window])))[offset : offset + limit]
     hits: list[Hit] = []
     while best:
-        some, best = best[: _PAGES[1]], best[_PAGES[1] :]
-        hits += await store.read(_shown, ask, some)
+        some = best[: len(_fitting([one.candidate for _, one in best[: _PAGES[1]]]))]
+        best = best[len(some) :]
+        texts = await store.read(_read_again, ask, [one for _, one in some])
+        hits += await store.compute(functools.partial(_shown, ask, texts, some))
     return hits
 
 
-def _next_scored(tx: Tx, ask: _Ask, cursor: _Cursor) -> tuple[list[_Scored], _Cursor | None]:
+def _next_scored(
+    ask: _Ask, cursor: _Cursor, page: _Page, is_dropped: IsDropped
+) -> tuple[list[_Scored], _Cursor | None]:
     below = dict(cursor.below)
     found = [
         _Scored(row.kind, row.candidate, row.found.counts(), len(row.found.folded.text))
-        for row in _matching(tx, ask, below, _PAGES[2])
+        for row in _matching(ask, page, below, is_dropped)
     ]
     return found, _following(cursor, below)
 
@@ -403,7 +467,19 @@ def _ranked(scored: Sequence[_Scored]) -> list[tuple[float, _Scored]]:
     return sorted(ranked, key=lambda each: -each[0])  # it is stable: equals stay as they were
 
 
-def _shown(tx: Tx, ask: _Ask, best: Sequence[tuple[float, _Scored]]) -> list[Hit]:
+def _read_again(tx: Tx, ask: _Ask, found: Sequence[_Scored]) -> list[_Text]:
+    """The texts of rows that were read before, as far as those are still there."""
+    texts: dict[tuple[str, int], _Text] = {}
+    for kind in ask.kinds:
+        rows = [one.candidate for one in found if one.kind == kind]
+        there = candidates.remaining(tx, kind, ask.filters, rows) if rows else []
+        texts |= {(kind, text[1].key): text for text in _with_texts(tx, kind, there)}
+    keys = [(one.kind, one.candidate.key) for one in found]
+    return [texts[key] for key in keys if key in texts]
+
+
+def _shown(
+    ask: _Ask, texts: Sequence[_Text], best: Sequence[tuple[float, _Scored]], is_dropped: IsDropped
+) -> list[Hit]:
     scores = {(one.kind, one.candidate.key): score for score, one in best}
-    rows = _verified(tx, ask, [(one.kind, one.candidate) for _, one in best])
-    return [ask.show(ask, row, scores[row.kind, row.candidate.key]) for row in rows]
+    return [ask.show(ask, row, scores[row.kind, row.candidate.key]) for row in _verified(ask, texts, is_dropped)]

@@ -8,6 +8,7 @@ r"""Words: how text is folded, cut into tokens, searched, and shown. Nothing her
   of its runs. Whatever a query matches has all the tokens of the query, and those of each of its `chains` side by side.
   The reverse need not be true: an index over the tokens gives candidates, and `Matcher` decides. So what is found does
   not depend on the index.
+- Matching takes time that is linear in the text, whatever the query is: a phrase is not tried at each place anew.
 - `VERSION` grows with each change to what the tokens of a text are: an index of another version is made anew.
 """
 
@@ -15,11 +16,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from operator import add
 from typing import NamedTuple, TypeAlias
 
@@ -57,7 +61,7 @@ _WORD = rf"{_LETTER}+(?:[{_MARKS}]+{_LETTER}*)*"
 _token = re.compile(rf"([{_RUNS}]+)|({_WORD})")
 _word = re.compile(_WORD)
 _inside = re.compile(rf"{_LETTER}|[{_MARKS}]")  # a word goes on here
-_gap = re.compile(rf"(?:(?![{_RUNS}]|{_LETTER}).)+", re.DOTALL)
+_solid = re.compile(rf"[^\W_]+|[{_RUNS}]+")  # all that is no gap
 _space = re.compile(r"\s+")
 _part = re.compile(r'(-?)"([^"]*)"|(\S+)')
 _composing = re.compile("[\u1160-\u11ff\u3099\u309a\uff9e-\uffdc]")  # these join the character before them
@@ -104,11 +108,13 @@ _folds = _Folds()
 class Folded:
     """A text in its folded form, and the way back to the original."""
 
-    __slots__ = ("_edges", "_words", "source", "text")
+    __slots__ = ("_edges", "_gaps", "_spaces", "_words", "source", "text")
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._words: list[tuple[int, int, str]] | None = None
+        self._words: dict[str, list[Span]] | None = None
+        self._gaps: _Gaps | None = None
+        self._spaces: _Gaps | None = None
         # Where the forms differ in length: begin and end there, begin and end here. None: not looked for yet.
         self._edges: list[tuple[int, int, int, int]] | None = None
         if source.isascii():
@@ -118,11 +124,27 @@ class Folded:
         else:
             self.text, self._edges = _fold_clusters(source)
 
-    def words(self) -> list[tuple[int, int, str]]:
-        """The words, each with its place and its token."""
+    def words(self) -> dict[str, list[Span]]:
+        """Where the words are, by their tokens."""
         if self._words is None:
-            self._words = [(*match.span(), token_of(match[0])) for match in _word.finditer(self.text)]
+            self._words = defaultdict(list)
+            for match in _word.finditer(self.text):
+                self._words[token_of(match[0])].append(match.span())
         return self._words
+
+    def gaps(self) -> _Gaps:
+        """What lies between words and runs."""
+        if self._gaps is None:
+            ends = [0, *itertools.chain.from_iterable(match.span() for match in _solid.finditer(self.text))]
+            between = zip(ends[::2], [*ends[1::2], len(self.text)], strict=True)
+            self._gaps = _Gaps((start, end) for start, end in between if start < end)
+        return self._gaps
+
+    def spaces(self) -> _Gaps:
+        """White space."""
+        if self._spaces is None:
+            self._spaces = _Gaps(match.span() for match in _space.finditer(self.text))
+        return self._spaces
 
     def original(self, span: Span) -> Span:
         """The same place in the original."""
@@ -142,6 +164,20 @@ class Folded:
             return offset + (side == 3)
         edge = self._edges[low - 1]
         return edge[side] if offset < edge[1] else offset - edge[1] + edge[3] + (side == 3)
+
+
+class _Gaps:
+    """Parts of a text that do not touch each other, in order."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = list(spans)
+        self._starts = [start for start, _ in self._spans]
+
+    def end(self, offset: int) -> int:
+        """The end of the part with this place in it; -1 if there is none."""
+        number = bisect_right(self._starts, offset)
+        end = self._spans[number - 1][1] if number else -1
+        return end if end > offset else -1
 
 
 def _edges_of(source: str) -> list[tuple[int, int, int, int]]:
@@ -247,7 +283,7 @@ class _Piece:
     def spans(self, folded: Folded) -> Iterator[Span]:
         """All places where it is, also those that overlap."""
         if self.token is not None:
-            yield from ((start, end) for start, end, token in folded.words() if token == self.token)
+            yield from folded.words().get(self.token, ())
             return
         offset = folded.text.find(self.text)
         while offset >= 0:
@@ -258,29 +294,68 @@ class _Piece:
 
 
 class Term:
-    """What must be in a text, or must not: pieces, one after the other, with nothing but gaps between them."""
+    """What must be in a text, or must not: pieces, one after the other, with nothing but gaps between them.
+
+    A phrase is found from the end of the text to its beginning. For each place where one of the pieces is, a number
+    says which of them are there *and* followed by all the others: its bit 0 stands for the first piece. So each place
+    is looked at once, however often the phrase almost matches.
+    """
 
     def __init__(self, text: str) -> None:
-        self._first, *self._others = [_Piece(piece) for piece in text.split()]
+        self._pieces = [_Piece(piece) for piece in text.split()]
+        self._bits: dict[str, int] = defaultdict(int)  # by the text of a piece: at which positions of the phrase it is
+        self._spaced = 0  # the positions behind white space; the others are behind any gap
+        for position, piece in enumerate(self._pieces):
+            self._bits[piece.text] |= 1 << position
+            self._spaced |= piece.is_spaced << position
 
     def spans(self, folded: Folded) -> Iterator[Span]:
-        for start, end in self._first.spans(folded):
-            last = self._follow(folded, end)
-            if last >= 0:
-                yield start, last
+        """The places where it is; those of a phrase do not overlap."""
+        first, *others = self._pieces
+        if not others:
+            yield from first.spans(folded)
+            return
+        end = 0
+        for start in self._starts(folded):
+            if start >= end:
+                end = self._end(folded, start)
+                yield start, end
 
-    def _follow(self, folded: Folded, end: int) -> int:
-        for piece in self._others:
-            gap = (_space if piece.is_spaced else _gap).match(folded.text, end)
-            end = piece.at(folded, gap.end()) if gap else -1
-            if end < 0:
-                break
+    def _starts(self, folded: Folded) -> list[int]:
+        """Where the phrase begins, in order."""
+        last = 1 << len(self._pieces) - 1
+        complete: dict[int, int] = {}
+        for start, end, bits in self._places(folded):
+            follows = complete.get(folded.gaps().end(end), 0) & ~self._spaced
+            if self._spaced:
+                follows |= complete.get(folded.spaces().end(end), 0) & self._spaced
+            if found := bits & (follows >> 1 | last):
+                complete[start] = complete.get(start, 0) | found
+        return [start for start in reversed(complete) if complete[start] & 1]
+
+    def _places(self, folded: Folded) -> list[tuple[int, int, int]]:
+        """Where its pieces are, the last place first; nothing if one of them is nowhere."""
+        places: list[tuple[int, int, int]] = []
+        for piece in {piece.text: piece for piece in self._pieces}.values():
+            bits = self._bits[piece.text]
+            before = len(places)
+            places += [(start, end, bits) for start, end in piece.spans(folded)]
+            if len(places) == before:
+                return []
+        places.sort(reverse=True)
+        return places
+
+    def _end(self, folded: Folded, start: int) -> int:
+        """Where the phrase ends that begins here."""
+        end = self._pieces[0].at(folded, start)
+        for piece in self._pieces[1:]:
+            end = piece.at(folded, (folded.spaces() if piece.is_spaced else folded.gaps()).end(end))
         return end
 
     def chains(self) -> Iterator[list[str]]:
         """Tokens that are side by side in each text with this term."""
         chain: list[str] = []
-        for piece in (self._first, *self._others):
+        for piece in self._pieces:
             for match in _token.finditer(piece.text):
                 run = match[1]
                 if run is None:

@@ -9,7 +9,7 @@ conversation.
 
 - A write's outcome is delivered after its COMMIT, never before.
 - Writes whose first argument is the same `ThreadKey` (or the same text) happen in the order of their submission.
-- A write that was submitted settles before a cancellation of its caller is delivered.
+- A write that was submitted settles before a cancellation of its caller is delivered. A read is dropped at once.
 - A query cannot reach the store: it only has its transaction, and calling the store from inside one raises.
 """
 
@@ -24,7 +24,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from byssus import telemetry
 from byssus.errors import ByssusError
-from byssus.store.jobs import CommitFuture, Job, in_worker
+from byssus.store.computing import IsDropped, compute
+from byssus.store.jobs import CommitFuture, Job, ReadFuture, in_worker
+from byssus.store.owners import Presence
 from byssus.store.upkeep import Upkeep
 
 P = ParamSpec("P")
@@ -70,6 +72,7 @@ class Store(Upkeep, abc.ABC):
 
     dialect: Dialect
     name: str  # this very database, as people may see it: no password
+    presence: Presence  # the proof, for others who use the database, that this process lives
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -82,7 +85,7 @@ class Store(Upkeep, abc.ABC):
         return self._awaited(query, args, kwargs, writes=True)
 
     def read(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run the query on a snapshot, beside the writer."""
+        """Run the query on a snapshot, beside the writer. The future can be cancelled."""
         return self._awaited(query, args, kwargs, writes=False)
 
     @property
@@ -93,6 +96,10 @@ class Store(Upkeep, abc.ABC):
     def aside(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking call beside the event loop. It settles before a cancellation of its caller is delivered."""
         return in_worker(call)
+
+    async def compute(self, call: Callable[[IsDropped], T]) -> T:
+        """Run Python that takes a while beside the event loop and the readers. See `computing.py`."""
+        return await compute(call)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -120,7 +127,13 @@ class Store(Upkeep, abc.ABC):
 
     def read_now(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a read and block until it is done. Needs no event loop."""
-        return self.submit_read(query, *args, **kwargs).result()
+        job = Job(query, args, kwargs, Future())
+        try:
+            return self._submitted(job, writes=False).result()
+        except BaseException:
+            if not job.future.done():  # it is the caller who was interrupted, by Ctrl-C for example
+                job.drop()
+            raise
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -145,12 +158,18 @@ class Store(Upkeep, abc.ABC):
 
     def _awaited(
         self, query: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], *, writes: bool
-    ) -> CommitFuture[T]:
+    ) -> asyncio.Future[T]:
         self._refuse_inside_a_query()
-        future: CommitFuture[T] = CommitFuture(loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if not writes:
+            reading: ReadFuture[T] = ReadFuture(loop=loop)
+            reading.job = read = Job(query, args, kwargs, reading)
+            self._submit(read, writes=False)
+            return reading
+        future: CommitFuture[T] = CommitFuture(loop=loop)
         job = Job(query, args, kwargs, future)
-        self._submit(job, writes=writes)
-        if writes and telemetry.is_enabled():
+        self._submit(job, writes=True)
+        if telemetry.is_enabled():
             self._trace(job, future)
         return future
 
@@ -161,7 +180,7 @@ class Store(Upkeep, abc.ABC):
         self._submit(job, writes=writes, first=first)
         return job.future
 
-    def _trace(self, job: Job[Any], future: CommitFuture[Any]) -> None:
+    def _trace(self, job: Job[Any], future: asyncio.Future[Any]) -> None:
         span = telemetry.commit(job.query, self.dialect.name)
 
         def end(_: object) -> None:  # the first callback of its future, so the span ends before the caller goes on

@@ -73,6 +73,10 @@ class Keeper(Generic[L]):
         with self._changed:
             self._forget(lease)
 
+    @property
+    def has_leases(self) -> bool:
+        return bool(self._held)
+
     def _forget(self, lease: L) -> None:
         self._held.pop(lease, None)
         self._renewed.pop(lease, None)
@@ -162,6 +166,11 @@ def of(store: Store, renew: LeaseQuery[L], look: LeaseQuery[L]) -> Keeper[L]:
     """The keeper of one kind of lease on this store."""
     keepers = _keepers.setdefault(store, {})
     return keepers.get(renew) or keepers.setdefault(renew, Keeper(store, renew, look))
+
+
+def has_leases(store: Store) -> bool:
+    """Whether runs of this process hold leases on this store."""
+    return any(keeper.has_leases for keeper in _keepers.get(store, {}).values())
 
 
 def expect(token: str) -> None:

@@ -15,17 +15,17 @@ from byssus.errors import MissingExtra
 from byssus.store.database import Store
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
+from byssus.values import places
 
 if TYPE_CHECKING:
     from byssus.store.postgres.server import Server
 
 Place: TypeAlias = "str | os.PathLike[str] | Server"  # a path, a DSN, or a DSN that was checked
 
-_SCHEMES = ("postgresql://", "postgres://")
-
 
 def is_dsn(place: object) -> TypeGuard[str]:
-    return isinstance(place, str) and place.startswith(_SCHEMES)
+    """Whether Postgres is meant."""
+    return places.postgres_dsn(place) is not None
 
 
 def open(place: Place, *, durability: str = "full", **options: Any) -> Store:  # noqa: A001 - opening.open(...)
@@ -36,7 +36,7 @@ def open(place: Place, *, durability: str = "full", **options: Any) -> Store:  #
     """
     if is_dsn(place):
         place = postgres_server(place, **{key: options.pop(key) for key in ("schema", "listen_dsn") if key in options})
-    if isinstance(place, str | os.PathLike):
+    if isinstance(place, str | bytes | os.PathLike):  # which says what it takes
         return sqlite.open_store(place, durability=durability, **options)
     from byssus.store.postgres import store as postgres  # noqa: PLC0415 - most programs do without psycopg
 
@@ -48,7 +48,7 @@ def exists(place: str) -> bool:
     if is_dsn(place):
         return postgres_server(place).exists()
     try:
-        os.stat(sqlite_file.located(place))
+        os.stat(sqlite_file.located(sqlite_file.check_path(place)))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return True
@@ -56,7 +56,7 @@ def exists(place: str) -> bool:
 
 def name(place: str) -> str:
     """The place as people may see it."""
-    return postgres_server(place).name if is_dsn(place) else place
+    return postgres_server(place).name if is_dsn(place) else places.redacted(str(place))
 
 
 def postgres_server(dsn: str, *, schema: str | None = None, listen_dsn: str | None = None) -> Server:

@@ -3,6 +3,10 @@
 `0002_search.sql` serves every database; where one needs its own, `0002_search.sqlite.sql` and
 `0002_search.postgres.sql` stand side by side. `{key}` in a file is the database's type of a growing integer key, and
 `TEXT` is text that sorts by its bytes.
+
+A process that was left behind by a newer version's migration must not write: its messages would be missing from what
+the newer version has added. Opening checks the version, and so does every write transaction, under a lock that a
+migration takes first.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import os
 import re
 from typing import NamedTuple
 
+from byssus.errors import StoreUnusable
+
 _NAME = re.compile(r"(\d{4})_\w+?(?:\.(\w+))?\.sql")
 
 
@@ -19,6 +25,15 @@ class Migration(NamedTuple):
     number: int
     name: str
     sql: str
+
+
+def check_version(found: int, known: int, name: str) -> None:
+    """Refuse a database that a newer byssus has migrated."""
+    if found > known:
+        raise StoreUnusable(
+            f"{name!r} was written by a newer byssus (schema {found}, this one knows {known}); "
+            "upgrade byssus to open it"
+        )
 
 
 @functools.cache

@@ -103,6 +103,7 @@ def _forget_all() -> None:
     global _lock  # noqa: PLW0603 - the parent's hand is on the other one
     for store in _stores.values():
         store.abandon()
+        store.presence.abandon()
     _stores.clear()
     _lock = threading.Lock()
 

@@ -10,7 +10,7 @@ from byssus.queries.log import tool_calls as ledger
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
 from byssus.values.decisions import Answer, Pending, encode_answer
-from byssus.values.inputs import ThreadId, checked_thread, column_text
+from byssus.values.inputs import ThreadId, checked_thread, column_id
 
 
 class ToolCallRecord(NamedTuple):
@@ -51,7 +51,7 @@ async def record_answer(store: Runner, thread_id: ThreadId, call_id: str, encode
     """Record an answer that is encoded already."""
     if not isinstance(call_id, str):
         raise InputError(f"a call is named by its id, got {call_id!r:.80}; pending() lists what waits")
-    await store.write(ledger.answer, checked_thread(thread_id), column_text(call_id), encoded)
+    await store.write(ledger.answer, checked_thread(thread_id), column_id(call_id), encoded)
 
 
 async def tool_calls(store: Runner, thread_id: ThreadId) -> list[ToolCallRecord]:

@@ -25,7 +25,16 @@ from byssus.threads.encoding import PAGE, PLAIN, body_of, encode_json, json_row,
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, NewCheckpoint
-from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import (
+    ThreadId,
+    checked_count,
+    checked_id,
+    checked_new_id,
+    checked_new_thread,
+    checked_thread,
+    checked_wait,
+    refuse_long_id,
+)
 from byssus.values.thread_key import ThreadKey
 
 
@@ -47,7 +56,7 @@ async def put(store: Runner, checkpoint: Checkpoint, *, wait: float = 0) -> str:
     goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
     """
     seconds, new, given = checked_wait(wait), encoded(checkpoint), list(_checked_messages(checkpoint.messages))
-    thread_key = checked_thread(checkpoint.metadata.thread_id)
+    thread_key = checked_new_thread(checkpoint.metadata.thread_id)
 
     async def attempt(dead_epoch: int) -> ThreadState:
         while True:
@@ -195,13 +204,13 @@ def encoded(checkpoint: Checkpoint) -> NewCheckpointRow:
         raise InputError(f"put takes a Checkpoint(metadata=CheckpointMetadata(...), ...), got {checkpoint!r:.80}")
     about = checkpoint.metadata
     if about.parent_checkpoint_id is not None:
-        checked_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
+        checked_new_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
     if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step <= HIGHEST_STEP:
         raise InputError(f"a step must be a whole number from 0 to 2**53 - 1, got {about.step!r:.80}")
     if not isinstance(about.created_at, datetime) or about.created_at.tzinfo is None:
         raise InputError(f"created_at must be a datetime with a time zone, got {about.created_at!r:.80}")
     return NewCheckpointRow(
-        checked_checkpoint_id(about.checkpoint_id),
+        refuse_long_id(checked_checkpoint_id(about.checkpoint_id), "a checkpoint id"),
         about.step,
         about.parent_checkpoint_id,
         encoded_about(about.tags, about.summary),

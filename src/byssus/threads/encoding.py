@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 from byssus.errors import InputError
 from byssus.messages import (
+    MOST_TOKENS,
     AssistantMessage,
     Message,
     Note,
@@ -21,14 +22,13 @@ from byssus.messages import (
 from byssus.queries.accounts.usage import LONG_NAME, Spent
 from byssus.queries.log.threads import MessageRow
 from byssus.values import clock
-from byssus.values.inputs import column_text
+from byssus.values.inputs import column_id, column_text
 
 Appendable: TypeAlias = Message | dict[str, Any]
 
 PAGE = 1_000  # messages a read: the event loop gets the interpreter between two pages
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None))  # what JSON is made of
 _MESSAGES = frozenset(get_args(Message))
-_MOST = 2**40  # tokens that anybody can have meant; many of them still fit into a column
 
 
 def message_row(message: Appendable) -> MessageRow:
@@ -41,7 +41,7 @@ def message_row(message: Appendable) -> MessageRow:
         )
     if isinstance(message, Note):
         return MessageRow(clock.new_id(), column_text(message.role), encode(message))
-    name = column_text(message.id) if message.id else clock.new_id()
+    name = column_id(message.id) if message.id else clock.new_id()
     return MessageRow(name, message.role, encode(message), 0, spent_by(message))
 
 
@@ -51,38 +51,34 @@ def json_row(value: Any) -> MessageRow:
     message = from_value(value)
     name = None if isinstance(message, Note) else message.id
     return MessageRow(
-        column_text(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
+        column_id(name) if name else clock.new_id(), column_text(message.role), body, 1, spent_by(message)
     )
 
 
 def spent_by(message: Message) -> Spent | None:
     """What a message cost; None if nothing says so."""
     if type(message) is AssistantMessage:
-        usage = message.usage
+        usage = message.usage.plausible()
         if usage.total or usage.cost:
             return Spent(
                 column_text(message.model or "")[:LONG_NAME],
-                _counted(usage.total),
-                _counted(usage.input),
-                _counted(usage.output),
-                _counted(usage.cache_read),
-                _counted(usage.cache_write),
-                usage.cost if 0 <= usage.cost < _MOST else 0.0,
+                min(usage.total, MOST_TOKENS),
+                usage.input,
+                usage.output,
+                usage.cache_read,
+                usage.cache_write,
+                usage.cost,
             )
     if not isinstance(message, Note) and message.unknown is None:
         return None
     return _tokens_noted(message)
 
 
-def _counted(tokens: int) -> int:
-    return max(0, min(tokens, _MOST))
-
-
 def _tokens_noted(message: Message) -> Spent | None:
     """The number of tokens that an application has noted in a message: of a reply it is output, and else input."""
     noted = message.body if isinstance(message, Note) else message.unknown
     count = noted.get("token_count") if isinstance(noted, dict) else None
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < _MOST:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < MOST_TOKENS:
         return None
     model = noted.get("model", "") if isinstance(noted, dict) else ""
     if isinstance(message, AssistantMessage):

@@ -1,7 +1,8 @@
 """Forks and rewinds of a thread, and where threads part.
 
 A fork is a thread that shares the past of another one; a rewind lets a thread go on from an earlier point. Neither
-copies a message, and neither removes one.
+copies a message, and neither removes one. Of the tool calls that are open there, both take the questions along and not
+the answers: an approval is for one run of a tool.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
 from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
-from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_new_id, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thread: an id, a seq, or what has the id
@@ -34,10 +35,10 @@ async def fork(
     Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
     same user, unless `user_id` says otherwise.
     """
-    new = clock.new_id() if new_id is None else checked_id(new_id)
+    new = clock.new_id() if new_id is None else checked_new_id(new_id)
     point = None if at is None else checked_at(at, "at")
     owner = None if user_id is None else checked_id(user_id, "a user id")
-    await store.write(forks.fork, checked_thread(thread_id), new, point, owner=owner)
+    await store.write(forks.fork, checked_thread(thread_id), new, point, token=clock.new_id(), owner=owner)
     return new
 
 
@@ -51,7 +52,9 @@ async def rewind(store: Runner, thread_id: ThreadId, to: At, *, wait: float = 0)
     left = left_behind(f"where the thread stood before it was rewound to {to!r}")
     return await retry_while_driven(
         store,
-        lambda dead_epoch: store.write(forks.rewind, thread_key, point, left=left, by=Unleased(dead_epoch)),
+        lambda dead_epoch: store.write(
+            forks.rewind, thread_key, point, token=clock.new_id(), left=left, by=Unleased(dead_epoch)
+        ),
         checked_wait(wait),
     )
 

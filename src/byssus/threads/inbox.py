@@ -15,7 +15,7 @@ from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.store.database import Store
 from byssus.store.operations import Runner
 from byssus.threads.encoding import message_row
-from byssus.values.inputs import ThreadId, checked_thread, column_text
+from byssus.values.inputs import ThreadId, checked_new_thread, checked_thread, column_id
 from byssus.values.prompts import single
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
@@ -97,7 +97,7 @@ def follow_up(store: Store, thread_id: ThreadId, message: str | UserMessage) -> 
 def send(store: Store, thread_id: ThreadId, kind: str, message: UserMessage) -> Receipt:
     """Submit the message at once, behind all that was sent before."""
     message = stamped(message)
-    return Receipt(message, store.submit(queue.send, checked_thread(thread_id), kind, message_row(message)))
+    return Receipt(message, store.submit(queue.send, checked_new_thread(thread_id), kind, message_row(message)))
 
 
 async def inbox(store: Runner, thread_id: ThreadId) -> list[Waiting]:
@@ -108,7 +108,7 @@ async def inbox(store: Runner, thread_id: ThreadId) -> list[Waiting]:
 
 async def withdraw(store: Runner, thread_id: ThreadId, message: str | Receipt | Waiting) -> bool:
     """Take back a queued message; False if it was delivered already."""
-    return await store.write(queue.withdraw, checked_thread(thread_id), column_text(id_of(message)))
+    return await store.write(queue.withdraw, checked_thread(thread_id), column_id(id_of(message)))
 
 
 def id_of(message: object) -> str:

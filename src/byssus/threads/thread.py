@@ -17,8 +17,8 @@ from byssus.queries.log.threads import Position, ThreadInfo, ThreadRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
-from byssus.threads.waiting import owner_is_gone, retry_while_driven
-from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_thread, checked_wait
+from byssus.threads.waiting import lease_is_dead, owner_is_gone, retry_while_driven
+from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_new_thread, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 
@@ -82,7 +82,7 @@ async def append(
     While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
     """
     rows = [*map(message_row, as_list(messages))]
-    thread_key, seconds = checked_thread(thread_id), checked_wait(wait)
+    thread_key, seconds = checked_new_thread(thread_id), checked_wait(wait)
     if rows:
         await retry_while_driven(
             store,
@@ -93,7 +93,7 @@ async def append(
 
 async def save_extra(store: Runner, thread_id: ThreadId, extra: dict[str, Any], *, wait: float = 0) -> None:
     """Replace the thread's extra: a key that is not there any more is gone. Waits for a run as `append` does."""
-    thread_key, text = checked_thread(thread_id), encode_extra(extra)
+    thread_key, text = checked_new_thread(thread_id), encode_extra(extra)
     await retry_while_driven(
         store,
         lambda dead_epoch: store.write(threads.save_extra, thread_key, text, by=Unleased(dead_epoch)),
@@ -131,10 +131,10 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
     A run that goes on in some process is not listed, nor one that waits for a person's answer.
     """
     found = await store.read(threads.unfinished)
-    return [thread for thread, owner, _ in found if owner is None or owner_is_gone(owner)]
+    return [thread for thread, owner, until in found if owner is None or lease_is_dead(store, owner, until)]
 
 
 async def abort(store: Runner, thread_id: ThreadId) -> bool:
     """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
     owner = await store.write(leases.abort, checked_thread(thread_id))
-    return owner is not None and not owner_is_gone(owner)
+    return owner is not None and not owner_is_gone(store, owner)

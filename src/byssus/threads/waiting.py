@@ -14,6 +14,7 @@ from byssus.store.operations import Runner
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
+_REMEMBERED = 10_000  # leases of others
 
 
 async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
@@ -28,7 +29,7 @@ async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T
             return await attempt(dead_epoch)
         except ThreadBusy as busy:
             left = deadline - time.monotonic()
-            if busy.epoch != dead_epoch and owner_is_gone(busy.owner):
+            if busy.epoch != dead_epoch and lease_is_dead(store, busy.owner, busy.until):
                 dead_epoch = busy.epoch
                 continue
             if left <= 0:
@@ -37,7 +38,32 @@ async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def owner_is_gone(owner: str) -> bool:
-    """Whether this owner's lease is of no use any more: its process has ended, or its run in this process has."""
+def lease_is_dead(store: Runner, owner: str, until: str) -> bool:
+    """Whether a lease that has not run out is of no use any more: its owner is gone, or has not renewed it in time.
+
+    `until` is when it runs out, as it was read just now. The clock by which it runs out may have been set back, so a
+    lease that was not renewed for as long as it lasts, by the clock of this process, has run out as well.
+    """
+    return owner_is_gone(store, owner) or _has_stood_still(owner, until)
+
+
+def owner_is_gone(store: Runner, owner: str) -> bool:
+    """Whether the owner's process is known to have ended, or its run in this process has."""
     token = owners.token_of(owner)
-    return owners.process_has_ended(owner) if token is None else not keeper.is_alive(token)
+    return store.base.presence.has_ended(owner) if token is None else not keeper.is_alive(token)
+
+
+_seen: dict[str, tuple[str, float]] = {}  # by the owner of a lease: until when it lasts, and since when we see that
+
+
+def _has_stood_still(owner: str, until: str) -> bool:
+    seconds, now = owners.seconds_of(owner), time.monotonic()
+    if seconds is None:
+        return False
+    seen, since = _seen.pop(owner, (until, now))
+    if seen != until:
+        since = now
+    while len(_seen) >= _REMEMBERED:
+        del _seen[next(iter(_seen))]
+    _seen[owner] = (until, since)
+    return now - since > seconds

@@ -28,7 +28,7 @@ from byssus.providers.base import ToolSpec
 from byssus.signals import Signal
 from byssus.tools.details import readable as readable
 from byssus.tools.details import told
-from byssus.tools.execution import Exited, TimedOut, run, within
+from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RECOVERIES = ("never", "retry", "check", "ask")
+MAX_ATTEMPTS = 3  # starts of a call that is interrupted each time, before a person is asked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _log = logging.getLogger("byssus.tool")
@@ -96,9 +97,11 @@ class Tool(Generic[P, R]):
 
     `recovery` says what becomes of a call that was started and interrupted, so that nobody knows whether it has taken
     effect: `never` run it again (the model is told that its outcome is unknown), `retry` it with the same idempotency
-    key, `check` with a function of the tool's own, or `ask` a person.
+    key, `check` with a function of the tool's own, or `ask` a person. A call that was started `max_attempts` times and
+    never came to its end is not started again before a person was asked: it may be what ends the process.
     """
 
+    max_attempts: int | None
     _check: Callable[[ToolContext], Any] | None
 
     def __init__(
@@ -112,6 +115,7 @@ class Tool(Generic[P, R]):
         recovery: str = "never",
         approval: bool = False,
         check: Callable[[ToolContext], Any] | None = None,
+        max_attempts: int | None = MAX_ATTEMPTS,
     ) -> None:
         name = name or str(getattr(function, "__name__", ""))
         summary, described = read_docstring(inspect.getdoc(inner(function)) or "")
@@ -122,6 +126,7 @@ class Tool(Generic[P, R]):
             raise InputError(f"tool {name!r}: recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
         self.recovery = "check" if check is not None and recovery == "never" else recovery
         self.approval = bool(approval)
+        self.max_attempts = _checked_attempts(name, max_attempts)
         if check is not None:
             self.check(check)
 
@@ -143,6 +148,11 @@ class Tool(Generic[P, R]):
     @property
     def has_check(self) -> bool:
         return self._check is not None
+
+    @property
+    def needs_thread(self) -> bool:
+        """Whether a call of it may take an OS thread: for the function itself, or for its check."""
+        return not is_async(self.function) or (self._check is not None and not is_async(self._check))
 
     async def ask_check(self, context: ToolContext) -> Done | NotDone | Unknown:
         """What the tool's own function says about an interrupted call. One that fails or talks nonsense cannot tell."""
@@ -171,6 +181,7 @@ class Tool(Generic[P, R]):
         self.sequential = sequential
         self.recovery = "never"
         self.approval = False
+        self.max_attempts = MAX_ATTEMPTS
         self._timeout = timeout
         self._check = None
 
@@ -233,12 +244,21 @@ def tool(
     recovery: str = "never",
     approval: bool = False,
     check: Callable[[ToolContext], Any] | None = None,
+    max_attempts: int | None = MAX_ATTEMPTS,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Make a function a tool: `@tool`, or `@tool(name=..., timeout=..., recovery=..., approval=...)`: see `Tool`."""
     if function is not None:
         return Tool(function, **options)
     return lambda wrapped: Tool(wrapped, **options)
+
+
+def _checked_attempts(name: str, attempts: object) -> int | None:
+    if attempts is None:
+        return None
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise InputError(f"tool {name!r}: max_attempts must be a number from 1 up, or None; got {attempts!r}")
+    return attempts
 
 
 def unknown_tool(call: ToolCall, names: Sequence[str]) -> ToolResultMessage:

@@ -28,7 +28,7 @@ from byssus.errors import InputError, McpServerFailed, MissingExtra
 from byssus.messages import Block, ImageContent, TextContent, ToolCall
 from byssus.providers.base import ToolSpec
 from byssus.providers.wire import clean
-from byssus.signals import Signal
+from byssus.signals import Signal, until_done
 from byssus.tools import Tool, ToolContext, ToolResult, arguments_in
 from byssus.tools.details import told
 from byssus.tools.mcp_process import ErrorOutput
@@ -215,13 +215,7 @@ class _Server:
         for call in self._calls:
             call.cancel()
         patience = self._loop.call_later(_PARTING, self._scope.cancel)
-        cancelled: asyncio.CancelledError | None = None
-        while not self._session.done():
-            try:
-                await asyncio.wait({self._session})
-            except asyncio.CancelledError as error:
-                cancelled = error
-                self._scope.cancel()
+        cancelled = await until_done(self._session, on_cancel=self._scope.cancel)
         patience.cancel()
         self._reason_of_end()
         if cancelled is not None:

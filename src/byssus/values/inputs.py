@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from byssus.errors import InputError
-from byssus.values.thread_key import ThreadKey
+from byssus.values.thread_key import LONGEST_ID, ThreadKey
 
 ThreadId: TypeAlias = str | ThreadKey  # a thread as callers name it: an id alone is one in the empty namespace
+
+
+_KEPT_OF_LONG_ID = 200  # characters
 
 
 class _Unchanged:
@@ -29,6 +33,42 @@ def checked_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
         raise InputError(f"a namespace cannot begin with the control character DEL, got {thread.namespace!r:.80}")
     checked_id(thread.id, what)
     return thread
+
+
+def checked_new_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
+    """The key of a thread that may not exist yet."""
+    key = checked_thread(thread, what)
+    refuse_long_id(key.namespace, "a namespace")
+    refuse_long_id(key.id, what)
+    return key
+
+
+def checked_new_id(name: str, what: str = "a thread id") -> str:
+    """An id that something gets now. Those that an older version took may be longer: they are only looked up."""
+    return refuse_long_id(checked_id(name, what), what)
+
+
+def refuse_long_id(name: str, what: str) -> str:
+    if is_long_id(name):
+        raise InputError(
+            f"{what} can have {LONGEST_ID:,} bytes of UTF-8 at most, got {len(name.encode()):,}: {name[:60]!r}..."
+        )
+    return name
+
+
+def is_long_id(name: str) -> bool:
+    return len(name) > LONGEST_ID // 4 and len(name.encode("utf-8", "surrogatepass")) > LONGEST_ID
+
+
+def column_id(name: str) -> str:
+    """An id that somebody else has chosen, a model for example, as a column takes it; the body keeps the original.
+
+    One that is too long ends with a hash of all of it instead, so that it stays the same and another one stays another.
+    """
+    text = column_text(name)
+    if not is_long_id(text):
+        return text
+    return f"{text[:_KEPT_OF_LONG_ID]}#{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def checked_id(name: str, what: str = "a thread id") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from byssus.errors import StoreBusy, StoreError, StoreUnreachable
+from byssus.errors import StoreBusy, StoreError, StoreUnreachable, StoreUnusable
 from byssus.queries.log import threads
 from byssus.store.database import Tx
 from byssus.store.jobs import NO_THREAD
@@ -20,7 +20,7 @@ from byssus.store.postgres.store import PostgresStore
 from byssus.values.thread_key import ThreadKey
 from tests.support.pooler import pooling
 from tests.support.postgres import Schema, Server, running, wait_until
-from tests.support.stores import PATIENCE, Admin, Query, appending, named, opened, rows, stored, together
+from tests.support.stores import PATIENCE, Admin, Gate, Query, appending, named, opened, rows, stored, together
 
 pytestmark = pytest.mark.processes
 
@@ -266,6 +266,64 @@ def test_a_commit_in_doubt_says_so_when_the_server_stays_away(where: Schema, mon
             monkeypatch.undo()
 
 
+# --- a newer version migrates the tables ------------------------------------------------------------------------------
+
+MIGRATE = 'UPDATE "{}".byssus_schema SET version = 9999'
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_write_that_waited_for_a_migration_is_refused(where: Schema, admin: Admin, size: int) -> None:
+    dsn = named(where.dsn, "old", deadlock_timeout="1h")
+    with opened(where, dsn=dsn) as store, psycopg.connect(where.dsn) as newer:
+        store.write_now(appending("before"))
+        newer.execute(f'LOCK TABLE "{where.name}".writers IN ACCESS EXCLUSIVE MODE'.encode())
+        writes = [store.submit(appending("x", f"thread {number}")) for number in range(size)]
+        waits = "wait_event_type = 'Lock'"
+        wait_until(lambda: bool(admin.sessions("old", waits)), "nobody waits for the migration")
+        newer.execute(MIGRATE.format(where.name).encode())
+        newer.commit()
+        for write in writes:
+            with pytest.raises(StoreUnusable, match=r"newer byssus \(schema 9999, this one knows"):
+                write.result(PATIENCE)
+        assert stored(store) == ["before"]
+        assert stored(store, "thread 0") == []
+
+
+def test_a_migration_waits_for_the_writes_that_are_under_way(where: Schema, admin: Admin) -> None:
+    gate = Gate()
+    with opened(where) as store, ThreadPoolExecutor(2) as pool:
+        store.write_now(appending("before"))
+        held = pool.submit(store.write_now, lambda tx: (appending("under way")(tx), gate.query(tx)))
+        assert gate.entered.wait(PATIENCE)
+        with psycopg.connect(named(where.dsn, "newer")) as newer:
+            lock = f'LOCK TABLE "{where.name}".writers IN ACCESS EXCLUSIVE MODE'.encode()
+            waiting = pool.submit(newer.execute, lock)
+            wait_until(lambda: bool(admin.sessions("newer", "wait_event_type = 'Lock'")), "it does not wait")
+            gate.opened.set()
+            held.result(PATIENCE)
+            waiting.result(PATIENCE)
+            newer.rollback()
+        assert stored(store) == ["before", "under way"]
+
+
+def test_a_commit_in_doubt_is_settled_also_when_the_tables_were_migrated_meanwhile(where: Schema, admin: Admin) -> None:
+    with pooling(where.dsn) as pooler, opened(where, dsn=pooler.dsn) as store:
+        store.write_now(appending("first"))
+        store.boundary = lambda at: at == "before commit" and pooler.drop_next_commit_answer()
+        connect = store.server.connect
+
+        def migrated_before(*args: Any) -> Any:
+            admin.all(MIGRATE.format(where.name))
+            return connect(*args)
+
+        store.server.connect = migrated_before  # type: ignore[method-assign]
+        assert store.write_now(appending("committed")) == (2, 2)
+        store.boundary = None
+        with pytest.raises(StoreUnusable, match="newer byssus"):
+            store.write_now(appending("too late"))
+        assert stored(store) == ["first", "committed"]
+
+
 # --- news must not matter ---------------------------------------------------------------------------------------------
 
 
@@ -296,6 +354,10 @@ def settings_of(tx: Tx) -> dict[str, str]:
     return {name: row[0] for name in names if (row := tx.one("SELECT current_setting(:name)", name=name))}
 
 
+def durability_of(tx: Tx) -> str:
+    return settings_of(tx)["synchronous_commit"]
+
+
 @pytest.fixture(params=["direct", "pooled"])
 def through(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -303,7 +365,14 @@ def through(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize(
     ("default", "durability", "expected"),
-    [("off", "full", "on"), ("on", "full", "on"), ("remote_apply", "full", "remote_apply"), ("on", "normal", "off")],
+    [
+        ("off", "full", "on"),
+        ("local", "full", "on"),
+        ("remote_write", "full", "on"),
+        ("on", "full", "on"),
+        ("remote_apply", "full", "remote_apply"),
+        ("on", "normal", "off"),
+    ],
 )
 def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
     server: Server, through: str, default: str, durability: str, expected: str
@@ -316,12 +385,34 @@ def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
         with opened(place, dsn=dsn, durability=durability) as store:
             for _ in range(5):
                 for ask in (store.submit, store.submit_first, store.submit_read):
-                    assert ask(settings_of).result() == {
+                    found = ask(settings_of).result()
+                    if ask == store.submit_read:  # which writes nothing
+                        del found["synchronous_commit"]
+                    assert found == {
                         "lock_timeout": "30s",
                         "idle_in_transaction_session_timeout": "15s",
-                        "synchronous_commit": expected,
+                        **({} if ask == store.submit_read else {"synchronous_commit": expected}),
                     }
             assert store.has_pooler is (through == "pooled")
+
+
+def test_settings_that_change_on_a_live_server_make_no_write_less_durable(server: Server, through: str) -> None:
+    place = Schema(server.create(), "byssus")
+    observer = Admin(place.dsn)
+    with pooling(place.dsn) as pooler:
+        dsn = pooler.dsn if through == "pooled" else place.dsn
+        with opened(place, dsn=dsn, pool_size=2) as store, opened(place, dsn=dsn, durability="normal") as normal:
+            for setting, expected in [("off", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]:
+                store.write_now(appending("its connection is there before the setting changes"))
+                observer.all(f"ALTER SYSTEM SET synchronous_commit = {setting}")
+                observer.all("SELECT pg_reload_conf()")
+                wait_until(lambda now=setting: observer.one("SHOW synchronous_commit") == now, "not reloaded")  # type: ignore[misc]
+                for _ in range(5):
+                    assert store.write_now(durability_of) == expected
+                    assert normal.write_now(durability_of) == "off"
+    observer.all("ALTER SYSTEM RESET synchronous_commit")
+    observer.all("SELECT pg_reload_conf()")
+    observer.close()
 
 
 def test_a_session_that_is_stuck_in_a_transaction_is_ended_and_its_locks_are_free(

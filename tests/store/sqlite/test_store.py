@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
-from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, ThreadMoved
+from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, StoreUnusable, ThreadMoved
 from byssus.queries.log import threads
 from byssus.queries.log.threads import Position
 from byssus.store import schema, sharing
@@ -345,6 +346,25 @@ def test_calling_the_store_from_an_event_loop_inside_a_query_raises_and_does_not
         os._exit(0 if len(outcomes) == 5 and "use the transaction" in str(outcomes[0]) else 1)
     """
     processes.run(script, path, outer, inner)
+
+
+# --- a newer version migrates the file --------------------------------------------------------------------------------
+
+
+def test_a_group_of_writes_is_refused_when_a_newer_version_has_migrated_the_file(
+    store: SQLiteStore, path: Path
+) -> None:
+    store.write_now(appending("before"))
+    newer = apsw.Connection(str(path))
+    known = newer.pragma("user_version")
+    newer.pragma("user_version", 9999)
+    for write in [store.submit(appending(str(number))) for number in range(9)]:
+        with pytest.raises(StoreUnusable, match=rf"newer byssus \(schema 9999, this one knows {known}\)"):
+            write.result(PATIENCE)
+    newer.pragma("user_version", known)  # somebody has restored the backup that was taken before
+    newer.close()
+    assert store.write_now(appending("after")) == (2, 2)
+    assert stored(store) == ["before", "after"]
 
 
 # --- settings and the end ---------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ _LOG = (
     " AND m.branch = c.branch AND m.seq = c.reply + 1 + c.place AND m.role = 'tool_result')"
     " FROM tool_calls c JOIN threads t ON t.key = c.thread WHERE t.namespace = '' AND "
 )
-# A fork that parts at an open call has a row with the same id.
+# A fork that an older byssus made at an open call has a row with the same id.
 _THAT_ONE = (
     "key = (SELECT MIN(c.key) FROM tool_calls c JOIN threads t ON t.key = c.thread"
     " WHERE c.idempotency_key = :id AND t.namespace = '' AND {})"

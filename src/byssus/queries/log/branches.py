@@ -136,9 +136,11 @@ def segments_upto(tx: Tx, point: Point) -> list[Segment]:
     pieces: list[Segment] = []
     for source, after, upto in segments_of(tx, point.branch, point.seq):
         start = after
-        for slot in (slot for slot in empty if after < slot <= upto):
-            pieces += [Segment(source, start, slot - 1), Segment(OWN, slot - 1, slot)]
-            start = slot
+        for gap in empty:
+            first, last = max(gap.after, after), min(gap.upto, upto)
+            if first < last:
+                pieces += [Segment(source, start, first), Segment(OWN, first, last)]
+                start = last
         pieces.append(Segment(source, start, upto))
     return joined([*pieces, Segment(OWN, point.seq, END)])
 
@@ -156,8 +158,18 @@ def joined(pieces: Iterable[Segment]) -> list[Segment]:
     return found
 
 
-def empty_places(tx: Tx, point: Point) -> list[int]:
-    """The places behind the last reply, up to the point, that hold no message. Only there can one still be filled."""
+class Gap(NamedTuple):
+    """Places without a message: after one seq and up to another."""
+
+    after: int
+    upto: int
+
+
+def empty_places(tx: Tx, point: Point) -> list[Gap]:
+    """The places behind the last reply, up to the point, that hold no message. Only there can one still be filled.
+
+    They are told as ranges: a thread that was imported may have as many as there are numbers.
+    """
     if point.messages == point.seq:  # the usual case: no place is empty anywhere
         return []
     last = last_reply(tx, point)
@@ -166,8 +178,8 @@ def empty_places(tx: Tx, point: Point) -> list[int]:
     rows = tx.all(
         f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch", branch=point.branch, after=last, upto=point.seq
     )
-    taken = {seq for (seq,) in rows}
-    return [seq for seq in range(last + 1, point.seq + 1) if seq not in taken]
+    ends = [last, *sorted(seq for (seq,) in rows), point.seq + 1]
+    return [Gap(before, seq - 1) for before, seq in itertools.pairwise(ends) if before < seq - 1]
 
 
 def last_reply(tx: Tx, point: Point) -> int:

@@ -2,7 +2,8 @@
 
 - A run claims its thread and keeps the lease until it ends; each of its writes carries the lease's epoch and renews it.
 - A lease that has run out, by the database's clock, can be neither used nor renewed. A run that was suspended for too
-  long gets `LeaseLost` at its next write, and nothing of that write is kept.
+  long gets `LeaseLost` at its next write, and goes no further. What it had finished before may still be written, until
+  another run has taken the thread (`Late`).
 - The checks are part of the statement that locks the thread's row (`threads.advance`, `threads.take`), so they cost no
   round trip.
 """
@@ -88,7 +89,24 @@ class Unleased(NamedTuple):
         return {"dead_epoch": self.dead_epoch}
 
 
-By = Claim | Lease | Unleased
+class Late(NamedTuple):
+    """A run writes what it had finished in time and could not write. Allowed until another run has taken the thread."""
+
+    epoch: int
+
+    @property
+    def guard(self) -> str:
+        return "lease_epoch = :epoch"
+
+    @property
+    def change(self) -> str:
+        return ""
+
+    def parameters(self, tx: Tx) -> dict[str, object]:  # noqa: ARG002
+        return {"epoch": self.epoch}
+
+
+By = Claim | Lease | Unleased | Late
 
 # A run that would stop goes on if a message waits for it. Where no run may start, none goes on either.
 _IS_OVER = f"(NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.thread = threads.key) OR NOT ({_ACTIVE}))"
@@ -115,8 +133,8 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
     if row is None:
         return False
     owner, epoch, until, is_alive, status = row
-    if isinstance(by, Lease):
-        if epoch != by.epoch or not is_alive:
+    if isinstance(by, Lease | Late):
+        if epoch != by.epoch or (isinstance(by, Lease) and not is_alive):
             raise LeaseLost(thread_key.id)
     elif is_alive and epoch != by.dead_epoch:
         raise ThreadBusy(thread_key.id, owner, epoch, until)

@@ -20,7 +20,7 @@ from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases
-from byssus.queries.log.leases import By, Unleased
+from byssus.queries.log.leases import By, Late, Unleased
 from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -137,6 +137,40 @@ def append(
     return position
 
 
+def append_late(
+    tx: Tx,
+    thread_key: ThreadKey,
+    *,
+    message: MessageRow,
+    behind: Position,
+    reserve: int,
+    extra: str | None,
+    charge: Charge | None,
+    epoch: int,
+) -> None:
+    """Add a reply that could not be stored in time. Raises `ThreadMoved` if something was added since, or the reply."""
+    row = take(tx, thread_key, "branch, head", by=Late(epoch))
+    if row != (behind.branch, behind.head):
+        raise ThreadMoved(thread_key.id)
+    append(
+        tx,
+        thread_key,
+        [message],
+        by=Late(epoch),
+        reserve=reserve,
+        extra=extra,
+        clear_partial=True,
+        charge=charge,
+    )
+
+
+def release_late(tx: Tx, thread_key: ThreadKey, *, extra: str | None, charge: Charge | None, epoch: int) -> None:
+    """Give the lease of an interrupted run back, if that was not done."""
+    row = take(tx, thread_key, "lease_until", by=Late(epoch))
+    if row is not None and row[0] is not None:
+        append(tx, thread_key, [], by=Late(epoch), extra=extra, release=Release.PAUSE, charge=charge)
+
+
 def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:
     """Store messages behind a seq of a branch. The caller has locked the thread's row and moved its head."""
     now = tx.now()
@@ -248,16 +282,18 @@ def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
     return ThreadInfo(*row) if row else None
 
 
-def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, int]]:
+def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, str]]:
     """Threads with a run that has not ended, except those that wait for a person or are paused or cancelled.
 
-    Each comes with its lease's owner (None if the lease has run out) and epoch: the caller checks whether the owner
+    Each comes with its lease's owner (None if the lease has run out) and end: the caller checks whether the owner
     still runs.
     """
     rows = tx.all(
         "SELECT id, message_count, created_at, updated_at,"
-        " CASE WHEN lease_until > :now THEN lease_owner END, lease_epoch FROM threads"
-        " WHERE run IS NOT NULL AND namespace = :namespace AND status NOT IN ('paused', 'cancelled') AND NOT EXISTS"
+        " CASE WHEN lease_until > :now THEN lease_owner END, COALESCE(lease_until, '') FROM threads"
+        # Of the namespace nothing is looked up: the index of unfinished threads is far shorter than that of names.
+        " WHERE run IS NOT NULL AND namespace || '' = :namespace AND status NOT IN ('paused', 'cancelled')"
+        " AND NOT EXISTS"
         " (SELECT 1 FROM tool_calls WHERE tool_calls.thread = threads.key AND tool_calls.status = 'waiting')"
         " ORDER BY key",
         namespace=namespace,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from byssus.errors import InputError
+from byssus.errors import InputError, ThreadMoved
 from byssus.queries.accounts import usage
 from byssus.queries.log import threads
-from byssus.queries.log.leases import Lease
+from byssus.queries.log.leases import By, Late, Lease
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
@@ -98,7 +98,7 @@ def finish(
     reply: int,
     ends: Sequence[tuple[int, int, MessageRow, str, float | None]],
     *,
-    by: Lease,
+    by: By,
     extra: str | None = None,
 ) -> Position:
     """Store results, each with the call's place in the reply, its own seq, how the call ended, and after how many
@@ -116,7 +116,7 @@ def finish_behind(
     reply: int,
     ends: Sequence[tuple[int, MessageRow, str, float | None]],
     *,
-    by: Lease,
+    by: By,
     extra: str | None = None,
 ) -> Position:
     """Store results at the end of the log, for a reply that reserved no places.
@@ -128,6 +128,27 @@ def finish_behind(
     for call_index, _, status, elapsed in ends:
         _end(tx, position.branch, reply, call_index, status, elapsed)
     return position
+
+
+def finish_late(
+    tx: Tx,
+    thread_key: ThreadKey,
+    *,
+    reply: int,
+    end: tuple[int, int, MessageRow, str, float | None],
+    has_slot: bool,
+    extra: str | None,
+    epoch: int,
+) -> None:
+    """Store a result that could not be stored when its tool ended. Raises `ThreadMoved` if the call has ended since."""
+    call_index, _, message, status, elapsed = end
+    _, branch = threads.hold(tx, thread_key, Late(epoch))
+    if not any(entry.call_index == call_index and entry.status == STARTED for entry in of_reply(tx, branch, reply)):
+        raise ThreadMoved(thread_key.id)
+    if has_slot:
+        finish(tx, thread_key, reply, [end], by=Late(epoch), extra=extra)
+    else:
+        finish_behind(tx, thread_key, reply, [(call_index, message, status, elapsed)], by=Late(epoch), extra=extra)
 
 
 def _end(tx: Tx, branch: int, reply: int, call_index: int, status: str, elapsed_ms: float | None) -> None:

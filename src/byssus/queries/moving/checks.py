@@ -19,6 +19,8 @@ from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import ON_LINE
 from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
+from byssus.store.jobs import takes_long
+from byssus.values.thread_key import LONGEST_ID
 
 FEW = 20  # rows that are named of what is wrong in one way
 
@@ -120,6 +122,7 @@ class UserFacts(NamedTuple):
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
+@takes_long
 def threads(tx: Tx, after: int, limit: int) -> list[tuple[ThreadFacts, Shown]]:
     rows = tx.all(
         "SELECT t.key, t.namespace, t.id, t.branch, t.head, t.message_count, t.line, t.latest, t.latest_at,"
@@ -209,6 +212,7 @@ def branches(tx: Tx, after: int, limit: int) -> list[BranchFacts]:
     return [BranchFacts(key, thread, name, read.get(key, [])) for key, thread, name in rows]
 
 
+@takes_long
 def checkpoints_by_branch(tx: Tx, after: tuple[int, int, int], limit: int) -> list[CheckpointFacts]:
     """Checkpoints in the order of their branches and seqs: so the messages before them are only counted once."""
     rows = tx.all(
@@ -248,6 +252,24 @@ def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:
         for key, value in tx.all(
             f"SELECT c.{name}, c.{column} FROM {table} c WHERE NOT EXISTS"
             f" (SELECT 1 FROM {parent} p WHERE p.key = c.{column}) LIMIT :few",
+            few=FEW,
+        )
+    ]
+
+
+_IDS = [("threads", "namespace"), ("threads", "id"), ("users", "id"), ("checkpoints", "id"), ("tasks", "id")]
+
+
+@takes_long
+def long_ids(tx: Tx) -> list[tuple[str, str, str, int]]:
+    """Ids that are longer than they can be now: table, column, how they begin, and their bytes; a few of each kind."""
+    return [
+        (table, column, *row)
+        for table, column in _IDS
+        for row in tx.all(
+            f"SELECT substr({column}, 1, 60), octet_length({column}) FROM {table}"
+            f" WHERE octet_length({column}) > :most ORDER BY key LIMIT :few",
+            most=LONGEST_ID,
             few=FEW,
         )
     ]
@@ -338,6 +360,7 @@ class IndexFacts(NamedTuple):
     surplus: list[int]
 
 
+@takes_long
 def index(tx: Tx, tokenizer: int, kind: str) -> IndexFacts | None:
     """How the index of a kind agrees with its rows; None if it is to be made anew anyway."""
     state = tx.one("SELECT upto, tokenizer FROM indexing WHERE kind = :kind", kind=kind)

@@ -24,6 +24,7 @@ from byssus.queries.moving import known_backups
 from byssus.queries.moving.tables import TABLES, Key, Table
 from byssus.queries.search import index
 from byssus.store.database import Row, Tx
+from byssus.store.jobs import takes_long
 from byssus.values import clock
 
 PAGE_ROWS = 500
@@ -64,6 +65,7 @@ def between(tx: Tx, table: Table, after: Key, upto: Key, limit: int = 2**31) -> 
     )
 
 
+@takes_long
 def count(tx: Tx, table: Table) -> int:
     row = tx.one(f"SELECT COUNT(*) FROM {table.name}")
     assert row is not None
@@ -158,6 +160,7 @@ def is_empty(tx: Tx) -> bool:
     return all(tx.one(f"SELECT 1 FROM {table.name} LIMIT 1") is None for table in TABLES)
 
 
+@takes_long
 def counts(tx: Tx) -> dict[str, int]:
     """How many rows each table has."""
     return {table.name: count(tx, table) for table in TABLES}

@@ -23,7 +23,7 @@ from byssus.queries.moving import tables
 from byssus.queries.moving.exporting import LAST, Fields, Line
 from byssus.queries.moving.tables import Table
 from byssus.queries.versions import checkpoints
-from byssus.queries.versions.deleting import IMPORTING
+from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Tx
 
 SECONDS = 600.0  # between two pages of an import, at most
@@ -87,8 +87,13 @@ def publish(
     arrivals: Sequence[Arrival],
     forks: Sequence[tuple[int, int, int]],
     account: Account | None = None,
+    *,
+    makes_users: bool,
 ) -> None:
-    """Give all threads of an import their names: from now on they exist, and so do those who own them."""
+    """Give all threads of an import their names: from now on they exist.
+
+    Those who own them must exist, or are made.
+    """
     mark = _hold(tx, token, 0)
     for key, namespace, thread_id, owner, tasks in arrivals:
         # A row that only holds the name: another writer may be about to make the same thread.
@@ -110,7 +115,7 @@ def publish(
         )
         if tasks:
             _name_tasks(tx, token, mark, key)
-        _name_logged(tx, token, key)
+        _name_calls(tx, token, key)
     tx.many(
         "UPDATE threads SET origin = :origin, origin_seq = :seq WHERE key = :key",
         [{"key": arrivals[fork].key, "origin": arrivals[origin].key, "seq": seq} for fork, origin, seq in forks],
@@ -118,7 +123,10 @@ def publish(
     if account is not None:
         _settle_account(tx, mark, account)
     for owner in sorted({arrival.owner for arrival in arrivals if arrival.owner is not None}):
-        _hold_user(tx, owner)
+        if makes_users:
+            _hold_user(tx, owner)
+        else:
+            quotas.take(tx, owner)
     tx.run("DELETE FROM threads WHERE key = :mark", mark=mark)
 
 
@@ -142,8 +150,18 @@ def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
     )
 
 
-def _name_logged(tx: Tx, token: str, thread: int) -> None:
-    """The same for the calls that an application has logged: it looks them up by their ids."""
+def _name_calls(tx: Tx, token: str, thread: int) -> None:
+    """The same for calls: those that an application has logged are looked up by their ids, and no key is shared."""
+    tx.run(
+        "UPDATE tool_calls SET idempotency_key = :token || CAST(key AS TEXT) WHERE thread = :thread AND reply > 0"
+        " AND EXISTS (SELECT 1 FROM tool_calls o JOIN threads t ON t.key = o.thread"
+        " WHERE o.idempotency_key = tool_calls.idempotency_key AND o.thread <> :thread"
+        " AND t.namespace <> :trash AND t.namespace <> :importing)",
+        token=f"{token}-",
+        thread=thread,
+        trash=TRASH,
+        importing=IMPORTING,
+    )
     tx.run(
         "UPDATE tool_calls SET call_id = :token || CAST(key AS TEXT), idempotency_key = :token || CAST(key AS TEXT)"
         " WHERE thread = :thread AND reply = 0 AND EXISTS (SELECT 1 FROM tool_calls o"

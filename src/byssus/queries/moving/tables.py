@@ -21,7 +21,9 @@ from byssus.store.database import Row
 Key: TypeAlias = tuple[int, ...]
 # What a column holds. `maintenance/shapes.py` has a check for each kind that is exported.
 Number: TypeAlias = Literal["key", "row", "branch", "flag", "number", "count", "sum", "priority", "bucket", "amount"]
-Text: TypeAlias = Literal["text", "short text", "long text", "name", "namespace", "mark", "choice", "time", "day"]
+Text: TypeAlias = Literal[
+    "text", "short text", "long text", "name", "token", "namespace", "mark", "choice", "time", "day"
+]
 Json: TypeAlias = Literal["any", "object", "string", "about", "retention", "answer", "reply", "user message"]
 Nested: TypeAlias = Literal["segments", "inherited", "numbers"]  # rows of other tables, as fields of a line
 
@@ -215,7 +217,8 @@ TOOL_CALLS = Table(
         *_each("count", "reply", "place"),
         *_each("text", "call_id", "name"),
         Column("recovery", "choice", choices=("never", "retry", "check", "ask")),
-        *_each("text", "idempotency_key", "run"),
+        Column("idempotency_key", "token"),
+        Column("run", "text"),
         Column("status", "choice", choices=_CALL_STATUSES),
         Column("reason", "choice", is_optional=True, choices=("approval", "recovery")),
         Column("question", "long text", is_optional=True),

@@ -71,6 +71,15 @@ def page(
     return [unique[key] for key in sorted(unique, reverse=True)], low
 
 
+def remaining(tx: Tx, kind: str, filters: Filters, rows: Sequence[Candidate]) -> list[Candidate]:
+    """Those rows that are still what they were: the key of a deleted one may be another's by now."""
+    condition, value = engines.of(tx).among([row.key for row in rows])
+    source = IndexedTable(f"{KINDS[kind].table} r", f"r.key {condition}", {"keys": value})
+    found, _ = _selected(tx, kind, filters, _END, len(rows), source)
+    there = {row.key: row for row in (Candidate(*row) for row in found)}
+    return [there[row.key] for row in rows if row.key in there and there[row.key].id == row.id]
+
+
 def texts(tx: Tx, kind: str, keys: Sequence[int]) -> dict[int, tuple[str | None, ...]]:
     """What the text of rows is made of."""
     about, (condition, value) = KINDS[kind], engines.of(tx).among(keys)

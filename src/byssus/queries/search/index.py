@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from byssus.queries.search import engines
 from byssus.queries.search.kinds import CALL, KINDS, Batch, IndexEntry, State, Unindexed
 from byssus.store.database import Tx
+from byssus.store.jobs import takes_long
 
 _END = 2**62
 
@@ -110,6 +111,7 @@ def reset(tx: Tx) -> None:
     tx.run("UPDATE indexing SET tokenizer = 0, epoch = epoch + 1")
 
 
+@takes_long
 def discard(tx: Tx) -> None:
     """Empty the index, so that nothing of it stays; the next search or indexing makes it anew."""
     for about in KINDS.values():
@@ -118,6 +120,7 @@ def discard(tx: Tx) -> None:
     tx.run("UPDATE indexing SET tokenizer = 0, epoch = epoch + 1, upto = 0, horizon = 0, horizon_key = 0")
 
 
+@takes_long
 def empty(tx: Tx, tokenizer: int, kind: str) -> None:
     """Begin an index of another version, if it is not that yet."""
     held = tx.one(

@@ -22,10 +22,10 @@ from byssus.values.thread_key import ThreadKey
 At = str | int | None
 
 _CALLED = ("title", "model", "metadata")
-_OPEN_CALL = (
-    "reply, place, call_id, name, arguments, recovery, idempotency_key, run, reason, question, answer,"
-    " attempts, asked_at, started_at"
-)
+_QUESTION = "reply, place, call_id, name, arguments, recovery, run, reason, question, attempts, asked_at, started_at"
+
+
+_IS_QUESTION = "status IN ('waiting', 'answered', 'left')"
 
 
 class Parting(NamedTuple):
@@ -49,11 +49,12 @@ class Node(NamedTuple):
     forks: list[str]
 
 
-def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | None = None) -> None:
+def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, token: str, owner: str | None = None) -> None:
     """A new thread that shares another one's past, up to a checkpoint, a seq or its head.
 
     It has the same title, model and metadata, and belongs to the same user, unless `owner` is given, who must exist.
-    Usage, tasks and the tool calls that an application has logged stay with the other thread.
+    Usage, tasks and the tool calls that an application has logged stay with the other thread. The idempotency keys of
+    its calls begin with `token`, which no other fork may have.
     """
     thread = _held(tx, thread_key)
     parting = part(tx, thread, at)
@@ -85,14 +86,17 @@ def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, owner: str | Non
         version=thread.version,
         key=key,
     )
-    _share_open_calls(tx, point, key, new.branch)
+    _ask_again(tx, point, key, new.branch, token)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, new.line, parting.line, upto=upto, as_of=thread.version)
     checkpoints.show_latest(tx, key)
 
 
-def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, left: NewCheckpointRow, by: By = UNLEASED) -> str:
-    """Let a thread go on from an earlier point; returns the checkpoint that names where it stood."""
+def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, token: str, left: NewCheckpointRow, by: By = UNLEASED) -> str:
+    """Let a thread go on from an earlier point; returns the checkpoint that names where it stood.
+
+    The idempotency keys of the calls that are open there begin with `token`, as those of a fork do.
+    """
     _held(tx, thread_key)
     threads.advance(tx, thread_key, by, create=False)
     thread = _held(tx, thread_key)
@@ -105,7 +109,7 @@ def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, left: NewCheckpointRow, by:
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
     putting.close_calls(tx, key)
-    _share_open_calls(tx, parting.point, key, branch)
+    _ask_again(tx, parting.point, key, branch, token)
     putting.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
     checkpoints.show_latest(tx, key)
     return name
@@ -170,27 +174,40 @@ def _is_new(tx: Tx, key: int) -> bool:
     return row is not None
 
 
-def _share_open_calls(tx: Tx, point: Point, thread: int, branch: int) -> None:
-    """What the ledger knows of calls that are open at the parting counts on both sides."""
-    empty = branches.empty_places(tx, point)
-    reply = branches.last_reply(tx, point) if empty else 0
-    if reply == 0:  # which is also the number of those that an application has logged: they stay where they are
+def _ask_again(tx: Tx, point: Point, thread: int, branch: int, token: str) -> None:
+    """Put the questions that are open at a parting on the new branch too, where a person answers them again.
+
+    An answer is for one run of a tool, and so is an idempotency key: neither passes to the new branch. A call that was
+    started on the other side gets no row here, so that nothing runs it again.
+    """
+    if not any(_has_questions(tx, old, point.seq) for old in branches.sources_of(tx, point.branch) | {point.branch}):
         return
+    reply = branches.last_reply(tx, point)
     # They are on the branch that the run wrote to: the one that is left, or the one that holds the reply.
     said_on = [source for source, after, upto in branches.segments_of(tx, point.branch) if after < reply <= upto]
     for old in dict.fromkeys([point.branch, *said_on]):
         rows = tx.all(
-            f"INSERT INTO tool_calls (thread, branch, status, {_OPEN_CALL}) SELECT :thread, :branch,"
-            " CASE WHEN status <> 'left' THEN status WHEN answer IS NULL THEN 'waiting' ELSE 'answered' END,"
-            f" {_OPEN_CALL} FROM tool_calls WHERE branch = :old AND reply = :reply"
-            " AND status IN ('waiting', 'answered', 'started', 'left') RETURNING key",
+            f"INSERT INTO tool_calls (thread, branch, status, idempotency_key, {_QUESTION}) SELECT :thread, :branch,"
+            f" 'waiting', :token || CAST(place AS TEXT), {_QUESTION} FROM tool_calls WHERE branch = :old"
+            f" AND reply = :reply AND reply > 0 AND {_IS_QUESTION} RETURNING key",
             thread=thread,
             branch=branch,
+            token=f"{token}-",
             old=old,
             reply=reply,
         )
         if rows:
             return
+
+
+def _has_questions(tx: Tx, branch: int, seq: int) -> bool:
+    """Whether calls of a branch up to a seq wait for a person, or did so when it was left."""
+    row = tx.one(
+        f"SELECT 1 FROM tool_calls WHERE branch = :branch AND reply > 0 AND reply <= :seq AND {_IS_QUESTION} LIMIT 1",
+        branch=branch,
+        seq=seq,
+    )
+    return row is not None
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from collections.abc import Hashable
 
 import psycopg
 
-from byssus.store.postgres.server import Connection, Selector, Server, abandon
+from byssus.store.postgres.login import Selector
+from byssus.store.postgres.server import Connection, Server, abandon
 
 _GATHER = 0.02  # seconds in which commits share an announcement
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
@@ -112,6 +113,7 @@ class News:
                 self._connection = None
 
     def _listen(self, connection: Connection) -> None:
+        connection.silence = min(_SILENCE, self._server.answer_seconds)  # nothing here takes long
         connection.execute(f'LISTEN "{self._channel}"'.encode())
         self._heard += 1  # whatever was said while nobody listened
         heard_at = time.monotonic()

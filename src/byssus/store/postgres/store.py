@@ -26,21 +26,26 @@ from typing import Any
 import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
-from byssus.store import sharing
+from byssus.store import keeper, owners, sharing
 from byssus.store.database import Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
+    ANSWER_SECONDS,
+    VERSION_TABLE,
     Connection,
     Server,
     abandon,
     has_lost_a_statement,
     is_forbidden,
+    is_left_behind,
     is_lost,
     is_passing,
     is_refused,
+    newest,
 )
 from byssus.store.postgres.tx import DIALECT, PostgresTx
+from byssus.store.schema import check_version
 from byssus.store.sqlite.file import check_durability
 from byssus.values import clock
 
@@ -50,7 +55,9 @@ _PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, befo
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SPLIT_AFTER = 3  # lost connections in a row
 _IDLE_SECONDS = 60.0
+_INTERRUPT_SECONDS, _INTERRUPT_PAUSE = 5.0, 0.2
 _SLOW_SECONDS = 1.0
+_LEAVE_SECONDS = 2.0  # for a row that is of no use any more
 _PREPARE_AFTER = 3  # runs of a statement
 # A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
 _SETTINGS = {
@@ -61,15 +68,28 @@ _SETTINGS = {
 }
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+# The row is refused if the schema is newer than what this process knows (see the table). The subquery reads what is
+# committed when the table's lock has been given, so it sees a migration that this statement has waited for.
 _MARK = (
-    "INSERT INTO writers (id, last, written_at) VALUES (:writer, :number, transaction_timestamp())"
-    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at"
+    "INSERT INTO writers (id, last, written_at, known, version)"
+    " VALUES (:writer, :number, transaction_timestamp(), {known}, (SELECT version FROM {versions}))"
+    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, written_at = excluded.written_at,"
+    " known = excluded.known, version = excluded.version RETURNING {durable}"
 )
 # Not a SELECT: one would neither see nor wait for the first row of a connection while it is not committed.
 _ASK = (
     "INSERT INTO writers (id, last, written_at) VALUES (:id, 0, transaction_timestamp())"
-    " ON CONFLICT (id) DO UPDATE SET written_at = writers.written_at RETURNING last"
+    " ON CONFLICT (id) DO UPDATE SET written_at = writers.written_at RETURNING last, {durable}"
 )
+# By the transaction that it is about: whatever the server's settings say, and whenever they change. What is stronger
+# than `on` is left as it is.
+_DURABLE = {
+    "full": (
+        "set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+        " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"
+    ),
+    "normal": "set_config('synchronous_commit', 'off', true)",
+}
 _UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timestamp() - interval '1 day'"
 _log = logging.getLogger("byssus.store")
 
@@ -83,24 +103,23 @@ class _Session:
         self._tx: PostgresTx
         self._settings: list[str] = []  # what each transaction needs on a connection to a pooler
 
-    def begin(self, mode: str) -> PostgresTx:
-        """A transaction. It begins on the server when something is asked in it."""
+    def begin(self, mode: str, *, answer: float | None) -> PostgresTx:
+        """A transaction. It begins on the server when something is asked in it; that is answered in so many seconds."""
         if self._connection is None:
             self._connection = self._connect()
             self._tx = PostgresTx(self._connection, self._store.server.schema)
+        self._connection.silence = answer
         self._tx.begin(mode, *self._settings)
         return self._tx
 
     def _connect(self) -> Connection:
         connection = self._store.server.connect()
         try:
-            row = connection.execute("SELECT pg_backend_pid(), current_setting('synchronous_commit')").fetchone()
+            row = connection.execute("SELECT pg_backend_pid()").fetchone()
             assert row is not None
             settings = dict(_SETTINGS)
-            if self._store.durability == "normal":
-                settings["synchronous_commit"] = "off"
-            elif row[1] == "off":
-                settings["synchronous_commit"] = "on"
+            if self._store.server.answer_seconds < ANSWER_SECONDS:
+                settings["lock_timeout"] = f"{self._store.server.answer_seconds * 1000 * 2 // 3:.0f}ms"
             # A pooler introduces itself with a number of its own.
             if row[0] != connection.info.backend_pid:
                 self._store.has_pooler = True
@@ -115,6 +134,13 @@ class _Session:
             connection.close()
             raise
         return connection
+
+    def interrupt(self) -> None:
+        """Ask the server, from another thread, to give up the statement that it is at."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_INTERRUPT_SECONDS)
 
     @property
     def is_broken(self) -> bool:
@@ -218,6 +244,10 @@ class _Worker:
     def _group(self, job: Job[Any]) -> list[Job[Any]]:
         return [job]
 
+    def _answer(self, group: list[Job[Any]]) -> float | None:
+        """How long the server may take to answer; None: as long as it likes."""
+        return None if any(job.takes_long for job in group) else self._store.server.answer_seconds
+
     def _settle(self, group: list[Job[Any]]) -> None:
         raise NotImplementedError
 
@@ -225,14 +255,42 @@ class _Worker:
 
 
 class _Reader(_Worker):
-    """Runs queries on a snapshot, one at a time."""
+    """Runs queries on a snapshot, one at a time. One that nobody waits for any more is interrupted."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._changing = threading.Lock()  # held while the server is asked, so that it never gives up the next job
+        self._job: Job[Any] | None = None
 
     def _settle(self, group: list[Job[Any]]) -> None:
         (job,) = group
-        patience = _Patience(self._store)
+        with self._changing:
+            self._job = job
+        try:
+            if job.begin(lambda: self._stop_aside(job)):
+                self._run(job)
+        finally:
+            job.end()
+            with self._changing:
+                self._job = None
+
+    def _stop_aside(self, job: Job[Any]) -> None:
+        threading.Thread(target=self._stop, args=(job,), name="byssus-cancel", daemon=True).start()
+
+    def _stop(self, job: Job[Any]) -> None:
+        """Until it has ended: what arrives between two statements is lost."""
         while True:
+            with self._changing:
+                if self._job is not job:
+                    return
+                self.session.interrupt()
+            time.sleep(_INTERRUPT_PAUSE)
+
+    def _run(self, job: Job[Any]) -> None:
+        patience = _Patience(self._store)
+        while not job.is_dropped:
             try:
-                tx = self.session.begin(_READ)
+                tx = self.session.begin(_READ, answer=self._answer([job]))
                 job.run(tx)
                 tx.flush("COMMIT")
                 self._store.away_since = None
@@ -249,6 +307,10 @@ class _Writer(_Worker):
 
     def __init__(self, store: PostgresStore, name: str) -> None:
         super().__init__(store, name, queue.SimpleQueue())
+        self._versions = f'"{store.server.schema}".{VERSION_TABLE}'
+        durable = _DURABLE[store.durability]
+        self._mark = _MARK.format(known=newest(), versions=self._versions, durable=durable)
+        self._ask = _ASK.format(durable=durable)
         self._id = clock.new_id()
         self._number = 0  # of the transaction
         self._was_crowded = False
@@ -296,6 +358,8 @@ class _Writer(_Worker):
                 break
             except BaseException as error:
                 self.session.end(error)
+                if is_left_behind(error):
+                    self._check_version()
                 if self._is_in_doubt:  # whatever it was: nothing may be run again before that is settled
                     self._wait_in_doubt(patience, error)
                 elif self._store.may_try_again(error):
@@ -318,6 +382,13 @@ class _Writer(_Worker):
             except BaseException as error:  # noqa: BLE001 - it travels to the caller
                 job.error = self._store.server.translate(error)
 
+    def _check_version(self) -> None:
+        """Raise what opening this database would raise now."""
+        tx = self.session.begin(_READ, answer=self._answer([]))
+        row = tx.one(f"SELECT version FROM {self._versions}")
+        tx.flush("COMMIT")
+        check_version(row[0] if row else 0, newest(), self._store.name)
+
     def _wait_in_doubt(self, patience: _Patience, error: BaseException) -> None:
         try:
             patience.wait(error)
@@ -329,15 +400,15 @@ class _Writer(_Worker):
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        tx = self.session.begin(_WRITE)
-        row = tx.one(_ASK, id=self._id)
+        tx = self.session.begin(_WRITE, answer=self._answer([]))
+        row = tx.one(self._ask, id=self._id)
         tx.flush("COMMIT")  # which waits for a standby, should that be what was missing
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        tx = self.session.begin(_WRITE)
-        tx.run_along(_MARK, writer=self._id, number=self._number)
+        tx = self.session.begin(_WRITE, answer=self._answer(group))
+        tx.run_along(self._mark, writer=self._id, number=self._number)
         threads = [None, *(job.thread for job in group)]
         if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
             tx.foresee(
@@ -380,7 +451,7 @@ class _Writer(_Worker):
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                tx = self.session.begin(_WRITE)
+                tx = self.session.begin(_WRITE, answer=_LEAVE_SECONDS)
                 tx.run(_UNMARK, id=self._id)
                 tx.flush("COMMIT")
 
@@ -399,6 +470,7 @@ class PostgresStore(Store):
         super().__init__()
         self.server = server
         self.name = server.name
+        self.presence = owners.Presence(owners.in_memory())
         self.durability = durability
         self.pool_size = pool_size
         self.patience = patience
@@ -458,6 +530,7 @@ class PostgresStore(Store):
             worker.join()
         self.news.close()
         self._worker_ids.clear()
+        self.presence.leave(has_leases=keeper.has_leases(self))
 
     def abandon(self) -> None:
         self._gate = threading.Lock()  # another thread may have held it when the process forked

@@ -25,7 +25,8 @@ import psycopg
 from byssus.errors import StoreError
 from byssus.store.database import Dialect, Row
 from byssus.store.jobs import Job
-from byssus.store.postgres.server import Connection, Selector, tables
+from byssus.store.postgres.login import Selector
+from byssus.store.postgres.server import Connection, tables
 
 _ROWS = 8  # in one INSERT; psycopg remembers how to send a statement of up to 50 parameters
 _CLOCK = "to_char(({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
@@ -222,7 +223,10 @@ class PostgresTx:
         server, is_sent = self._connection.pgconn, False
         while not is_sent:
             unsent = server.flush()
-            for _, ready in self._selector.select():
+            events = self._selector.select(self._connection.silence)
+            if not events:
+                self._connection.give_up()
+            for _, ready in events:
                 if ready & selectors.EVENT_READ:
                     server.consume_input()  # else the server might wait for us, too
                 is_sent = not unsent and bool(ready & selectors.EVENT_WRITE)  # there is room for the Sync itself

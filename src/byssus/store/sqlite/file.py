@@ -22,9 +22,10 @@ from byssus.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
-from byssus.store.schema import Migration, migrations
+from byssus.store.schema import Migration, check_version, migrations
 from byssus.store.sqlite.opened_file import make_private
 from byssus.store.sqlite.room import CHECKPOINT_PAGES
+from byssus.values.places import EXAMPLE, looks_like_dsn, redacted
 
 MEMORY = ":memory:"
 APPLICATION_ID = 0x42595353  # "BYSS"
@@ -132,16 +133,25 @@ def check_path(path: object) -> str:
     """The path as text, if it can be one."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {path!r:.80}")
+        raise InputError(f"a database path must be a file name or {MEMORY!r}, got {redacted(repr(path)):.80}")
+    if looks_like_dsn(name):
+        raise InputError(
+            f"{redacted(name)!r} is no path; a database is a file, or Postgres: {EXAMPLE}. A file with such a name is "
+            "written with its directory: ./..."
+        )
     return name
+
+
+def check_busy_timeout(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 86_400:
+        raise InputError(f"busy_timeout must be a number of seconds above 0, and a day at most; got {seconds!r:.80}")
+    return float(seconds)
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
     name = check_path(path)
     if name == MEMORY:
         return name
-    if "://" in name:
-        raise InputError(f"{name!r} is no path; a database is a file, or a postgresql:// DSN")
     try:
         file = located(os.fsdecode(name.encode()))
         is_directory = _is_directory(file)
@@ -266,14 +276,15 @@ def _enter_wal(connection: apsw.Connection, path: str, busy_seconds: float) -> N
         raise StoreUnusable(f"{path!r} is on a file system without shared memory (WAL is refused); use a local disk")
 
 
+def newest() -> int:
+    """The schema that this version knows."""
+    return migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number
+
+
 def _migrate(connection: apsw.Connection, path: str) -> None:
     known = migrations("sqlite", key="INTEGER PRIMARY KEY")
     version = connection.pragma("user_version")
-    if version > known[-1].number:
-        raise StoreUnusable(
-            f"{path!r} was written by a newer byssus (schema {version}, this one knows {known[-1].number}); "
-            "upgrade byssus to open it"
-        )
+    check_version(version, known[-1].number, path)
     if version < known[-1].number:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -303,8 +314,7 @@ def can_be_left(path: str) -> bool:
     there."""
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        newest = migrations("sqlite", key="INTEGER PRIMARY KEY")[-1].number
-        return bool(connection.pragma("user_version") == newest and connection.pragma("journal_mode") != "wal")
+        return bool(connection.pragma("user_version") == newest() and connection.pragma("journal_mode") != "wal")
     finally:
         connection.close()
 

@@ -3,8 +3,10 @@
 - One worker owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
   what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
   failure does not sink its neighbours.
-- Readers are connections of their own on the WAL; a database in memory is read through the writer.
+- Readers are connections of their own on the WAL; a database in memory is read through the writer. A read that nobody
+  waits for any more is interrupted.
 - The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
+  A fork waits for the transaction that is being written, but not for reads: they are interrupted, and run again.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
-from byssus.store import sharing
-from byssus.store.database import Dialect, Row, Store, Tx
+from byssus.store import keeper, sharing
+from byssus.store.database import Store, Tx
 from byssus.store.jobs import Job, deliver
+from byssus.store.owners import Presence
+from byssus.store.schema import check_version
 from byssus.store.sqlite.file import (
     MEMORY,
     as_read,
@@ -36,11 +40,13 @@ from byssus.store.sqlite.file import (
     checked_path,
     connect,
     copy_pages,
+    newest,
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
+from byssus.store.sqlite.reading import Reader
 from byssus.store.sqlite.room import Room
-from byssus.values import clock
+from byssus.store.sqlite.tx import DIALECT, SQLiteTx
 
 T = TypeVar("T")
 
@@ -49,52 +55,12 @@ _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
 _ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
+_HURRY_SECONDS = 0.05
+_REPEATS = 5  # of a read that forks interrupt: then they wait for it, or it would never end
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
-DIALECT = Dialect("sqlite", skip_locked="")  # there is one writer: it has taken them all
 _log = logging.getLogger("byssus.store")
-
-
-class SQLiteTx:
-    """A transaction on one connection. It fetches all that it asks for, so one cursor is enough."""
-
-    dialect = DIALECT
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._execute = connection.cursor().execute
-        self._now: str | None = None
-        self._after: dict[float, str] = {}
-
-    def begin(self, statement: str) -> None:
-        self._execute(statement)
-        self._now = None
-        self._after.clear()
-
-    def one(self, sql: str, /, **params: Any) -> Row | None:
-        rows = self._execute(sql, params).fetchall()
-        return rows[0] if rows else None
-
-    def all(self, sql: str, /, **params: Any) -> list[Row]:
-        return self._execute(sql, params).fetchall()
-
-    def run(self, sql: str, /, **params: Any) -> None:
-        self._execute(sql, params)
-
-    def many(self, sql: str, rows: Sequence[dict[str, Any]], /) -> None:
-        for row in rows:
-            self._execute(sql, row)
-
-    def now(self) -> str:
-        """The same for all that is written in one transaction."""
-        if self._now is None:
-            self._now = clock.now()
-        return self._now
-
-    def after(self, seconds: float, /) -> str:
-        if seconds not in self._after:
-            self._after[seconds] = clock.after(self.now(), seconds)
-        return self._after[seconds]
 
 
 class _Pauses:
@@ -116,11 +82,13 @@ class _Pauses:
             if self._paused:
                 self._changed.notify_all()
 
-    def pause(self) -> None:
-        """Wait until nothing is under way, and keep it so."""
+    def pause(self, hurry: Callable[[], object]) -> None:
+        """Wait until nothing is under way, and keep it so. `hurry` interrupts what can be run again."""
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._working)
+            while self._working:
+                hurry()  # again and again: what has just begun to work may not be what was interrupted
+                self._changed.wait(_HURRY_SECONDS)
 
     def go_on(self) -> None:
         with self._changed:
@@ -139,8 +107,10 @@ class SQLiteStore(Store):
         self.name = self.path = path
         self.durability = durability
         self.has_files = path != MEMORY
+        self.presence = Presence(f"{path}-owner-" if self.has_files else None, like=path, one_machine=True)
         self._busy_seconds = busy_seconds
         self._read_only = read_only
+        self._schema = newest()
         self._file: OpenedFile | None = None  # None in memory
         self._room = Room(path)
         self._open_file()
@@ -152,6 +122,7 @@ class SQLiteStore(Store):
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of the queue
         self._local = threading.local()
+        self._at_work: list[Reader] = []
         self._watching = threading.Lock()
         self._watch: tuple[int, apsw.Connection | None] = (0, None)  # the generation, and its connection that watches
         self._looks = itertools.count()
@@ -216,8 +187,13 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
-    def check_same(self, durability: str) -> None:
+    def check_same(self, durability: str, busy_seconds: float | None = None) -> None:
         """Refuse an opener who wants something else than the first one did."""
+        if busy_seconds not in (None, self._busy_seconds):
+            raise InputError(
+                f"{self.path!r} is already open in this process with busy_timeout={self._busy_seconds:g}; "
+                f"use the same for every opener, not {busy_seconds:g}"
+            )
         if self.durability != durability:
             raise InputError(
                 f"{self.path!r} is already open in this process with durability={self.durability!r}; "
@@ -228,7 +204,7 @@ class SQLiteStore(Store):
 
     def before_fork(self) -> None:
         """Close the file: a child would inherit SQLite's belief in locks that only the parent holds."""
-        self._pauses.pause()
+        self._pauses.pause(self._interrupt_reads)
         if self.path != MEMORY:
             self._disconnect()
 
@@ -236,6 +212,7 @@ class SQLiteStore(Store):
         try:
             if self._file is not None:
                 self._reopen_file(self._file)
+                self._at_work.clear()
                 self._generation += 1
         finally:
             self._pauses.go_on()
@@ -263,6 +240,7 @@ class SQLiteStore(Store):
         self._worker_ids.clear()
         with self._watching:
             self._disconnect()
+        self.presence.leave(has_leases=keeper.has_leases(self))
 
     def version(self) -> Hashable:
         if self.path == MEMORY:
@@ -383,28 +361,41 @@ class SQLiteStore(Store):
 
     def _read(self, job: Job[Any]) -> None:
         try:
-            with self._pauses:
-                self.check_place()
-                tx = self._reader()
-                tx.begin("BEGIN")
-                try:
-                    job.run(tx)
-                finally:
-                    with contextlib.suppress(apsw.Error):  # a disk error may have ended it already
-                        tx.run("ROLLBACK")
+            self._run_read(job)
+        except apsw.InterruptError as error:
+            job.error = error  # nobody waits for it
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(as_read(error))
         deliver([job])
 
-    def _reader(self) -> SQLiteTx:
-        known: tuple[int, SQLiteTx] | None = getattr(self._local, "known", None)
+    def _run_read(self, job: Job[Any]) -> None:
+        for repeats in itertools.count():
+            try:
+                with self._pauses:
+                    self.check_place()
+                    self._reader().run(job, gives_way=repeats < _REPEATS)
+                break
+            except apsw.InterruptError:
+                if job.is_dropped:
+                    raise  # else it was a fork: what follows waits for its end
+
+    def _reader(self) -> Reader:
+        known: tuple[int, Reader] | None = getattr(self._local, "known", None)
         if known is None or known[0] != self._generation:
             connection = self._connect()
             connection.pragma("query_only", True)
             self._connections.append(connection)
             self._worker_ids.add(threading.get_ident())
-            known = self._local.known = (self._generation, SQLiteTx(connection))
+            known = self._local.known = (
+                self._generation,
+                Reader(connection, lambda execute: SQLiteTx(connection, execute)),
+            )
+            self._at_work.append(known[1])
         return known[1]
+
+    def _interrupt_reads(self) -> None:
+        for reader in list(self._at_work):
+            reader.give_way()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -466,7 +457,7 @@ class SQLiteStore(Store):
     def _run_carefully(self, group: list[Job[Any]]) -> bool:
         """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
         self._roll_back()
-        self._tx.begin("BEGIN IMMEDIATE")
+        self._begin_to_write()
         return all(self._attempt(member) for member in group if member.error is None)
 
     def _take(self, *, block: bool = True) -> Job[Any] | None:
@@ -498,12 +489,18 @@ class SQLiteStore(Store):
             if self._file is not None:
                 self._file.check_writable()
                 self._room.look(self._writer)
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
         except (apsw.Error, StoreUnusable):
             # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
             while (job := self._next()) is not None:
                 group.append(job)
             raise
+
+    def _begin_to_write(self) -> None:
+        """Begin a transaction, unless a newer version has migrated the file since it was opened."""
+        self._tx.begin("BEGIN IMMEDIATE")
+        ((version,),) = self._execute("PRAGMA user_version")
+        check_version(version, self._schema, self.path)
 
     def _attempt(self, job: Job[Any]) -> bool:
         """Run one job inside the group. False means that the whole transaction is gone."""
@@ -522,7 +519,7 @@ class SQLiteStore(Store):
 
     def _alone(self, job: Job[Any]) -> None:
         try:
-            self._tx.begin("BEGIN IMMEDIATE")
+            self._begin_to_write()
             job.run(self._tx)
             self._commit()
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
@@ -563,7 +560,7 @@ def open_store(
     path: str | os.PathLike[str],
     *,
     durability: str = "full",
-    busy_seconds: float = _BUSY_SECONDS,
+    busy_seconds: float | None = None,
     read_only: bool = False,
 ) -> SQLiteStore:
     """The store on this file, made and migrated if need be. Give it back with `release`.
@@ -580,16 +577,17 @@ def open_store(
         return None if name == MEMORY else identity(name)
 
     def make() -> SQLiteStore:
+        seconds = _BUSY_SECONDS if busy_seconds is None else busy_seconds
         try:
             is_left = read_only and can_be_left(name)
             if name != MEMORY and not is_left:  # what is only read may have many names
                 _refuse_forsaken(name)
                 refuse_second_name(name)
-            return SQLiteStore(name, durability, busy_seconds, read_only=is_left)
+            return SQLiteStore(name, durability, seconds, read_only=is_left)
         except apsw.Error as error:
-            raise translate(as_read(error), name, busy_seconds) from error
+            raise translate(as_read(error), name, seconds) from error
 
-    return sharing.share(key, make, lambda store: store.check_same(durability))
+    return sharing.share(key, make, lambda store: store.check_same(durability, busy_seconds))
 
 
 def _refuse_forsaken(name: str) -> None:

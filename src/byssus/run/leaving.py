@@ -1,0 +1,51 @@
+"""The caller of a run that was aborted does not wait for a database that does not answer.
+
+A run that was aborted still records how it ended. While another process holds the write lock, or a server hangs, that
+may take long. The caller gets its result after a second; the run goes on in the background until all is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from byssus.signals import Signal
+
+_PATIENCE = 1.0  # seconds for which an aborted run may wait for one write
+_LOOK = 0.1  # seconds between two looks
+
+
+class Leaving:
+    """Sets `ended` when the run was aborted and has waited for the database for too long."""
+
+    def __init__(self, signal: Signal, waiting_since: Callable[[], float | None], ended: asyncio.Future[None]) -> None:
+        self._waiting_since = waiting_since
+        self._ended = ended
+        self._aborted_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        self.stop = signal.on_abort(self._on_abort)
+
+    def watch(self, ended: asyncio.Future[None]) -> None:
+        """Set another future: the one before was cancelled with its caller."""
+        self._ended = ended
+        if self._aborted_at:
+            self._look()
+
+    def _on_abort(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the run with it
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._aborted_at = time.monotonic()
+        self._look()
+
+    def _look(self) -> None:
+        if self._ended.done():
+            return
+        since = self._waiting_since()
+        if since is not None and time.monotonic() - max(since, self._aborted_at) > _PATIENCE:
+            self._ended.set_result(None)
+        else:
+            self._loop.call_later(_LOOK, self._look)

@@ -1,0 +1,168 @@
+"""Nothing that is stored or typed drives a terminal, whichever command shows it; and JSON stays what it was."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, cli, tool
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
+from byssus.memory import Msg, SQLiteMemory
+from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
+from tests.support.commands import command
+from tests.support.terminal import Terminal
+
+pytestmark = pytest.mark.processes
+
+# DEL, C1 (a CSI and a line feed), marks that reorder text, line separators; and what is harmless.
+NASTY = "\x7f\x9b2J\x85\u202e\u2066\u061c\u200e\u2028 你好"
+DRIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+HINTING = re.compile("[\u061c\u200e\u200f\u2028\u2029]")  # in text they are harmless, and some languages need them
+
+# All of them in one process: a start takes longer than a command.
+PROGRAM = """
+import json, sys
+from byssus import cli
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    print("=====", number)
+    try:
+        print("-----", cli.main(arguments))
+    except SystemExit as end:
+        print("-----", end.code)
+"""
+
+
+@tool(approval=True)
+async def delete(path: str) -> str:
+    """Delete."""
+    return path
+
+
+async def _fill(cp: Checkpointer) -> None:
+    thread = f"t{NASTY}"
+    await cp.append(thread, [UserMessage(f"needle {NASTY}"), AssistantMessage(NASTY), {"note": NASTY}])
+    await cp.save_extra(thread, {NASTY: NASTY})
+    await cp.put(Checkpoint(CheckpointMetadata("c", f"c{NASTY}", tags=[NASTY], summary=NASTY), [{"content": NASTY}]))
+    await cp.fork("c", new_id=f"f{NASTY}")
+    await cp.append("c", UserMessage(NASTY))
+    script = [[ToolCall("call", "delete", {"path": NASTY})]]
+    provider = ScriptedProvider(script)
+    await Agent(provider=provider, model=Model("m"), tools=[delete], checkpointer=cp, thread_id=f"p{NASTY}").prompt("x")
+    await cp.follow_up(f"p{NASTY}", NASTY)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.db"
+
+    async def main() -> None:
+        async with checkpointer_for(path) as cp:
+            await _fill(cp)
+        async with SQLiteMemory(path, user_id=f"m{NASTY}", session_id=f"m{NASTY}") as memory:
+            await memory.add(Msg(NASTY, NASTY, "user"), marks=[NASTY])
+            await memory.update_compressed_summary(NASTY)
+
+    asyncio.run(main())
+    with AgentStorage(path) as storage:
+        storage.create_user(NASTY, user_id=f"u{NASTY}")
+        storage.create_session(f"u{NASTY}", session_id=f"s{NASTY}", model=NASTY)
+        storage.save_message(f"s{NASTY}", "assistant", NASTY, token_count=10)
+        storage.log_tool_call(f"s{NASTY}", NASTY, {"a": NASTY}, None, 1.0, success=False, error_message=NASTY)
+    return path
+
+
+def shown(home: Path, db: Path, commands: list[list[str]]) -> list[tuple[str, int]]:
+    """What each command shows on a terminal, and its exit code."""
+    env = {"BYSSUS_DB": str(db), "PYTHONUTF8": "1", "HOME": str(home)}
+    tty = Terminal(sys.executable, "-c", PROGRAM, json.dumps(commands), env=env)
+    try:
+        screen = tty.wait_for_its_end()
+    finally:
+        tty.close()
+    outputs = re.findall(r"===== \d+\r?\n(.*?)----- (\d+)", screen, re.DOTALL)
+    assert len(outputs) == len(commands), screen
+    return [(text, int(code)) for text, code in outputs]
+
+
+def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Path) -> None:
+    backup, restored = str(tmp_path / f"backup{NASTY}.db"), str(tmp_path / "restored.db")
+    commands = [
+        ["threads"],
+        ["show", f"t{NASTY}"],
+        ["memory"],
+        ["memory", f"m{NASTY}", "--user", f"m{NASTY}"],
+        ["pending"],
+        ["inbox", f"p{NASTY}"],
+        ["checkpoints", "c"],
+        ["tree", "c"],
+        ["search", "needle"],
+        ["search", "你好", "--relevance"],
+        ["usage"],
+        ["usage", f"u{NASTY}"],
+        ["backup", backup],
+        ["restore", backup, "--db", restored],
+        ["copy", str(db), str(tmp_path / f"copy{NASTY}.db")],
+    ]
+    plain = [["unfinished"], ["diff", "c", f"f{NASTY}"], ["check"], ["usage", "--recount"]]  # without any such text
+    (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    with_json = {name for name, parser in parsers.choices.items() if "--json" in parser.format_help()}
+    assert {name for name, *_ in commands + plain} == with_json, "add the new command here"
+
+    outputs = shown(tmp_path, db, [[*arguments, "--json"] for arguments in commands + plain])
+    for arguments, (text, code) in zip(commands + plain, outputs, strict=True):
+        assert code == 0, (arguments, text)
+        assert DRIVING.search(text) is HINTING.search(text) is None, (arguments, text)
+        value = json.loads(re.sub(r"^\r.*\r(?={)", "", text))  # behind a bar that is gone
+        assert arguments in plain or NASTY in json.dumps(value, ensure_ascii=False), text
+
+
+def test_an_export_on_a_terminal_is_escaped_and_in_a_pipe_it_is_what_it_was(tmp_path: Path, db: Path) -> None:
+    ((text, code),) = shown(tmp_path, db, [["export", f"t{NASTY}"]])
+    assert code == 0
+    assert DRIVING.search(text) is HINTING.search(text) is None
+    piped = command(tmp_path, str(db))("export", f"t{NASTY}").stdout
+    assert NASTY in piped
+    lines = text.splitlines()
+    assert [json.loads(line) for line in lines] == [json.loads(line) for line in piped.removesuffix("\n").split("\n")]
+
+
+def test_what_is_followed_as_json_is_escaped(tmp_path: Path, db: Path) -> None:
+    arguments = [sys.executable, "-m", "byssus", "show", f"t{NASTY}", "--follow", "--json"]
+    tty = Terminal(*arguments, env={"BYSSUS_DB": str(db), "PYTHONUTF8": "1", "HOME": str(tmp_path)})
+    try:
+        tty.wait_for(r'"text":"needle \\u007f\\u009b2J\\u0085')
+        tty.press_until_it_ends("\x03")
+        assert DRIVING.search(tty.screen) is HINTING.search(tty.screen) is None
+    finally:
+        tty.close()
+
+
+def test_every_command_complains_without_driving_the_terminal(tmp_path: Path, db: Path) -> None:
+    """Also argparse, which repeats what was typed."""
+    (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    option = f"--{NASTY}".replace(" ", "")  # with a space, it would be no option
+    wrong = [[NASTY], *([name, option] for name in parsers.choices), ["threads", "--limit", NASTY]]
+    wrong += [["show", NASTY], ["import", NASTY], ["restore", NASTY], ["rewind", NASTY, NASTY], ["export", NASTY]]
+    for arguments, (text, code) in zip(wrong, shown(tmp_path, db, wrong), strict=True):
+        assert code != 0, arguments
+        assert DRIVING.search(text) is None, (arguments, text)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_json_in_any_encoding(tmp_path: Path, db: Path, encoding: str) -> None:
+    program = "import sys; from byssus import cli; sys.exit(cli.main(['threads', '--json']))"
+    env = {"BYSSUS_DB": str(db), "PYTHONUTF8": "0", "PYTHONIOENCODING": encoding, "HOME": str(tmp_path)}
+    tty = Terminal(sys.executable, "-c", program, env=env)
+    try:
+        screen = tty.wait_for_its_end()
+    finally:
+        tty.close()
+    assert f"t{NASTY}" in {info["id"] for info in json.loads(screen)}
+    assert tty.process.returncode == 0
