@@ -156,7 +156,6 @@ def test_the_file_may_be_read_by_whoever_may_read_the_database(stem: str, tmp_pa
     presence.leave(has_leases=False)
 
 
-@pytest.mark.parametrize("where", ["missing/chat.db-owner-", None], ids=ascii)
 def test_where_no_file_can_be_made_a_process_still_knows_its_own_leases(tmp_path: Path, where: str | None) -> None:
     at = None if where is None else str(tmp_path / where)
     presence = Presence(at)

@@ -102,7 +102,7 @@ class Presence:
         file = None
         try:
             file = os.open(path, _MAKE, 0o600)
-            os.fchmod(file, os.stat(self._like).st_mode & 0o666 if self._like else 0o644)
+            self._make_like(file)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             _log.debug("%r cannot be made and locked (%s): leases of this process have to run out", path, error)
@@ -111,6 +111,16 @@ class Presence:
                 os.close(file)
             return None
         return file
+
+    def _make_like(self, file: int) -> None:
+        """Give the file to those who may use the database: what root makes must be no secret to the others."""
+        if self._like is None:
+            os.fchmod(file, 0o644)
+            return
+        like = os.stat(self._like)
+        if os.geteuid() == 0:  # as SQLite does with the files that it makes
+            os.fchown(file, like.st_uid, like.st_gid)
+        os.fchmod(file, like.st_mode & 0o666)
 
 
 def in_memory() -> str:

@@ -46,7 +46,7 @@ def locks(chance: random.Random, directory: Path, place: Place) -> None:
         async with place.checkpointer() as cp:
             line.say("open")
             while text := await line.told_soon():
-                agent = runs.agent(line, cp, place, "t", holds=True, recovery=recovery)
+                agent = runs.agent(line, cp, place, "t", holds=True, recovery=recovery, wait=20)
                 with line.trying(text):
                     line.say("result", reason=(await agent.prompt(text)).stop_reason)
 
@@ -105,7 +105,7 @@ def _abort_under_lock(driver: Actor, holder: Actor) -> None:
         driver.hear("done", "refused", silence=_SOON)
     finally:
         holder.ask("release", "released")
-    driver.tell("third")
-    if driver.hear("began", "refused")["what"] == "began":
-        driver.tell("go on")
+    driver.tell("third")  # which waits until the end of the one before is recorded
+    driver.hear("began")
+    driver.tell("go on")
     expect(driver.hear("done", "refused")["what"] == "done", "no run comes after one that was aborted", driver.said[-1])

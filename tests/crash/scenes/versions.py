@@ -70,7 +70,7 @@ def versions(chance: random.Random, directory: Path, place: Place) -> None:
                 row = await cp.store.read(lambda tx: tx.one(f"SELECT COUNT(*), ({lacking}) FROM messages"))
                 assert row is not None
                 texts = {}
-                for info in await cp.threads():
+                for info in await cp.threads(limit=10**6):
                     thread = await cp.load(info.id)
                     texts[info.id] = [message.text for message in thread.messages] if thread else []
                 line.say("found", count=row[0], lacking=row[1], texts=texts)

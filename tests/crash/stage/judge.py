@@ -34,7 +34,7 @@ def look(place: Place) -> Found:
             async with place.checkpointer() as cp:
                 problems = [f"{problem['what']}: {problem['detail']}" for problem in (await cp.check())["problems"]]
                 texts = {}
-                for info in await cp.threads():
+                for info in await cp.threads(limit=10**6):
                     thread = await cp.load(info.id)
                     texts[info.id] = [getattr(message, "text", "") for message in thread.messages] if thread else []
                 return Found(texts, problems)

@@ -30,6 +30,7 @@ Identity = tuple[int, int]  # of a file: device and inode
 _MOUNTS = "/proc/self/mountinfo"
 _DESCRIPTORS = "/proc/self/fd"
 _PRIVATE = 0o600
+_HEADER = 100  # bytes with which every SQLite file begins
 _LOOK = 0.1  # seconds between two looks at which file the WAL is; that there is one is looked at each time
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -182,6 +183,12 @@ class OpenedFile:
     def _check_found(self, found: os.stat_result | None) -> None:
         if found is None or (found.st_dev, found.st_ino) != self.key:
             self._lost = self._told(is_replaced=found is not None)
+            raise StoreUnusable(self._lost)
+        if found.st_size < _HEADER:  # an empty file, to SQLite: the next process that opens it throws the WAL away
+            self._lost = (
+                f"{self._path!r} was emptied by somebody while it was open; nothing more is written to it. End this "
+                f"process, keep {self._wal!r} if you want to look for the last messages, and restore a backup"
+            )
             raise StoreUnusable(self._lost)
 
     def _told(self, *, is_replaced: bool) -> str:
