@@ -63,6 +63,7 @@ def test_a_cancelled_call_is_told_and_one_that_has_not_begun_never_begins() -> N
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # it is on purpose
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_process_has_workers_of_its_own() -> None:
     assert asyncio.run(compute(lambda _: 7)) == 7

@@ -17,6 +17,7 @@ from tests.support.stores import PATIENCE, LongRead
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # forks on purpose
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
 ]
 
