@@ -108,7 +108,8 @@ def _import(args: argparse.Namespace) -> int:
     for name in imported.ids:
         print(terminal.line(f"Imported thread {name}"))
     if what := in_words(imported.left_out):
-        terminal.remark(f"Left out: {what}. If the file is a backup of your own, use --trusted.\n")
+        hint = "" if args.trusted else " If the file is a backup of your own, use --trusted."
+        terminal.remark(f"Left out: {what}.{hint}\n")
     return 0
 
 

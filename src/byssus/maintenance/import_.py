@@ -57,7 +57,8 @@ async def import_from(
     """
     imported = await bring(store, lines, checked_terms(as_id, user_id, trusted))
     if what := in_words(imported.left_out):
-        _log.warning("an import left out: %s; pass trusted=True if the file is a backup of your own", what)
+        hint = "" if trusted else "; pass trusted=True if the file is a backup of your own"
+        _log.warning("an import left out: %s%s", what, hint)
     return imported.ids
 
 
