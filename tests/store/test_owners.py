@@ -156,6 +156,18 @@ def test_the_file_may_be_read_by_whoever_may_read_the_database(stem: str, tmp_pa
     presence.leave(has_leases=False)
 
 
+def test_the_file_belongs_to_whom_the_database_belongs_to_also_if_root_makes_it(stem: str, tmp_path: Path) -> None:
+    database = tmp_path / "chat.db"
+    database.touch()
+    if os.geteuid() == 0:  # else both are ours
+        os.chown(database, 65534, 65534)
+    presence = Presence(stem, like=str(database))
+    made = (tmp_path / f"chat.db-owner-{proof(presence.name('a', 30))}").stat()
+    assert (made.st_uid, made.st_gid) == (database.stat().st_uid, database.stat().st_gid)
+    presence.leave(has_leases=False)
+
+
+@pytest.mark.parametrize("where", ["missing/chat.db-owner-", None], ids=ascii)
 def test_where_no_file_can_be_made_a_process_still_knows_its_own_leases(tmp_path: Path, where: str | None) -> None:
     at = None if where is None else str(tmp_path / where)
     presence = Presence(at)

@@ -25,7 +25,7 @@ from tests.crash.stage.judge import expect, judge
 from tests.crash.stage.mutations import mutated
 from tests.support.exports import fill
 
-_IMPORTS = 60  # in a round
+_IMPORTS = 40  # in a round
 _WHERE = re.compile(r"\bline \d+|\bthread\b|\buser\b|\bas_id\b|\bempty\b")
 
 

@@ -81,7 +81,7 @@ def locks(chance: random.Random, directory: Path, place: Place) -> None:
 
 def _end_under_lock(chance: random.Random, driver: Actor, appender: Actor, holder: Actor) -> None:
     """The tool has finished while nobody can write; what it has found is not thrown away."""
-    seconds = 33.0 if chance.random() < 0.02 else chance.choice([0.1, 0.3, 1.0])
+    seconds = 33.0 if chance.random() < 0.02 else chance.choice([0.1, 0.3, 0.8])
     driver.tell("first")
     driver.hear("began")
     holder.ask("hold", "held")

@@ -28,7 +28,7 @@ def stopped(chance: random.Random, directory: Path, place: Place) -> None:
         there = Place(place.directory, schema.dsn + _LIMITS, schema.name)
         with Actor("writer", lambda line: _write(line, there, random.Random(chance.random()))) as writer:
             writer.hear("open")
-            for _ in range(chance.randint(1, 2)):
+            for _ in range(chance.choice([1, 1, 2])):
                 writer.listen_for(chance.choice([0, 0.05, 0.3]))
                 _stop_for(server, chance)
                 writer.hear("stored")
@@ -39,7 +39,7 @@ def stopped(chance: random.Random, directory: Path, place: Place) -> None:
 
 
 def _stop_for(server: postgres.Server, chance: random.Random) -> None:
-    seconds = 40.0 if chance.random() < 0.02 else chance.choice([0.2, 0.8, 2.0])
+    seconds = 40.0 if chance.random() < 0.02 else chance.choice([0.2, 0.7, 1.5])
     backends = [pid for pid, parent in postgres.processes().items() if parent == server.pid]
     some = chance.sample(backends, chance.randint(1, len(backends)))
     pids = chance.choice([[server.pid, *backends], some])
