@@ -544,7 +544,7 @@ def test_thread_ids_are_taken_as_they_are(database: Database) -> None:
         "0",
         "00",
         "\n",
-        "x" * 2000,
+        "x" * 1000,
     ]
 
     async def use(cp: Checkpointer) -> None:

@@ -112,13 +112,13 @@ def test_what_is_said_from_outside_waits_and_can_be_taken_back(byssus: Command, 
 
 
 def test_a_run_that_another_process_drives_is_told_to_end(byssus: Command, store: Store) -> None:
-    store.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("elsewhere:1 boot=x", "run-1", 60))
+    store.write_now(threads.append, ThreadKey("", "t"), [], by=Claim("elsewhere:1", "run-1", 60))
     byssus("abort", "t")
     assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
 
 
 def test_a_reply_that_was_arriving_is_shown_as_interrupted(byssus: Command, store: Store) -> None:
-    claim = Claim("elsewhere:1 boot=x", "run-1", 60)
+    claim = Claim("elsewhere:1", "run-1", 60)
     position = store.write_now(threads.append, ThreadKey("", "t"), [], by=claim)
     lease = Lease(position.epoch, 60)
     body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'

@@ -317,7 +317,7 @@ def test_a_page_ends_where_its_messages_get_long(source: str, monkeypatch: pytes
 
 def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(source: str, target: str) -> None:
     async def begin(cp: Checkpointer) -> None:
-        await claim(cp, "far-away:17 boot=x", "hello")
+        await claim(cp, "far-away:17", "hello")
 
     async def look(cp: Checkpointer) -> None:
         lease = await lease_of(cp)
@@ -331,7 +331,7 @@ def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(sour
     use(target, look)
 
     async def still_driven(cp: Checkpointer) -> None:
-        assert (await lease_of(cp)).owner == "far-away:17 boot=x"
+        assert (await lease_of(cp)).owner == "far-away:17"
         assert await unfinished(cp) == []
 
     use(source, still_driven)

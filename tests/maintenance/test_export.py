@@ -227,7 +227,7 @@ def test_a_question_that_a_rewind_has_left_comes_back_with_it_where_it_was_impor
 
 def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
-        lease = await claim(cp, "far-away:17 boot=x", "hello")
+        lease = await claim(cp, "far-away:17", "hello")
         partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
         await cp.store.write(threads.save_partial, ThreadKey("", "t"), partial, by=lease)
         lines = await exported(cp)
