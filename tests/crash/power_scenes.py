@@ -26,6 +26,7 @@ from byssus.errors import ByssusError, StoreError
 from byssus.events import Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import UserMessage
 from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.store import owners
 from tests.crash.power import Log, Told, recording
 
 DATABASE = "x.db"
@@ -166,6 +167,7 @@ class Scene:
 
 
 def main(scene: str, directory: Path, seed: str, durability: str = "full") -> None:
+    vars(owners)["_boot"] = lambda: "before-the-outage"  # a machine that lost its power boots again
     made = Scene(directory, seed, durability)
     with recording(made.log) as recorder:
         made.heal = recorder.heal
