@@ -13,6 +13,7 @@ ThreadId: TypeAlias = str | ThreadKey  # a thread as callers name it: an id alon
 
 
 _KEPT_OF_LONG_ID = 200  # characters
+_SHORT_ID = LONGEST_ID // 4  # characters, which have four bytes at most
 
 
 class _Unchanged:
@@ -38,8 +39,9 @@ def checked_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
 def checked_new_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
     """The key of a thread that may not exist yet."""
     key = checked_thread(thread, what)
-    refuse_long_id(key.namespace, "a namespace")
-    refuse_long_id(key.id, what)
+    if len(key.namespace) + len(key.id) > _SHORT_ID:  # most are not: an append passes here
+        refuse_long_id(key.namespace, "a namespace")
+        refuse_long_id(key.id, what)
     return key
 
 
@@ -57,7 +59,7 @@ def refuse_long_id(name: str, what: str) -> str:
 
 
 def is_long_id(name: str) -> bool:
-    return len(name) > LONGEST_ID // 4 and len(name.encode("utf-8", "surrogatepass")) > LONGEST_ID
+    return len(name) > _SHORT_ID and len(name.encode("utf-8", "surrogatepass")) > LONGEST_ID
 
 
 def column_id(name: str) -> str:
