@@ -43,11 +43,13 @@ def _stop_for(server: postgres.Server, chance: random.Random) -> None:
     backends = [pid for pid, parent in postgres.processes().items() if parent == server.pid]
     some = chance.sample(backends, chance.randint(1, len(backends)))
     pids = chance.choice([[server.pid, *backends], some])
-    for pid in pids:
-        _send(pid, signal.SIGSTOP)
-    time.sleep(seconds)  # for so long it hangs
-    for pid in pids:
-        _send(pid, signal.SIGCONT)
+    try:
+        for pid in pids:
+            _send(pid, signal.SIGSTOP)
+        time.sleep(seconds)  # for so long it hangs
+    finally:
+        for pid in pids:
+            _send(pid, signal.SIGCONT)
 
 
 def _send(pid: int, number: int) -> None:
