@@ -206,7 +206,7 @@ def a_rival_is_refused_while_the_thread_is_driven(e: Evidence) -> Iterator[str]:
     for life in e.lives:
         for neighbour in life.neighbours:
             for line in neighbour.said:
-                if line["what"] == "refused" and f"pid={life.pid} " not in line["owner"]:
+                if line["what"] == "refused" and f":{life.pid} " not in line["owner"]:
                     yield f"it was told that {line['owner']} drives, and {life.pid} did"
 
 

@@ -26,6 +26,7 @@ from byssus.errors import ByssusError, StoreError
 from byssus.events import Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import UserMessage
 from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.store import owners
 from tests.crash.power import Log, Told, recording
 
 DATABASE = "x.db"
@@ -166,6 +167,8 @@ class Scene:
 
 
 def main(scene: str, directory: Path, seed: str, durability: str = "full") -> None:
+    # Whoever opens what is left does so after the next boot.
+    owners._boot = lambda: "before-the-outage"  # type: ignore[assignment]
     made = Scene(directory, seed, durability)
     with recording(made.log) as recorder:
         made.heal = recorder.heal
