@@ -38,8 +38,11 @@ test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
 	@$(BIN)/python -m pytest --quick -q -n $(JOBS) --dist worksteal $(ARGS)
 
-torture: $(READY) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
+torture: $(READY) $(OVERLAID) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
 	@$(BIN)/python -m tests.crash.torture --minutes $(MINUTES) $(ARGS)
+	@[ -n "$(ARGS)" ] || for database in sqlite postgres; do \
+	  PYTHONPATH=$(OVERLAY) $(BIN)/python -m tests.adapters.agentscope.differential --database $$database || exit 1; \
+	done
 
 lint: $(READY) ## ruff: rules and format
 	@$(BIN)/python -m ruff check
