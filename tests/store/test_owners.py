@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -217,4 +219,21 @@ def test_what_is_no_file_of_ours_proves_nothing(stem: str, tmp_path: Path, kind:
     presence = Presence(stem)
     presence.name("a", 30)  # and they are not tidied away
     assert path.exists()
+    presence.leave(has_leases=False)
+
+
+def test_a_file_is_locked_also_if_another_process_just_looks_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked_at(_: Presence, __: int) -> None:  # between its making and its lock, as one that tidies up does
+        (path,) = tmp_path.iterdir()
+        other = os.open(path, os.O_RDONLY)
+        fcntl.flock(other, fcntl.LOCK_SH)
+        threading.Timer(0.1, os.close, [other]).start()
+
+    monkeypatch.setattr(Presence, "_make_like", looked_at)
+    presence = Presence(str(tmp_path / "x.db-owner-"))
+    owner = presence.name("lease", 30)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert not presence.has_ended(owner)
     presence.leave(has_leases=False)

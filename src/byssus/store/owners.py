@@ -103,7 +103,7 @@ class Presence:
         try:
             file = os.open(path, _MAKE, 0o600)
             self._make_like(file)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits for a process that tidies up, and looks at it just now
         except OSError as error:
             _log.debug("%r cannot be made and locked (%s): leases of this process have to run out", path, error)
             if file is not None:
