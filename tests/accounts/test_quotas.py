@@ -548,6 +548,24 @@ def test_runs_and_consumers_that_are_committed_together_never_have_more_than_the
     assert (used(storage, "zoe"), left(storage, "zoe")) == (consumed, 1_000 - granted - consumed)
 
 
+def test_a_run_that_ends_is_charged_before_another_is_granted_its_tokens(storage: AgentStorage) -> None:
+    storage.create_user("zoe", quota_total=1_000, user_id="zoe")
+    store, keys = storage.store, [ThreadKey("", f"t{n:02}") for n in range(60)]
+    claims = [store.submit(threads.append, key, [], by=Claim(FAR_AWAY, "run", 600)) for key in keys]
+    leases = [Lease(claim.result().epoch, 600) for claim in claims]
+    ending, waiting = list(zip(keys, leases, strict=True))[:30], list(zip(keys, leases, strict=True))[30:]
+    for key, by in ending:
+        assert store.write_now(users.reserve, key, "zoe", 30, 30, by=by).tokens == 30
+    ends = [
+        store.submit(threads.append, key, [], by=by, release=Release.END, charge=Charge("zoe", 30))
+        for key, by in ending
+    ]
+    asked = [store.submit(users.reserve, key, "zoe", 60, 60, by=by) for key, by in waiting]  # some share a transaction
+    assert all(end.result() for end in ends)
+    assert sum(write.exception() is None for write in asked) == 1
+    assert (used(storage, "zoe"), left(storage, "zoe")) == (900, 40)
+
+
 def test_a_reservation_counts_no_more_when_its_lease_has_run_out(database: Database, storage: AgentStorage) -> None:
     async def use(cp: Checkpointer) -> None:
         position = await cp.store.write(threads.append, ThreadKey("", "t"), [], by=Claim(FAR_AWAY, "run", 600))

@@ -88,12 +88,11 @@ def reserve(tx: Tx, thread: int, epoch: int, user_id: str, wanted: int, least: i
 
 
 def settle(tx: Tx, thread: int, charge: Charge) -> None:
-    """Charge what was really spent, and remove the reservation.
-
-    `run` suffices: a decision in the same transaction sees both changes or neither.
-    """
+    """Charge what was really spent, and remove the reservation."""
     tx.run("DELETE FROM reservations WHERE thread = :thread", thread=thread)
-    tx.run(_SPEND, tokens=charge.tokens, user=charge.user, now=tx.now())
+    # `one`, not `run`: the reservation counts no more once the lease is given back, which the next decision in the
+    # same transaction sees. So it must see this, too.
+    tx.one(f"{_SPEND} RETURNING key", tokens=charge.tokens, user=charge.user, now=tx.now())
 
 
 def _taken(tx: Tx, user_id: str, *, but: int = 0) -> QuotaLeft | None:
