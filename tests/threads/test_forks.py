@@ -138,19 +138,21 @@ def test_a_fork_writes_a_few_rows_whatever_the_length(database: Database) -> Non
 
 @pytest.mark.large
 def test_a_fork_of_a_fork_of_a_fork_reads_all_of_its_past(database: Database) -> None:
+    last = 15
+
     async def check(cp: Checkpointer) -> None:
         await put(cp, "0", "c0", 0, [UserMessage("0")])
-        for depth in range(1, 31):
+        for depth in range(1, last + 1):
             await cp.fork(str(depth - 1), new_id=str(depth))
             await put(cp, str(depth), f"c{depth}", depth, [UserMessage(str(n)) for n in range(depth + 1)])
             await cp.append(str(depth - 1), UserMessage("aside"))
-        assert await texts(cp, "30") == [str(number) for number in range(31)]
-        assert await ids(cp, "30") == [f"c{number}" for number in range(30, -1, -1)]
-        for depth in range(30):
+        assert await texts(cp, str(last)) == [str(number) for number in range(last + 1)]
+        assert await ids(cp, str(last)) == [f"c{number}" for number in range(last, -1, -1)]
+        for depth in range(last):
             await cp.delete_thread(str(depth))
-        assert await texts(cp, "30") == [str(number) for number in range(31)]
-        assert await said(cp, "30", "c7") == [str(number) for number in range(8)]
-        assert await cp.store.read(count("messages")) == 31
+        assert await texts(cp, str(last)) == [str(number) for number in range(last + 1)]
+        assert await said(cp, str(last), "c7") == [str(number) for number in range(8)]
+        assert await cp.store.read(count("messages")) == last + 1
 
     with_cp(database, check)
 
