@@ -207,7 +207,8 @@ def _disinherit(tx: Tx, thread: int) -> list[int]:
     freed: list[int] = []
     for source in sorted({source for _, source in rows}):
         kept = tx.all(
-            "SELECT c.key, c.version FROM hidden h JOIN checkpoints c ON c.key = h.checkpoint WHERE h.line = :source",
+            "SELECT c.key, c.version FROM checkpoints c JOIN hidden h ON h.line = c.line AND h.checkpoint = c.key"
+            " WHERE c.line = :source",
             source=source,
         )
         freed += checkpoints.drop(tx, thread, [CheckpointRef(*row) for row in kept]).branches
