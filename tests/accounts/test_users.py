@@ -320,7 +320,7 @@ def test_users_are_found_by_many_preferences_at_once(storage: AgentStorage) -> N
     storage.create_user("ann", preferences=many)
     storage.create_user("bob", preferences={**many, "k500": "other"})
     assert names(storage.find_users(many)) == ["ann"]
-    with pytest.raises(InputError, match="1000 preferences at once"):
+    with pytest.raises(InputError, match="at most 1000 preferences"):
         storage.find_users({**many, "more": 1})
 
 

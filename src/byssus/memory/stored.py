@@ -223,7 +223,7 @@ class StoredMemory(MemoryBase, abc.ABC):
             )
         if places_named and "content" in state_dict:
             raise InputError(
-                f"a state has either the place of the data ({', '.join(places_named)}) or the data ('content'), not both"
+                f"a state has the place of the data ({', '.join(places_named)}) or the data ('content'), not both"
             )
         if places_named - {self._place}:
             other = "PostgresMemory" if self._place == "db_path" else "SQLiteMemory"
