@@ -240,7 +240,7 @@ async def _shown(
             raise hook.wrong("a list of messages", result)
         for item in result:
             if not isinstance(item, Message):
-                raise hook.wrong("a list that holds only messages", item)
+                raise hook.wrong("a list of messages and nothing else", item)
         messages = list(with_replies(result, messages))
     return messages
 
