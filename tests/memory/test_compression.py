@@ -166,7 +166,7 @@ def test_who_is_always_too_late_to_compress_gives_up_and_changes_nothing(memory:
         await memory.memory.update_compressed_summary(f"of another {len(tries)}")
         return "too late"
 
-    with pytest.raises(ByssusError, match="somebody else compressed the memory meanwhile"):
+    with pytest.raises(ByssusError, match="another process compressed the memory at the same time"):
         memory.run(compress(memory.memory, write, keep=0))
     assert memory.compressed_summary() == f"of another {len(tries)}"
     assert memory.get_memory("compressed", prepend_summary=False) == []

@@ -113,7 +113,7 @@ def test_a_file_that_was_not_taken_along_is_no_memory_that_forgot(
 ) -> None:
     memory, state = SQLiteMemory(tmp_path / "a.db"), {"db_path": str(tmp_path / "gone" / "b.db")}
     told: dict[str, Any] = {**state, "user_id": None, "session_id": None, "_compressed_summary": "They met."}
-    with pytest.raises(NotFound, match="there is no database"):
+    with pytest.raises(NotFound, match="of this state does not exist"):
         memory.load_state_dict(told)
     assert memory.name.endswith("a.db")
     memory.load_state_dict({**told, "_compressed_summary": ""})

@@ -107,7 +107,7 @@ def test_a_user_or_session_that_cannot_be_stored_is_refused(database: Database, 
 
 
 def test_the_wrong_kind_of_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="for a DSN there is PostgresMemory"):
+    with pytest.raises(InputError, match="for a DSN, use PostgresMemory"):
         SQLiteMemory("postgresql://localhost/x")
     for bad in ("", 5, None):
         with pytest.raises(InputError):

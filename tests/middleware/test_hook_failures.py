@@ -112,7 +112,7 @@ def test_a_hook_that_leaves_nothing_is_an_error_that_says_so() -> None:
     "item", [None, object(), "window", lambda messages: messages, SlidingWindow, Middleware, Shout]
 )
 def test_what_is_no_middleware_is_refused_when_the_agent_is_built(item: object) -> None:
-    with pytest.raises(InputError, match="is no middleware"):
+    with pytest.raises(InputError, match="is not a middleware"):
         make([], middleware=[item])
 
 

@@ -744,7 +744,7 @@ def test_a_generator_is_refused() -> None:
 
 
 def test_a_method_without_its_object_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'look' is a method without its object.*tool\(thing.method\)"):
+    with pytest.raises(InputError, match=r"'look' is an unbound method.*tool\(thing.method\)"):
 
         class Thing:
             @tool
@@ -754,7 +754,7 @@ def test_a_method_without_its_object_is_refused() -> None:
 def test_two_contexts_are_refused() -> None:
     def look(one: ToolContext, two: ToolContext) -> None: ...
 
-    with pytest.raises(InputError, match="one parameter may take the ToolContext"):
+    with pytest.raises(InputError, match="only one parameter can be a ToolContext"):
         tool(look)
 
 

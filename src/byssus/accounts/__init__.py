@@ -1,1 +1,1 @@
-"""Operations on users, sessions, tasks, the tool log and usage, as AgentStorage and checkpointers offer them."""
+"""Operations on users, sessions, tasks, the tool log and usage. AgentStorage and the checkpointers offer them."""

@@ -1,7 +1,7 @@
-"""Sessions and what was said in them: operations for both surfaces (see store/operations.py).
+"""Sessions and their messages: operations for both APIs (see store/operations.py).
 
-A session is a thread. A message that is saved here is kept as the dict that an application gave; an agent that
-continues the session reads it as one of its own.
+A session is a thread. A message that is saved here is stored as the dict that the application passed; an agent that
+continues the session decodes it as one of its own messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def create_session(
     session_id: str | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make a session of a user (None: of nobody). `session_id` is your own id for it, if you have one."""
+    """Create a session for a user; with None, it has no user. `session_id` sets your own id."""
     owner = None if user_id is None else checked_id(user_id, "a user id")
     name = clock.new_id() if session_id is None else checked_new_id(session_id, "a session id")
     given = _checked(title=title, model=model, metadata={} if metadata is None else metadata)
@@ -62,7 +62,7 @@ async def create_session(
 
 
 async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
-    """The session, or None."""
+    """Return the session, or None if the id is unknown."""
     name = readable_id(session_id, "a session id")
     session = None if name is None else await store.read(sessions.get, ThreadKey("", name))
     return None if session is None else _as_dict(session)
@@ -71,7 +71,7 @@ async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
 async def list_user_sessions(
     store: Runner, user_id: str, limit: int = 20, offset: int = 0, *, status: str | None = None
 ) -> list[dict[str, Any]] | None:
-    """The sessions of a user, the one that was written last first. None if there is no such user."""
+    """Return the sessions of a user, most recently updated first. None if the user is unknown."""
     name = readable_id(user_id, "a user id")
     wanted = None if status is None else checked_choice("status", status, STATUSES)
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
@@ -91,14 +91,14 @@ async def update_session(
     metadata: dict[str, Any] = UNCHANGED,
     user_id: str | None = UNCHANGED,
 ) -> dict[str, Any]:
-    """Change what is passed. Metadata are replaced as a whole."""
+    """Change the given fields. Metadata are replaced as a whole."""
     given = {"title": title, "model": model, "status": status, "metadata": metadata, "owner": user_id}
     changes = _checked(**{key: value for key, value in given.items() if value is not UNCHANGED})
     return _as_dict(await store.write(sessions.update, ThreadKey("", checked_id(session_id, "a session id")), changes))
 
 
 async def pause_session(store: Runner, session_id: str) -> dict[str, Any]:
-    """Let no run start on the session until it is resumed. One that is going on comes to its end."""
+    """Pause the session: no new run starts until it is resumed. An active run continues to its end."""
     return await update_session(store, session_id, status="paused")
 
 
@@ -108,19 +108,19 @@ async def resume_session(store: Runner, session_id: str) -> dict[str, Any]:
 
 
 async def complete_session(store: Runner, session_id: str) -> dict[str, Any]:
-    """Say that the session has served its purpose."""
+    """Mark the session as completed. This blocks nothing."""
     return await update_session(store, session_id, status="completed")
 
 
 async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
-    """Give the session up: no run starts on it any more."""
+    """Cancel the session: no new run starts."""
     return await update_session(store, session_id, status="cancelled")
 
 
 async def delete_session(store: Runner, session_id: str, *, wait: float = 0) -> None:
-    """Delete the session with all that belongs to it. What was spent in it stays in its user's statistics.
+    """Delete the session with everything that belongs to it. Its usage stays in the statistics of its user.
 
-    While a run drives the session, it raises `ThreadBusy`, or waits for so many seconds first.
+    While a run holds the session, it raises `ThreadBusy`; with `wait`, it waits up to that many seconds first.
     """
     name = checked_id(session_id, "a session id")
     await store.read(sessions.require, ThreadKey("", name))
@@ -144,15 +144,17 @@ async def save_message(
 ) -> str:
     """Add a message to the session; returns its id.
 
-    `usage` says more than `token_count` does: input, output, cache_read, cache_write and cost. The user's quota is not
-    touched: `consume_quota` does that. While a run drives the session, it raises `ThreadBusy`, or waits for so many
-    seconds first.
+    `usage` gives more detail than `token_count`: input, output, cache_read, cache_write and cost. The user's quota is
+    not
+    charged; use `consume_quota` for that. While a run holds the session, it raises `ThreadBusy`; with `wait`, it waits
+    up
+    to that many seconds first.
     """
     value = _message(role, content, tool_calls, tool_call_id, checked_count("token_count", token_count), usage)
     name = checked_id(session_id, "a session id")
     thread_key = ThreadKey("", name)
     if ("token_count" in value or "usage" in value) and (model := await store.read(sessions.model, thread_key)):
-        value["model"] = model  # its tokens are counted as those of the model that it names
+        value["model"] = model  # its tokens are counted for the model that it names
     row = json_row(value)
     await retry_while_driven(
         store,
@@ -165,7 +167,7 @@ async def save_message(
 async def get_conversation_history(
     store: Runner, session_id: str, max_messages: int = 50
 ) -> list[dict[str, Any]] | None:
-    """The newest messages of the session, the oldest of them first. None if there is no such session."""
+    """Return the newest messages of the session, oldest first. None if the session is unknown."""
     name, limit = readable_id(session_id, "a session id"), checked_count("max_messages", max_messages)
     if name is None:
         return None
@@ -173,7 +175,7 @@ async def get_conversation_history(
 
 
 async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
-    """One message of the session, or None."""
+    """Return one message of the session, or None if it is unknown."""
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
     if session is None or message is None:
         return None
@@ -184,7 +186,7 @@ async def get_message(store: Runner, session_id: str, message_id: str) -> dict[s
 async def update_message(
     store: Runner, session_id: str, message_id: str, content: str | list[Any], *, wait: float = 0
 ) -> dict[str, Any]:
-    """Replace what a message says. Forks and checkpoints that hold it keep what they have."""
+    """Replace the content of a message. Forks and checkpoints that hold the message keep the old content."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     said, text = await store.read(sessions.message, ThreadKey("", session), message), _checked_content(content)
     new = _edited(said, text)
@@ -193,7 +195,7 @@ async def update_message(
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str, *, wait: float = 0) -> None:
-    """Take a message out of the session. Forks and checkpoints that hold it keep it."""
+    """Remove a message from the session. Forks and checkpoints that hold it keep it."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     await _replace(store, session, message, None, wait)
 
@@ -208,7 +210,7 @@ async def _replace(store: Runner, session: str, message: str, new: MessageRow | 
 
 
 def history_row(said: StoredMessage) -> dict[str, Any]:
-    """A message as applications read it, whoever wrote it."""
+    """Return a message as applications read it, whichever API wrote it."""
     message = decode(said.body)
     given = json.loads(said.body) if said.plain else None
     calls = _calls_of(message, given)
@@ -226,12 +228,12 @@ def history_row(said: StoredMessage) -> dict[str, Any]:
 
 
 def role_of(message: Message) -> str:
-    """The role as applications call it."""
+    """Return the role under the name that applications use."""
     return "tool" if isinstance(message, ToolResultMessage) else message.role
 
 
 def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
-    """Read and decoded on the store's thread: a long history does not stall an event loop."""
+    """Read and decode on a worker of the store, so that a long history does not block an event loop."""
     found = messages.history(tx, ThreadKey("", session_id), limit)
     return None if found is None else [history_row(said) for said in found]
 
@@ -261,7 +263,7 @@ def _call_id_of(message: Message, given: Any) -> str | None:
 def _message(
     role: str, content: Any, tool_calls: Any, tool_call_id: Any, token_count: int, usage: Any
 ) -> dict[str, Any]:
-    """A message as it is stored: the dict that the application would write."""
+    """Return a message as it is stored: the dict that the application would write."""
     value: dict[str, Any] = {"id": clock.new_id(), "role": checked_choice("role", role, ROLES)}
     value["content"] = _checked_content(content, may_be_none=bool(tool_calls))
     if tool_calls is not None:
@@ -274,7 +276,9 @@ def _message(
         value["token_count"] = token_count
     if usage is not None:
         if token_count:
-            raise InputError(f"token_count={token_count} and usage={usage!r:.80} say the same twice; pass one of them")
+            raise InputError(
+                f"token_count={token_count} and usage={usage!r:.80} give the same count twice; pass one of them"
+            )
         value["usage"] = _checked_usage(role, usage)
     encode_strictly("a message", value)
     return value
@@ -283,13 +287,13 @@ def _message(
 def _checked_content(content: Any, *, may_be_none: bool = False) -> Any:
     if isinstance(content, str | list) or (content is None and may_be_none):
         return content
-    raise InputError(f"content must be a string, or a list of blocks; got {content!r:.80}")
+    raise InputError(f"content must be a string or a list of blocks, got {content!r:.80}")
 
 
 def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     if role != "assistant" or not isinstance(usage, dict) or not usage.keys() <= {*_USAGE, "cost"}:
         raise InputError(
-            f"usage belongs to a message of the role 'assistant', and is a dict of {', '.join(_USAGE)} and cost; "
+            f"usage must be a dict of {', '.join(_USAGE)} and cost, for a message of the role 'assistant'; "
             f"got {usage!r:.80} for the role {role!r}"
         )
     for name in _USAGE:
@@ -307,7 +311,7 @@ def _edited(said: StoredMessage, content: Any) -> MessageRow:
     else:
         message = decode(said.body)
         if isinstance(message, Note):
-            raise InputError(f"message {said.id!r} is no message for a model, and cannot be edited; delete it instead")
+            raise InputError(f"message {said.id!r} is a note, not a message, and cannot be edited; delete it instead")
         calls = [block for block in message.content if block.type == "tool_call"]
         row = message_row(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
     return row._replace(id=said.id, spent=None)
@@ -325,7 +329,7 @@ def _as_dict(session: Session) -> dict[str, Any]:
 
 
 def _checked(**given: Any) -> dict[str, Any]:
-    """The columns that a caller has passed, as the store takes them."""
+    """Validate the given columns and encode them for the store."""
     if "title" in given:
         checked_text("a session's title", given["title"])
     if given.get("model") is not None:

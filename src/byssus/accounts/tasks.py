@@ -1,4 +1,4 @@
-"""Tasks of sessions: operations for both surfaces (see store/operations.py)."""
+"""Tasks of sessions: operations for both APIs (see store/operations.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _HIGHEST_PRIORITY = 2**31
 async def create_task(
     store: Runner, session_id: str, task_type: str, payload: Any, priority: int = 0, *, max_retries: int = 3
 ) -> dict[str, Any]:
-    """Make a task that waits to be done. Of several, the one with the highest priority comes first."""
+    """Create a pending task. Tasks with a higher priority are listed first.
+
+    `max_retries` is stored for your worker; it is not enforced here.
+    """
     kind, text = _checked_type(task_type), encode_strictly("payload", payload)
     retries = checked_count("max_retries", max_retries)
     urgency = _checked_priority(priority)
@@ -31,7 +34,7 @@ async def create_task(
 
 
 async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:
-    """The task, or None."""
+    """Return the task, or None if the id is unknown."""
     name = readable_id(task_id, "a task id")
     task = None if name is None else await store.read(tasks.get, name)
     return None if task is None else _as_dict(task)
@@ -40,7 +43,7 @@ async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:
 async def list_tasks(
     store: Runner, session_id: str | None = None, status: str | None = None, limit: int = 100, offset: int = 0
 ) -> list[dict[str, Any]] | None:
-    """The tasks of a session, or of all, the most urgent first. None if there is no such session."""
+    """Return the tasks of a session, or of all sessions, highest priority first. None if the session is unknown."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     if session_id is not None and name is None:
         return None
@@ -51,10 +54,10 @@ async def list_tasks(
 
 
 async def update_task_status(store: Runner, task_id: str, status: str, result: Any = None) -> dict[str, Any]:
-    """Say how far a task is, and what came out of it.
+    """Set the status of a task, and its result.
 
     `started_at` is set when it first runs (or ends), `completed_at` when it is completed, failed or cancelled. A failed
-    task that is pending or running again counts one retry.
+    task that becomes pending or running again counts one retry.
     """
     wanted = checked_choice("status", status, STATUSES)
     text = None if result is None else encode_strictly("result", result)
@@ -70,7 +73,7 @@ async def update_task(
     priority: int = UNCHANGED,
     max_retries: int = UNCHANGED,
 ) -> dict[str, Any]:
-    """Change what is passed."""
+    """Change the given fields of a task."""
     changes: dict[str, Any] = {}
     if task_type is not UNCHANGED:
         changes["type"] = _checked_type(task_type)

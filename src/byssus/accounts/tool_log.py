@@ -1,6 +1,6 @@
-"""The log of tools: operations for both surfaces (see store/operations.py).
+"""The tool log: operations for both APIs (see store/operations.py).
 
-What agents do is in the same ledger, so it appears here by itself.
+Tool calls of agents are in the same ledger, so they are listed here too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def log_tool_call(
     error_message: str | None = None,
     message_id: str | None = None,
 ) -> str:
-    """Log what a tool did, for how long and with what success; returns the call's id."""
+    """Log a tool call with its duration and outcome; returns the call's id."""
     call = LoggedCall(
         clock.new_id(),
         _checked_name(tool_name),
@@ -51,7 +51,7 @@ async def log_tool_call(
 
 
 async def get_tool_call(store: Runner, call_id: str) -> dict[str, Any] | None:
-    """One call of the log, or None."""
+    """Return one call of the log, or None if the id is unknown."""
     name = readable_id(call_id, "a call's id")
     row = None if name is None else await store.read(log.logged, name)
     return None if row is None else _as_dict(row)
@@ -66,7 +66,7 @@ async def list_tool_calls(
     tool_name: str | None = None,
     success: bool | None = None,
 ) -> list[dict[str, Any]] | None:
-    """The calls of a session, or of all, the newest first. None if there is no such session."""
+    """Return the calls of a session, or of all sessions, newest first. None if the session is unknown."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     if session_id is not None and (name is None or await store.read(sessions.get, ThreadKey("", name)) is None):
@@ -85,7 +85,7 @@ async def update_tool_call(
     output_data: Any = UNCHANGED,
     error_message: str | None = UNCHANGED,
 ) -> dict[str, Any]:
-    """Change what a call that was logged says. (What an agent's tool did is history.)"""
+    """Change the given fields of a logged call. Calls that an agent made cannot be changed."""
     changes: dict[str, str | None] = {}
     if input_data is not UNCHANGED:
         changes["arguments"] = encode_strictly("input_data", input_data)
@@ -141,7 +141,7 @@ def _checked_name(value: object) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{name} must be a string, or None; got {value!r:.80}")
+        raise InputError(f"{name} must be a string or None, got {value!r:.80}")
     return value
 
 

@@ -1,6 +1,6 @@
-"""What was said and spent, by whom and with what: operations for both surfaces (see store/operations.py).
+"""Usage statistics and prices: operations for both APIs (see store/operations.py).
 
-A period is so many days, counted in UTC, of which today is the last one.
+A period is a number of days in UTC, and today is the last of them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PERCENTILES = (("p50", 0.50), ("p90", 0.90), ("p95", 0.95), ("p99", 0.99))
 
 
 async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> dict[str, Any] | None:
-    """What a user (None: everybody) said and spent in the last days: in all, and by day, model, session and tool.
+    """Return the usage of a user (None: all users) in the last days: in total, and by day, model, session and tool.
 
-    None if there is no such user. Times of tools are in milliseconds; percentiles are right within 2.5 %.
+    None if the user is unknown. Times of tools are in milliseconds; percentiles are accurate to 2.5 %.
     """
     name = None if user_id is None else readable_id(user_id, "a user id")
     period = _checked_days(days)
@@ -36,7 +36,10 @@ async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> 
 
 
 async def get_session_usage(store: Runner, session_id: str, days: int = _LONGEST_PERIOD) -> dict[str, Any] | None:
-    """The same of one session, since it began. None if there is no such session."""
+    """Return the usage of one session, by default since it began. None if the session is unknown.
+
+    The result has the same fields as that of `get_usage_stats`.
+    """
     name, period = readable_id(session_id, "a session id"), _checked_days(days)
     thread = None if name is None else await store.read(threads.find, ThreadKey("", name))
     return None if thread is None else await store.read(_stats, None, thread.key, period)
@@ -51,7 +54,7 @@ async def set_price(
     cache_read: float = 0.0,
     cache_write: float = 0.0,
 ) -> None:
-    """Say what a million tokens of a model cost. It counts for messages that come without a cost of their own."""
+    """Set the price of a million tokens of a model. It applies to messages that have no cost of their own."""
     given = {"input": input, "output": output, "cache_read": cache_read, "cache_write": cache_write}
     for name, price in given.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < 1e12:
@@ -60,13 +63,13 @@ async def set_price(
 
 
 async def get_prices(store: Runner) -> dict[str, dict[str, float]]:
-    """The prices that were set: for each model, what a million tokens of each kind cost."""
+    """Return all prices: for each model, the price of a million tokens of each kind."""
     names = ("input", "output", "cache_read", "cache_write")
     return {model: dict(zip(names, row, strict=True)) for model, *row in await store.read(usage.prices)}
 
 
 async def delete_price(store: Runner, model: str) -> None:
-    """Forget the price of a model. What was priced by it stays so."""
+    """Remove the price of a model. Costs that were computed with it do not change."""
     if not await store.write(usage.remove_price, _checked_model(model)):
         raise NotFound(f"no price is set for the model {model!r}; get_prices() lists them")
 
@@ -98,7 +101,7 @@ def _parts(name: str, row: Row) -> dict[str, Any]:
 
 
 def _tools(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Each tool's calls, put together from the buckets of their times."""
+    """Return the statistics of each tool, merged from its time buckets."""
     found = []
     for name, group in groupby(rows, key=lambda row: row[0]):
         buckets = [(int(bucket), int(calls), int(failures), float(ms)) for _, bucket, calls, failures, ms in group]
@@ -119,7 +122,7 @@ def _tools(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def _percentile(timed: list[tuple[int, int]], count: int, part: float) -> float | None:
-    """The time that this part of the calls did not exceed."""
+    """Return the time that this share of the calls did not exceed."""
     seen = 0
     for bucket, number in timed:
         seen += number

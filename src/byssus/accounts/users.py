@@ -1,6 +1,6 @@
-"""Users and their quotas: operations for both surfaces (see store/operations.py).
+"""Users and their quotas: operations for both APIs (see store/operations.py).
 
-Plain dicts in and out. A read of an unknown id answers None; a write of one raises `NotFound`.
+Arguments and results are plain dicts. A read of an unknown id returns None; a write raises `NotFound`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from byssus.values.inputs import UNCHANGED, checked_count, checked_id, checked_n
 
 Sessions: TypeAlias = Literal["keep", "delete"]
 
-_LONG_VALUE = 200  # characters of a value that are compared as they are; a longer one by its hash
-_MOST_ASKED = 1_000  # preferences that a search names: a database has its limits
+_LONG_VALUE = 200  # longest value that is compared as it is; a longer one is compared by its hash
+_MOST_ASKED = 1_000  # preferences in one search: databases limit the number of parameters
 
 
 async def create_user(
@@ -35,7 +35,7 @@ async def create_user(
     user_id: str | None = None,
     preferences: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make a user who may spend so many tokens (None: any number). `user_id` is your own id for them, if any."""
+    """Create a user with a quota of tokens (None: no limit). `user_id` sets your own id."""
     wanted = {} if preferences is None else preferences
     given = _checked(name=name, email=email, quota_total=quota_total, preferences=wanted)
     key = clock.new_id() if user_id is None else checked_new_id(user_id, "a user id")
@@ -45,30 +45,30 @@ async def create_user(
 
 
 async def get_user(store: Runner, user_id: str) -> dict[str, Any] | None:
-    """The user, or None."""
+    """Return the user, or None if the id is unknown."""
     name = readable_id(user_id, "a user id")
     user = None if name is None else await store.read(users.get, name)
     return None if user is None else as_dict(user)
 
 
 async def list_users(store: Runner, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
-    """All users, the oldest first."""
+    """Return all users, oldest first."""
     return await find_users(store, {}, limit, offset)
 
 
 async def find_users(
     store: Runner, preferences: dict[str, Any] | None = None, limit: int = 100, offset: int = 0
 ) -> list[dict[str, Any]]:
-    """The users whose preferences have all that these have, the oldest first.
+    """Return the users whose preferences include all of these, oldest first.
 
-    `{"theme": "dark"}` finds everybody with that theme, whatever else they prefer; `{"ui": {"theme": "dark"}}` looks
-    inside. Anything that is no dict must be equal.
+    `{"theme": "dark"}` finds all users with that theme, whatever their other preferences; `{"ui": {"theme": "dark"}}`
+    matches a nested value. Values other than dicts must be equal.
     """
     asked = {} if preferences is None else preferences
     _checked(preferences=asked)
     wanted = leaves(asked)
     if len(wanted) > _MOST_ASKED:
-        raise InputError(f"users are found by {_MOST_ASKED} preferences at once, got {len(wanted):,}")
+        raise InputError(f"find_users takes at most {_MOST_ASKED} preferences, got {len(wanted):,}")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     return [as_dict(user) for user in await store.read(users.find, wanted, limit=limit, offset=offset)]
 
@@ -83,7 +83,7 @@ async def update_user(
     quota_used: int = UNCHANGED,
     preferences: dict[str, Any] = UNCHANGED,
 ) -> dict[str, Any]:
-    """Change what is passed. Preferences are replaced as a whole; `quota_used=0` begins a new period."""
+    """Change the given fields. Preferences are replaced as a whole; `quota_used=0` starts a new period."""
     given: dict[str, Any] = {"name": name, "email": email, "quota_total": quota_total, "quota_used": quota_used}
     given = {key: value for key, value in (given | {"preferences": preferences}).items() if value is not UNCHANGED}
     changes = _checked(**given)
@@ -92,24 +92,24 @@ async def update_user(
 
 
 async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None = None) -> int:
-    """Delete a user; returns how many sessions they had.
+    """Delete a user; returns how many sessions the user had.
 
-    If there are any, say what becomes of them: "delete" deletes them too, "keep" leaves them to nobody. To remove every
-    byte of a user from the files, use `erase_user` of the checkpointer.
+    If the user has sessions, `sessions` is required: "delete" deletes them too, "keep" keeps them without a user. To
+    remove every byte of a user from the files, use `erase_user` of the checkpointer.
     """
     if sessions not in (None, "keep", "delete"):
         raise InputError(f"sessions must be 'keep' or 'delete', got {sessions!r:.80}")
     name = checked_id(user_id, "a user id")
     had = 0
-    # The user goes in the transaction that finds nothing left: a session may be made while others are deleted.
+    # The user is removed in the transaction that finds no session left: one may be created while others are deleted.
     while left := await store.write(users.disown_and_remove, name, disown=sessions == "keep"):
         had += len(left)
         if sessions == "keep":
             break
         if sessions is None:
             raise InputError(
-                f"user {user_id!r} has {had} session(s); say what becomes of them: sessions='delete' deletes them "
-                "too, sessions='keep' leaves them to nobody"
+                f"user {user_id!r} has {had} session(s); pass sessions='delete' to delete them too, or "
+                "sessions='keep' to keep them without a user"
             )
         for thread in left:
             await retention.delete_thread(store, thread)
@@ -117,7 +117,7 @@ async def delete_user(store: Runner, user_id: str, *, sessions: Sessions | None 
 
 
 async def check_quota(store: Runner, user_id: str, required_tokens: int = 0) -> bool:
-    """Whether the user has so many tokens left. What running model calls have set aside is not left."""
+    """Return whether the user has this many tokens left. Tokens reserved by running model calls are not left."""
     required = checked_count("required_tokens", required_tokens)
     name = readable_id(user_id, "a user id")
     left = None if name is None else await store.read(quotas.left, name)
@@ -125,7 +125,7 @@ async def check_quota(store: Runner, user_id: str, required_tokens: int = 0) -> 
 
 
 async def consume_quota(store: Runner, user_id: str, tokens: int) -> bool:
-    """Spend tokens of the user's quota; False, and nothing is spent, if fewer are left."""
+    """Spend tokens of the user's quota. If fewer are left, return False and spend nothing."""
     name, spent = checked_id(user_id, "a user id"), checked_count("tokens", tokens)
     done = await store.write(quotas.consume, name, spent)
     if done is None:
@@ -139,7 +139,7 @@ def as_dict(user: User) -> dict[str, Any]:
 
 
 def leaves(preferences: dict[str, Any]) -> list[Leaf]:
-    """The ends of nested preferences: for each the path to it and its value, in the form in which they are compared."""
+    """Return the leaf values of nested preferences, each with its path, in the form in which they are compared."""
     return [(_short(dumps(path)), _comparable(value)) for path, value in _ends(preferences, [])]
 
 
@@ -158,7 +158,7 @@ def _short(text: str) -> str:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """1.0 is 1, wherever it stands; True is not."""
+    """Convert 1.0 to 1 at every depth; True stays True."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list | tuple):
@@ -167,7 +167,7 @@ def _plain_numbers(value: Any) -> Any:
 
 
 def _checked(**given: Any) -> dict[str, Any]:
-    """The columns that a caller has passed, as the store takes them."""
+    """Validate the given columns and encode them for the store."""
     for column in ("name", "email"):
         if column in given:
             checked_text(f"a user's {column}", given[column])

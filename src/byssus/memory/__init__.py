@@ -1,11 +1,12 @@
-"""Memories: conversations that are read and trimmed by marks.
+"""Memories: conversations that are filtered and trimmed by marks.
 
     memory = SQLiteMemory("memory.db", user_id="ann", session_id="trip")
     await memory.add(Msg("user", "你好", "user"))
     await memory.add(Msg("system", "be brief", "system"), marks="hint")
     await memory.get_memory(exclude_mark="hint")
 
-A memory is a thread: what an agent writes there can be read here, and marks decide what the agent sends to its model.
+A memory is a thread: messages that an agent writes there can be read here, and marks decide which of them the agent
+sends to its model.
 """
 
 from byssus.memory.base import MemoryBase

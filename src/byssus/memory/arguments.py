@@ -1,4 +1,4 @@
-"""What callers of a memory may pass, read the same way by every memory."""
+"""Validation of the arguments of a memory's methods, the same for every memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Item(NamedTuple):
 
 
 def messages(given: Any) -> list[Any]:
-    """One message, or whatever gives several."""
+    """Return the messages as a list: from one message, or from an iterable of messages."""
     if _is_message(given):
         return [given]
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
@@ -50,7 +50,7 @@ def _no_message(value: object) -> NoMessage:
 
 
 def checked_values(message: Any) -> dict[str, Any]:
-    """The fields of a message, if they are such that it will come back as it is."""
+    """Return the fields of a message, after checking that they can be stored and read back unchanged."""
     values = values_of(message)
     for name, kinds in _KINDS.items():
         if not isinstance(values.get(name), kinds):
@@ -97,7 +97,7 @@ def mark_to_add(mark: Any) -> str:
 
 
 def wanted(name: str, mark: Any) -> list[str] | None:
-    """The marks of which one is enough; None if it was not said."""
+    """Return the marks, of which a message must have at least one; None if no filter was passed."""
     if mark is None:
         return None
     given = [mark] if isinstance(mark, str) else mark
@@ -120,7 +120,9 @@ def marks_to_delete(mark: Any) -> list[str]:
 
 
 class MarkChange(NamedTuple):
-    """What becomes of marks: of messages with the old one, if it is named, and with these ids, if they are given."""
+    """A change of marks. It applies to messages with the old mark, if that is given, and with these ids, if they are
+    given.
+    """
 
     new: str | None
     old: str | None
@@ -128,7 +130,7 @@ class MarkChange(NamedTuple):
 
 
 def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> MarkChange | None:
-    """What is to be changed; None if no message can be meant."""
+    """Return the change to make; None if it cannot apply to any message."""
     for name, mark in (("new_mark", new_mark), ("old_mark", old_mark)):
         if not isinstance(mark, str | None):
             raise WrongType(f"The {name!r} should be a string or None, but got {type(mark)}: {mark!r:.80}.")
@@ -141,7 +143,7 @@ def change(new_mark: Any, old_mark: Any, msg_ids: Any) -> MarkChange | None:
 
 
 def ids(name: str, given: Any) -> set[str]:
-    """The ids, each once. What cannot be a message's id is none."""
+    """Return the ids without duplicates. Values that cannot be a message's id are dropped."""
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
         raise WrongType(f"The {name!r} should be a list of strings, but got {type(given)}.")
     found = list(given)
@@ -160,12 +162,12 @@ def summary(given: Any) -> str:
 
 def state(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise WrongType(f"a state is a dict, as state_dict() gives it; got {given!r:.80}")
+        raise WrongType(f"a state must be a dict, as returned by state_dict(); got {given!r:.80}")
     return given
 
 
 def items(content: Any) -> list[Item]:
-    """The messages of a state: each with its marks, or (as older ones have them) without."""
+    """Return the messages of a state. In newer states each message has its marks; in older ones it has none."""
     if not isinstance(content, list | tuple):
         raise InputError(f"the 'content' of a state must be a list, got {content!r:.80}")
     return [_item(item) for item in content]
@@ -176,19 +178,19 @@ def _item(item: Any) -> Item:
         return Item(Msg.from_dict(item), [])
     if not isinstance(item, list | tuple) or len(item) != 2:
         raise InputError(
-            f"an item of a state's 'content' is a message, or a list of a message and its marks; got {item!r:.80}"
+            f"an item of a state's 'content' must be a message, or a list of a message and its marks; got {item!r:.80}"
         )
     return Item(Msg.from_dict(item[0]), marks_to_add(item[1]))
 
 
 def _checked(marks: list[str]) -> list[str]:
-    """Marks as messages can bear them."""
+    """Return the marks, after checking that they can be stored."""
     _refuse_too_many(marks)
     return [_checked_mark(mark) for mark in marks]
 
 
 def _possible(marks: list[str]) -> list[str]:
-    """Those of the marks that a message can bear, each once."""
+    """Return the marks that can be stored at all, without duplicates."""
     _refuse_too_many(marks)
     given = (str.__str__(mark) for mark in marks)
     return list(dict.fromkeys(mark for mark in given if len(mark) <= MAX_MARK and fits_column(mark)))
@@ -200,7 +202,7 @@ def _refuse_too_many(marks: list[str]) -> None:
 
 
 def _checked_mark(mark: str) -> str:
-    text = str.__str__(mark)  # of an enum, the value
+    text = str.__str__(mark)  # the value of an enum
     if len(text) > MAX_MARK:
         raise InputError(f"a mark can have {MAX_MARK} characters at most, got {len(text):,}: {text[:60]!r}...")
     return checked_text("a mark", text)

@@ -1,4 +1,4 @@
-"""What every memory can do. One is exchanged for another in the line that makes it."""
+"""The interface of every memory. To replace one memory by another, change only the line that creates it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from byssus.memory.msg import Msg
 
 
 class MemoryBase(abc.ABC):
-    """Messages in the order in which they were added, each with its marks, and a summary of those left out."""
+    """Messages in the order in which they were added, each with its marks, and a summary of the compressed ones."""
 
     @abc.abstractmethod
     async def add(
@@ -21,35 +21,39 @@ class MemoryBase(abc.ABC):
         allow_duplicates: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Add messages with these marks, all or none. One with the id of a message that is there is left out, unless
-        duplicates are allowed."""
+        """Add messages with these marks, all or none. A message whose id is already stored is skipped, unless
+        duplicates are
+        allowed.
+        """
 
     @abc.abstractmethod
     async def delete(self, msg_ids: Iterable[str], **kwargs: Any) -> int:
-        """Take out the messages with these ids; returns how many that were."""
+        """Remove the messages with these ids; returns how many were removed."""
 
     @abc.abstractmethod
     async def delete_by_mark(self, mark: str | list[str], **kwargs: Any) -> int:
-        """Take out the messages with one of these marks; returns how many that were."""
+        """Remove the messages with at least one of these marks; returns how many were removed."""
 
     @abc.abstractmethod
     async def update_messages_mark(
         self, new_mark: str | None, old_mark: str | None = None, msg_ids: Iterable[str] | None = None
     ) -> int:
-        """Mark messages, of those with `old_mark` if it is given, and of these ids if they are given; returns how many
-        were changed. The new mark takes the old one's place; None for the new one removes the old one."""
+        """Mark messages: all of them, or those with `old_mark`, or those with these ids; returns how many were changed.
+
+        The new mark replaces the old one; None as the new mark removes the old one.
+        """
 
     @abc.abstractmethod
     async def update_compressed_summary(self, summary: str) -> None:
-        """Say what stands for the messages that are left out."""
+        """Set the summary of the compressed messages. An empty one removes it."""
 
     @abc.abstractmethod
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
-        """Mark messages and set the summary that stands for them, both or neither; returns how many got the mark.
+        """Mark messages and set their summary, in one transaction; returns how many messages got the mark.
 
-        None, and nothing is changed, if the summary until now is not the `expected` one.
+        If the current summary is not the `expected` one, nothing is changed and None is returned.
         """
 
     @abc.abstractmethod
@@ -60,37 +64,37 @@ class MemoryBase(abc.ABC):
         prepend_summary: bool = True,
         **kwargs: Any,
     ) -> list[Msg]:
-        """The messages in order: those with one of the marks, if any is given, and without any of the excluded ones.
+        """Return the messages in order, with at least one of the marks (if given) and none of the excluded marks.
 
-        Before them stands the summary, if there is one and it is not unwanted, as a message of the user.
+        With `prepend_summary`, the summary comes first, as a message of the user, if there is one.
         """
 
     @abc.abstractmethod
     async def search(self, query: str, limit: int = 10) -> list[Msg]:
-        """The messages that match a query, the newest first."""
+        """Return the messages that match a query, newest first."""
 
     @abc.abstractmethod
     async def size(self) -> int:
-        """How many messages there are."""
+        """Return the number of messages."""
 
     @abc.abstractmethod
     async def clear(self) -> None:
-        """Take out all messages. The summary stays."""
+        """Remove all messages. The summary is kept."""
 
     @abc.abstractmethod
     async def compressed_summary(self) -> str:
-        """What stands for the messages that are left out; empty, if nothing does."""
+        """Return the summary of the compressed messages; empty if there is none."""
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs, as plain values."""
+        """Return the state that `load_state_dict` takes, as plain values."""
 
     @abc.abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on with another memory's state. Without `strict`, what is missing from it stays as it is."""
+        """Switch to a saved state. Without `strict`, keys that are missing from it keep their current values."""
 
     async def close(self) -> None:  # noqa: B027 - not every memory has anything to close
-        """Let go of what the memory has opened."""
+        """Release what the memory has opened."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Compressing a memory: old messages are marked, and a summary that a model has written stands for them."""
+"""Compressing a memory: old messages are marked, and a summary written by a model replaces them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from byssus.middleware.windows import INSTRUCTION, by_parts, summarized, transcr
 from byssus.providers.base import Model, Provider
 from byssus.signals import Signal
 
-Writer: TypeAlias = Callable[[str], str | Awaitable[str]]  # a model as a function: it gets a text and answers one
+Writer: TypeAlias = Callable[[str], str | Awaitable[str]]  # a model as a function from text to text
 
 _ATTEMPTS = 3
 _PROVIDERS = {"anthropic": "AnthropicProvider", "openai": "OpenAIProvider", "local": "LocalProvider"}
@@ -32,14 +32,14 @@ async def compress(
     mark: str = "compressed",
     instruction: str = INSTRUCTION,
 ) -> str | None:
-    """Let a model sum up all but the last `keep` messages that do not bear the mark yet, and mark those.
+    """Let a model summarize all unmarked messages except the last `keep`, and mark them.
 
-    Returns the summary, which takes in the current one; None if there was nothing to compress. Calls of tools and their
-    results are compressed together or kept together. The marks and the summary are stored together, and nothing is if
-    the model fails.
+    Returns the new summary, which includes the current one; None if there was nothing to compress. A tool call and its
+    result are compressed together or kept together. The marks and the summary are stored together; if the model fails,
+    nothing is stored.
 
-    `model` is asked through `provider`, or through the one that `model.provider` names. It may also be a provider that
-    knows its model, or a function that gets a text and returns, or awaits, another.
+    `model` is called through `provider`, or through the provider that `model.provider` names. It can also be a provider
+    that knows its model, or a function, plain or async, that gets a text and returns one.
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise InputError(f"keep must be a number of messages from 0 up, got {keep!r:.80}")
@@ -48,7 +48,7 @@ async def compress(
     mark_to_add(mark)
     write = _writer(model, provider, instruction)
     for _ in range(_ATTEMPTS):
-        before = await memory.compressed_summary()  # read first: whoever compresses after this changes it
+        before = await memory.compressed_summary()  # read first: another compression after this point changes it
         messages = await memory.get_memory(exclude_mark=mark, prepend_summary=False)
         start = _cut(messages, keep)
         old = messages[:start]
@@ -58,17 +58,17 @@ async def compress(
         if not summary:
             raise ProviderError("the model wrote no summary; the memory is as it was")
         kept = {message.id for message in messages[start:]}
-        ids = {message.id for message in old} - kept  # one id may be there twice
+        ids = {message.id for message in old} - kept  # an id can occur twice
         if await memory.mark_compressed(ids, summary, mark, expected=before) is not None:
             return summary
-    raise ByssusError(f"somebody else compressed the memory meanwhile, {_ATTEMPTS} times; try again later")
+    raise ByssusError(f"another process compressed the memory at the same time, {_ATTEMPTS} times; try again later")
 
 
 def _writer(
     model: Model | Provider | Writer, provider: Provider | None, instruction: str
 ) -> Callable[[str, Sequence[Message]], Awaitable[str]]:
     if isinstance(model, type):
-        raise InputError(f"compress needs an object, and got the class; write {model.__name__}(...)")
+        raise InputError(f"compress needs an object, got the class; write {model.__name__}(...)")
     if isinstance(model, Model) or hasattr(model, "stream"):
         speaker, asked = _speaker(model, provider)
         return lambda before, old: summarized(
@@ -99,7 +99,7 @@ def _speaker(model: Any, provider: Provider | None) -> tuple[Provider, Model]:
 def _provider_of(model: Model) -> Provider:
     if model.provider not in _PROVIDERS:
         raise InputError(
-            f"there is no provider {model.provider!r} for model {model.id!r}; pass provider=..., or name "
+            f"there is no provider {model.provider!r} for model {model.id!r}; pass provider=..., or use "
             f"one of {', '.join(_PROVIDERS)}"
         )
     module = importlib.import_module(f"byssus.providers.{model.provider}")
@@ -108,9 +108,11 @@ def _provider_of(model: Model) -> Provider:
 
 
 def _cut(messages: Sequence[Any], keep: int) -> int:
-    """How many messages can go, so that no call of a tool is parted from its result, also if that is still to come."""
-    asked: dict[str, int] = {}  # where each call was made
-    reach = list(range(len(messages)))  # how far back a message must not be parted from
+    """Return how many messages can be compressed so that no tool call is separated from its result,
+    even a later one.
+    """
+    asked: dict[str, int] = {}  # index of each call
+    reach = list(range(len(messages)))  # the earliest message that each message must stay together with
     for position, message in enumerate(messages):
         for block in message.content if isinstance(message.content, list) else ():
             kind = block.get("type") if isinstance(block, dict) else None
@@ -121,7 +123,7 @@ def _cut(messages: Sequence[Any], keep: int) -> int:
     start = max(0, len(messages) - keep)
     last = max(asked.values(), default=-1)
     if last >= 0 and all(reach[position] < position for position in range(last + 1, len(messages))):
-        start = min(start, last)  # its results have not all come
+        start = min(start, last)  # some of its results are missing
     while (first := min(reach[start:], default=start)) < start:
         start = first
     return start

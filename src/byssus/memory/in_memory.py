@@ -1,4 +1,4 @@
-"""A memory that is gone when its process ends: a list of messages with their marks, and what all others are held to."""
+"""A memory in process memory: a list of messages with their marks. It is the reference for all other memories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from byssus.threads.encoding import encode_json
 
 
 class InMemoryMemory(MemoryBase):
-    """Messages in a list of this process."""
+    """A memory that exists only in this process."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -125,12 +125,12 @@ class InMemoryMemory(MemoryBase):
 
 
 def _check(message: Any) -> None:
-    """Refuse what could not be stored either."""
+    """Reject messages that a database could not store."""
     encode_json(f"message {message.id!r}", arguments.checked_values(message))
 
 
 def _changed(marks: list[str], new: str | None, old: str | None) -> bool:
-    """Change the marks of one message; whether it counts as changed."""
+    """Change the marks of one message; returns whether it counts as changed."""
     if old is not None:
         if old not in marks:
             return False

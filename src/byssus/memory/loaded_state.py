@@ -1,4 +1,4 @@
-"""A loaded state that waits to be stored: by the first call that is awaited, on whichever event loop, and once."""
+"""A loaded state that is not stored yet. The first awaited call, on any event loop, stores it exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from byssus.values.thread_key import ThreadKey
 
 
 class Loaded:
-    """The summary of a state, as it is stored, and its messages, if it has any: they replace what is there."""
+    """The summary of a state, as it is stored, and its messages, if it has any, which replace the current ones."""
 
     def __init__(self, summary: str, entries: Sequence[MarkedMessage] | None) -> None:
         self.summary = summary
@@ -28,13 +28,13 @@ class Loaded:
         self._under_way: Future[None] | None = None
 
     async def settle(self, store: Store, thread: ThreadKey, *, wait: float) -> None:
-        """Store it, or wait until somebody else has done so."""
+        """Store the state, or wait until another caller has stored it."""
         while not self.is_stored:
             with self._claiming:
                 other = self._under_way
                 if other is None:
                     mine = self._under_way = Future()
-                    mine.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+                    mine.set_running_or_notify_cancel()  # callers that wait for it cannot cancel it
             if other is not None:
                 await asyncio.wrap_future(other)
                 continue
@@ -58,14 +58,14 @@ class Loaded:
 
         try:
             await retry_while_driven(store, attempt, wait)
-        finally:  # a cancelled call has written all the same
+        finally:  # also if the call was cancelled: it has written
             self.is_stored = written is not None and written.done() and written.exception() is None
         if self._entries is not None:
             await collect(store, thread)
 
 
 async def collect(store: Store, thread: ThreadKey) -> None:
-    """Remove what nobody reads any more. The next one goes on where an interrupted one has stopped."""
+    """Remove messages that nothing reads any more. If this is interrupted, the next call continues."""
     left: list[int] | None = None
     while left is None or left:
         left = (await store.write(deleting.collect, thread, left)).left

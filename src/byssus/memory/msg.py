@@ -1,6 +1,6 @@
-"""Msg: a message as memories give and take it, and how messages of other surfaces look as one.
+"""Msg: a message as memories take and return it, and the conversion of other messages to it.
 
-Its shape is that of AgentScope's, so that code moves between the two. What a memory stores is the JSON of its fields.
+It has the shape of AgentScope's Msg, so that code can move between the two. A memory stores its fields as JSON.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ ROLES = ("user", "assistant", "system")
 
 @dataclass
 class Msg:
-    """A message: who said it, what (a text, or a list of blocks), and in which role: user, assistant or system.
+    """A message: the name of its author, its content (a text or a list of blocks), and its role: user, assistant or
+    system.
 
-    `id` is made with the message, and may be set to one of your own.
+    `id` is generated with the message; you can set your own.
     """
 
     name: str | None
@@ -57,14 +58,14 @@ class Msg:
         self.timestamp = self.timestamp or datetime.now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, which are the caller's own."""
+        """Return all fields as plain values. They are copies."""
         return copy.deepcopy({**values_of(self), "invocation_id": self.invocation_id})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The message that `to_dict` was asked of. One without an id gets a new one."""
+        """Create a message from the result of `to_dict`. Without an id, it gets a new one."""
         if not isinstance(values, Mapping) or not values.keys() >= {"name", "content", "role"}:
-            raise InputError(f"a Msg is made from a dict with name, content and role; got {values!r:.80}")
+            raise InputError(f"Msg.from_dict needs a dict with name, content and role; got {values!r:.80}")
         message = cls(
             values["name"],
             values["content"],
@@ -77,14 +78,14 @@ class Msg:
         return message
 
     def get_text_content(self, separator: str = "\n") -> str | None:
-        """The text of the message without its other blocks; None if there is none."""
+        """Return the text of the message without its other blocks; None if there is no text."""
         if isinstance(self.content, str):
             return self.content
         texts = [block["text"] for block in self.get_content_blocks("text") if isinstance(block.get("text"), str)]
         return separator.join(texts) if texts else None
 
     def get_content_blocks(self, block_type: str | Sequence[str] | None = None) -> list[Any]:
-        """The blocks of the message, or those of some types. A text is one block."""
+        """Return the blocks of the message, or those of some types. A text is one block."""
         blocks = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
         if block_type is None:
             return list(blocks)
@@ -96,7 +97,7 @@ class Msg:
 
 
 def values_of(message: Any) -> dict[str, Any]:
-    """The fields of a message of this shape, whoever made its class. Raises AttributeError if it has no such shape."""
+    """Return the fields of an object with the shape of a Msg, of any class. Raises AttributeError for other objects."""
     values = {
         "id": message.id,
         "name": message.name,
@@ -125,7 +126,7 @@ _decoder = msgspec.json.Decoder(_Fields)
 
 
 class MsgFields(NamedTuple):
-    """A stored message, as `Msg` has its fields."""
+    """A stored message, with the fields of `Msg`."""
 
     id: str
     name: str | None
@@ -137,7 +138,7 @@ class MsgFields(NamedTuple):
 
 
 def msg_fields(name: str, body: str, plain: int, created_at: str) -> MsgFields:
-    """What a row of the log says, whichever surface has written it. Its id is the one that the row is found by."""
+    """Return the fields of a stored message, whichever API wrote it. `id` is the id that the row is looked up by."""
     if plain:
         try:
             own = _decoder.decode(body)
@@ -151,7 +152,7 @@ def msg_fields(name: str, body: str, plain: int, created_at: str) -> MsgFields:
                     _at(own.timestamp, created_at),
                     own.invocation_id,
                 )
-        except (msgspec.DecodeError, UnicodeEncodeError):  # not a memory's, or not on the fast path
+        except (msgspec.DecodeError, UnicodeEncodeError):  # not written by a memory, or not on the fast path
             pass
         if (given := _as_given(body)) is not None:
             at = _at(given.get("timestamp"), created_at)
@@ -165,7 +166,7 @@ def _at(timestamp: str | None, created_at: str) -> str:
 
 
 def _as_given(body: str) -> dict[str, Any] | None:
-    """A message in this shape that another surface has stored: the role and the content are what counts."""
+    """Return the fields of a message in this shape that another API stored. Only role and content are required."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,10 @@
-"""Memories that last: threads of a SQLite file or of a Postgres database.
+"""Memories that are stored: threads of a SQLite file or of a Postgres database.
 
-- A memory opens its database when it is first used, and lets go of it when it is closed or collected; what was written
-  is stored, whether or not anybody ever closes it. All that work with one database share what is below them.
-- Users and sessions are columns: the thread is (user, session). Without a user, it is the thread that an agent has
-  under the session's name.
-- Each call is one transaction. What is added or removed waits for a run that drives the thread, as any other write.
+- A memory opens its database on first use, and releases it when it is closed or garbage-collected. Every write is
+  stored, even if the memory is never closed. All memories of one database share one store.
+- Users and sessions are columns: the thread is (user, session). Without a user, it is the agent thread with the
+  session's name.
+- Each call is one transaction. Like any other write, adding and removing waits for a run that holds the thread.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger("byssus.memory")
 
-SESSION = "default"  # of those who name none
-_SUMMARY = "_compressed_summary"  # as AgentScope calls it in its states
+SESSION = "default"  # if none is named
+_SUMMARY = "_compressed_summary"  # the name in AgentScope's states
 
 
 class _Here(NamedTuple):
-    """The thread that a memory is, as it was named and as the store knows it, and where that store is."""
+    """The thread of a memory, as it was named and as the store knows it, and the handle of that store."""
 
     user_id: str | None
     session_id: str | None
@@ -62,27 +62,27 @@ class _Here(NamedTuple):
 
 
 class StoredMemory(MemoryBase, abc.ABC):
-    """A memory in a database. Which one it is, only those below know."""
+    """A memory in a database; subclasses know which one."""
 
-    _place: ClassVar[str]  # what a state calls the place of the database
-    _class: ClassVar[type[Any]] = Msg  # of the messages that it gives
+    _place: ClassVar[str]  # the key of the database's place in a state
+    _class: ClassVar[type[Any]] = Msg  # the class of the messages that it returns
 
     def __init__(self, handle: Handle, user_id: str | None, session_id: str | None, *, wait: float) -> None:
         self._wait = checked_wait(wait)
-        self._here = _named(user_id, session_id, handle)  # replaced as a whole: a call stays with the one that it met
+        self._here = _named(user_id, session_id, handle)  # replaced as a whole: a call in progress keeps the old one
         self._loaded: Loaded | None = None
 
     @abc.abstractmethod
     def _handle_at(self, place: str) -> Handle:
-        """The database at a place."""
+        """Return the handle of the database at a place."""
 
     @abc.abstractmethod
     def _may_be_at(self, place: str) -> bool:
-        """Whether there may be a database at a place. Makes nothing."""
+        """Return whether there may be a database at a place. Creates nothing."""
 
     @property
     def name(self) -> str:
-        """The database, as people may see it and as another process finds it."""
+        """Return the name of the database without secrets, as another process would find it."""
         return self._here.handle.name
 
     @property
@@ -97,7 +97,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         return f"{type(self).__name__}({self.name!r}, user_id={self.user_id!r}, session_id={self.session_id!r})"
 
     def __copy__(self) -> Self:
-        """Another memory of the same thread."""
+        """Return another memory of the same thread."""
         made = type(self).__new__(type(self))
         made.__dict__ |= self.__dict__ | {"_here": self._here._replace(handle=self._here.handle.anew())}
         return made
@@ -191,7 +191,9 @@ class StoredMemory(MemoryBase, abc.ABC):
     # --- states -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data are, and the summary: not the data. It may have to ask the database, and waits for that."""
+        """Return the location of the data and the summary, not the data. It may read from the database, and blocks for
+        that.
+        """
         return {
             self._place: self.name,
             "user_id": self.user_id,
@@ -200,7 +202,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         }
 
     def _look(self) -> str:
-        """The summary, for whoever cannot await it."""
+        """Read the summary synchronously."""
         if self._loaded is not None and not self._loaded.is_stored:
             return self._loaded.summary
         here = self._here
@@ -209,8 +211,10 @@ class StoredMemory(MemoryBase, abc.ABC):
         return here.handle.look(queries.summary, here.thread)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on with the memory that a state was taken of. A state with `content`, as a memory without a database has
-        it, is stored by the next call that is awaited, in the place of what is there."""
+        """Switch to the memory that a state describes. If the state has `content`, as that of a memory without a
+        database
+        does, the next awaited call stores it and replaces the current content.
+        """
         places_named = arguments.state(state_dict).keys() & {"db_path", "dsn"}
         if strict and _SUMMARY not in state_dict and not (places_named or "content" in state_dict):
             raise KeyError(
@@ -219,12 +223,12 @@ class StoredMemory(MemoryBase, abc.ABC):
             )
         if places_named and "content" in state_dict:
             raise InputError(
-                f"a state says where the data are ({', '.join(places_named)}) or has them ('content'), not both"
+                f"a state has the place of the data ({', '.join(places_named)}) or the data ('content'), not both"
             )
         if places_named - {self._place}:
             other = "PostgresMemory" if self._place == "db_path" else "SQLiteMemory"
             raise InputError(
-                f"this is no state of a {type(self).__name__}, it has no {self._place!r}; load it into a {other}"
+                f"this is not a state of a {type(self).__name__}: it has no {self._place!r}; load it into a {other}"
             )
         loaded = _loaded(state_dict) if "content" in state_dict or not places_named else None
         if places_named:
@@ -233,27 +237,27 @@ class StoredMemory(MemoryBase, abc.ABC):
             self._loaded = loaded
 
     def _continue(self, state: dict[str, Any], strict: bool) -> None:
-        """Go over to the thread that a state names."""
+        """Switch to the thread that a state names."""
         for key in ("user_id", "session_id") if strict else ():
             if key not in state:
-                raise KeyError(f"Key {key!r} not found in state_dict; strict=False keeps what the memory has")
+                raise KeyError(f"Key {key!r} not found in state_dict; strict=False keeps the current value")
         place = state[self._place]
         if not isinstance(place, str) or not place:
             raise InputError(f"the {self._place!r} of a state must be a text, got {redacted(repr(place)):.80}")
         here = _named(state.get("user_id", self.user_id), state.get("session_id", self.session_id), self._here.handle)
         if place != self.name:
-            here = here._replace(handle=self._handle_at(place))  # which refuses what is no place
+            here = here._replace(handle=self._handle_at(place))  # raises for an invalid place
             self._expect_at(place, is_sure=strict and bool(state.get(_SUMMARY)))
             self._here.handle.leave()
         self._here = here
 
     def _expect_at(self, place: str, *, is_sure: bool) -> None:
-        """A file that was not taken along must not look like a memory that forgot everything."""
+        """Raise or warn if the file of a state is missing: it must not look like an empty memory."""
         if self._may_be_at(place):
             return
         if is_sure:
             raise NotFound(
-                f"there is no database {place!r}, where this state was taken; bring the file there, or change "
+                f"the database {place!r} of this state does not exist; move the file there, or change "
                 f"{self._place!r} in the state"
             )
         _log.warning("there is no database %r, where a state was taken: its memory begins empty", place)
@@ -261,19 +265,19 @@ class StoredMemory(MemoryBase, abc.ABC):
     # --- messages of one's own ----------------------------------------------------------------------------------------
 
     def _message(self, fields: MsgFields) -> Any:
-        """A message as callers get it: their own."""
+        """Return a message as callers get it: a copy."""
         return _made(self._class, fields)
 
     # --- the database -------------------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Open the database now, and again after `close`."""
+        """Open the database now, or again after `close`."""
         self._here.handle.reopen()
         await self._ready()
         return self
 
     async def close(self) -> None:
-        """Let go of the database. What was written, or loaded, is stored."""
+        """Release the database. Everything that was written or loaded is stored."""
         if self._loaded is not None and not self._loaded.is_stored:
             await self.open()
         await self._here.handle.close()
@@ -282,11 +286,11 @@ class StoredMemory(MemoryBase, abc.ABC):
         return await self.open()
 
     async def _ready(self) -> tuple[Store, _Here]:
-        """The store, opened, and the thread there; what was loaded is stored."""
+        """Return the opened store and the thread, after storing a loaded state."""
         here = self._here
         store = await here.handle.store()
         if self._here is not here:
-            raise InputError(f"{self!r} went over to this thread in the middle of a call; await each call first")
+            raise InputError(f"{self!r} switched to this thread in the middle of a call; await each call first")
         if self._loaded is not None and not self._loaded.is_stored:
             await self._loaded.settle(store, here.thread, wait=self._wait)
         return store, here
@@ -296,7 +300,7 @@ class StoredMemory(MemoryBase, abc.ABC):
         return await self._attempt(store, here, query, *args, **kwargs)
 
     async def _attempt(self, store: Store, here: _Here, query: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Change the log of the thread, when nobody drives it."""
+        """Change the log of the thread while no run holds it."""
 
         def attempt(dead_epoch: int) -> Awaitable[T]:
             return store.write(query, here.thread, *args, by=Unleased(dead_epoch), **kwargs)
@@ -310,9 +314,9 @@ def _handle(name: str, open_store: Callable[[], Store]) -> Handle:
 
 
 class SQLiteMemory(StoredMemory):
-    """A memory in a SQLite file, which is made if it is not there.
+    """A memory in a SQLite file, which is created if it does not exist.
 
-    `wait` is how many seconds a change waits for a run that drives the thread, before it raises `ThreadBusy`.
+    `wait` is the number of seconds that a change waits for a run on the thread before it raises `ThreadBusy`.
     """
 
     _place = "db_path"
@@ -328,7 +332,7 @@ class SQLiteMemory(StoredMemory):
     ) -> None:
         if not isinstance(db_path, str | os.PathLike) or opening.is_dsn(db_path):
             raise InputError(
-                f"SQLiteMemory takes the path of a file, got {redacted(repr(db_path)):.80}; for a DSN there is "
+                f"SQLiteMemory takes the path of a file, got {redacted(repr(db_path)):.80}; for a DSN, use "
                 "PostgresMemory"
             )
         check_durability(durability)
@@ -339,8 +343,8 @@ class SQLiteMemory(StoredMemory):
         if not place:
             raise InputError("SQLiteMemory needs the path of a file, or ':memory:'; got an empty text")
         check_path(place)
-        if place != ":memory:":  # absolute: another process, or this one in another directory, finds the same file
-            with contextlib.suppress(RuntimeError):  # ~nobody: whoever opens it hears of it
+        if place != ":memory:":  # absolute, so that it is the same file from another directory or process
+            with contextlib.suppress(RuntimeError):  # "~nobody": opening it raises the error
                 place = str(Path(place).expanduser().absolute())
         return _handle(place, functools.partial(opening.open, place, durability=self._durability))
 
@@ -349,7 +353,7 @@ class SQLiteMemory(StoredMemory):
 
 
 class PostgresMemory(StoredMemory):
-    """A memory in a Postgres database. The options are those of `PostgresCheckpointer`, and `wait`."""
+    """A memory in a Postgres database. It takes the options of `PostgresCheckpointer`, and `wait`."""
 
     _place = "dsn"
 
@@ -389,7 +393,7 @@ def _named(user_id: str | None, session_id: str | None, handle: Handle) -> _Here
 
 
 async def list_memories(store: Store, user_id: str | None, limit: int) -> list[dict[str, Any]]:
-    """The memories of a database, or of one user, the one that was written last first: for people."""
+    """Return the memories of a database, or of one user, most recently updated first, for display."""
     rows = await store.read(queries.list_page, namespace=user_id, limit=limit)
     return [
         {
@@ -404,7 +408,7 @@ async def list_memories(store: Store, user_id: str | None, limit: int) -> list[d
 
 
 async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[str, list[tuple[Msg, list[str]]]] | None:
-    """A memory's summary, and its messages with their marks; None if there is no such memory."""
+    """Return a memory's summary, and its messages with their marks; None if the memory is unknown."""
     found = await store.read(queries.entries, ThreadKey(user_id or "", session_id))
     if found is None:
         return None
@@ -425,7 +429,7 @@ def _read(
     marked: list[str] | None,
     unmarked: list[str],
 ) -> tuple[str, list[Any]]:
-    """Read and decoded on the store's thread: a long memory does not stall an event loop."""
+    """Read and decode on a worker of the store, so that a long memory does not block an event loop."""
     summary, found = queries.read(tx, thread, marked=marked, unmarked=unmarked)
     return _decoded(summary), [make(msg_fields(*kept)) for kept in found]
 
@@ -449,7 +453,7 @@ def _loaded(state: dict[str, Any]) -> Loaded | None:
 
 
 def _encoded(summary: str) -> str:
-    """A summary as it is stored: JSON, so that it may hold anything; nothing, if there is none."""
+    """Encode a summary as JSON, so that it can hold any text; an empty one is stored as empty."""
     return dumps(summary) if summary else ""
 
 

@@ -1,15 +1,15 @@
 """Hooks into a run, and how they compose.
 
-A middleware is any object with hooks; deriving from `Middleware` is a convenience. Hooks chain in the order in which
-the middleware was given: each sees what the one before made of it, and there is no other way to pass a hook that would
-bypass one. A hook may be async or plain, and gets `signal` and `context` only if it declares them.
+A middleware is any object with hooks; deriving from `Middleware` is optional. Hooks run in the order of the list: each
+gets the output of the one before, and no request, reply or call bypasses a hook. A hook can be async or plain, and gets
+`signal` and `context` only if it declares them.
 
-- A hook that raises, or returns what its hook cannot return, ends the run with a `HookFailed` that names it; the thread
-  can go on. A tool whose `before_tool_call` fails does not run, and a result whose `after_tool_call` fails is withheld.
-- What a hook gets is its own: changing it in place changes neither the thread nor what is stored.
-- Whatever the hooks leave of a history, the request is one that a model can answer.
-- A run that is aborted waits for no hook: the loop cuts it off, and what it would have checked is withheld. Only
-  `on_run_end` is called for each run that came to a result, and has a few seconds if that was aborted.
+- A hook that raises or returns a wrong type ends the run with a `HookFailed` that names it; the thread can continue. A
+  tool whose `before_tool_call` fails does not run, and a result whose `after_tool_call` fails is withheld.
+- A hook gets copies: changing them in place changes neither the thread nor what is stored.
+- Whatever the hooks leave of a history, the request is valid for a model.
+- An aborted run waits for no hook: the loop cancels it, and what it would have checked is withheld. Only `on_run_end`
+  is called for each run that has a result; after an abort it has a few seconds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _log = logging.getLogger("byssus.middleware")
 
 
 class HookContext(Struct, frozen=True):
-    """Where a hook is called. What it writes to `extra` is stored with the thread when the run ends.
+    """The context of a hook. Changes to `extra` are stored with the thread when the run ends.
 
-    A hook that asks a model by itself passes what it sends through `as_sent`, which applies every `convert_to_llm`, so
-    that nothing gets past a redactor; and tells `spend` what that took, so that it counts as the run's. `marked` tells
-    which messages of the thread bear one of some marks.
+    A hook that calls a model itself should pass its messages through `as_sent`, which applies every `convert_to_llm`
+    hook,
+    so that redactors apply; and report the usage with `spend`, so that it counts towards the run's limits. `marked`
+    returns the messages of the thread that have at least one of some marks.
     """
 
     extra: dict[str, Any]
@@ -57,20 +58,20 @@ class HookContext(Struct, frozen=True):
 
 
 class Middleware:
-    """The hooks, each of them doing nothing. Every one may be async or plain, and may also declare `context`."""
+    """Base class with all hooks, which do nothing. Each can be async or plain, and can also declare `context`."""
 
-    _changes_in_place: ClassVar[bool] = True  # False spares a long thread the copies: for those who know what they do
+    _changes_in_place: ClassVar[bool] = True  # False avoids copying a long thread, if no hook changes it in place
 
     async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
-        """Which messages the model shall see. The list is yours; the thread keeps everything."""
+        """Return the messages that the model will get. The list is a copy; the thread keeps everything."""
         return messages
 
     async def convert_to_llm(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
-        """How the model shall see them: reshapes what is sent, never what is stored."""
+        """Return the messages in the form in which the model will get them. The stored messages do not change."""
         return messages
 
     async def transform_system_prompt(self, system_prompt: str, *, signal: Signal | None = None) -> str:  # noqa: ARG002
-        """The system prompt of this turn."""
+        """Return the system prompt of this turn."""
         return system_prompt
 
     async def after_model_response(
@@ -79,7 +80,7 @@ class Middleware:
         *,
         signal: Signal | None = None,  # noqa: ARG002
     ) -> AssistantMessage | None:
-        """The reply as it shall be stored and acted upon; None leaves it as it is."""
+        """Return the reply to store and act on; None keeps it as it is."""
         return message
 
     async def before_tool_call(
@@ -88,8 +89,8 @@ class Middleware:
         *,
         signal: Signal | None = None,  # noqa: ARG002
     ) -> ToolCall | dict[str, Any] | Deny | Ask | None:
-        """None allows the call, `Deny(reason)` does not, a dict or a ToolCall edits its arguments, and `Ask(question)`
-        puts it before a person: the run waits until somebody has answered.
+        """Return None to run the call, `Deny(reason)` to refuse it, a dict or a ToolCall to change its arguments, or
+        `Ask(question)` to ask a person: the run then waits for the answer.
 
         The stored reply keeps the arguments that the model wrote.
         """
@@ -102,7 +103,7 @@ class Middleware:
         *,
         signal: Signal | None = None,  # noqa: ARG002
     ) -> ToolResultMessage | None:
-        """The result as the model shall see it and as it is stored; None leaves it as it is."""
+        """Return the result to store and show to the model; None keeps it as it is."""
         return result
 
     async def should_stop_after_turn(
@@ -112,20 +113,20 @@ class Middleware:
         *,
         signal: Signal | None = None,  # noqa: ARG002
     ) -> bool:
-        """Whether the run ends here."""
+        """Return True to end the run after this turn."""
         return False
 
     async def on_run_end(self, result: RunResult, *, signal: Signal | None = None) -> None:
-        """The run is over and its messages are stored."""
+        """Called when the run has ended and its messages are stored."""
 
 
-Context: TypeAlias = Callable[[], HookContext]  # made only where there is a hook to hear of it
+Context: TypeAlias = Callable[[], HookContext]  # created only if there is a hook to call
 HOOKS = tuple(name for name in vars(Middleware) if not name.startswith("_"))
 _LAST_WORDS = 5.0  # seconds that `on_run_end` has after an abort
 
 
 class Chain:
-    """The middleware of one agent, ready to be called: each method runs one hook through all of it."""
+    """The middleware of one agent: each method runs one hook of all of them."""
 
     def __init__(self, middleware: Sequence[object]) -> None:
         if not isinstance(middleware, Sequence) or isinstance(middleware, str):
@@ -135,16 +136,16 @@ class Chain:
             names = [name for name in HOOKS if getattr(item, name, None) is not None]
             if not names or isinstance(item, type):
                 raise InputError(
-                    f"{item!r} is no middleware: pass an object that has at least one of the hooks {', '.join(HOOKS)}"
+                    f"{item!r} is not a middleware: pass an object with at least one of the hooks {', '.join(HOOKS)}"
                 )
             for name in names:
                 if getattr(getattr(item, name), "__func__", None) is not getattr(Middleware, name):
                     self._hooks[name].append(_Hook(item, name))
-        self.is_empty = not any(self._hooks.values())  # not a single hook
-        self.hears_end = bool(self._hooks["on_run_end"])  # a hook wants to hear of the end of a run
+        self.is_empty = not any(self._hooks.values())  # there is no hook at all
+        self.hears_end = bool(self._hooks["on_run_end"])  # there is an `on_run_end` hook
 
     async def messages(self, messages: list[Message], signal: Signal, context: Context) -> list[Message]:
-        """What a model shall see of the history: the same list if nobody wants to change it."""
+        """Return the history that the model will get: the same list if no hook changes it."""
         choosing, converting = self._hooks["transform_context"], self._hooks["convert_to_llm"]
         if not choosing and not converting:
             return messages
@@ -175,7 +176,7 @@ class Chain:
         return message
 
     async def call(self, call: ToolCall, signal: Signal, context: Context) -> tuple[ToolCall, Deny | Ask | None]:
-        """The call as it shall run, and whether it shall not, or not yet. Whoever asks a person overrules no denial."""
+        """Return the call to run, and whether it is denied or must be approved first. A denial overrules a question."""
         call, asked = _own_call(call), None
         for hook in self._hooks["before_tool_call"]:
             result = await hook(signal, context(), call)
@@ -201,7 +202,7 @@ class Chain:
             changed = await hook(signal, context(), call, result)
             if not isinstance(changed, ToolResultMessage | None):
                 raise hook.wrong("a ToolResultMessage or None", changed)
-            if changed is not None:  # a result belongs to its call, whatever a hook writes into it
+            if changed is not None:  # a result keeps its call id, whatever a hook writes into it
                 result = msgspec.structs.replace(changed, tool_call_id=call.id, tool_name=call.name)
         return result
 
@@ -217,7 +218,7 @@ class Chain:
         return stops
 
     async def run_end(self, result: RunResult, signal: Signal, context: Context) -> None:
-        """Tell everyone, also when one of them fails."""
+        """Call every `on_run_end` hook, even if one of them fails."""
         failed: HookFailed | None = None
         for hook in self._hooks["on_run_end"]:
             try:
@@ -239,13 +240,13 @@ async def _shown(
             raise hook.wrong("a list of messages", result)
         for item in result:
             if not isinstance(item, Message):
-                raise hook.wrong("a list of messages, and nothing else in it", item)
+                raise hook.wrong("a list of messages and nothing else", item)
         messages = list(with_replies(result, messages))
     return messages
 
 
 class _Hook:
-    """One hook of one middleware, and which of the optional arguments it takes."""
+    """One hook of one middleware, and which optional arguments it takes."""
 
     def __init__(self, owner: object, name: str) -> None:
         self.name = f"{type(owner).__name__}.{name}"
@@ -256,14 +257,16 @@ class _Hook:
         self._takes = self._options(_required(getattr(Middleware, name))[1:])
 
     def _options(self, wanted: list[str]) -> set[str]:
-        """Which of signal and context it takes besides what it must. Raises if it cannot be called with that."""
+        """Return which of signal and context the hook takes. Raises if it cannot be called with its
+        required arguments.
+        """
         try:
             signature = inspect.signature(self._call)
-        except ValueError:  # some builtins do not tell
+        except ValueError:  # some builtins have no signature
             return set()
         parameters = list(signature.parameters.values())
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        taken = positional[: len(wanted)]  # whatever their names
+        taken = positional[: len(wanted)]  # by position, whatever their names
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         options = {
             key for key in ("signal", "context") if key not in taken and (takes_all or key in signature.parameters)
@@ -272,8 +275,8 @@ class _Hook:
             signature.bind(*wanted, **dict.fromkeys(options))
         except TypeError as error:
             raise InputError(
-                f"the hook {self.name}{signature} cannot be called ({error}); declare {', '.join(wanted)} and, if you "
-                "want them, signal and context"
+                f"the hook {self.name}{signature} cannot be called ({error}); declare {', '.join(wanted)} and, if "
+                "needed, signal and context"
             ) from error
         return options
 
@@ -290,12 +293,12 @@ class _Hook:
 
 
 async def _in_time(work: Awaitable[object], signal: Signal) -> None:
-    """Await the work; from the moment that the signal is set it has a few seconds left. Raises `TimeoutError`."""
+    """Await the work; once the signal is set, it has a few seconds left. Raises `TimeoutError`."""
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(None)
 
     def hurry() -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended in the meantime
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
             limit.reschedule(loop.time() + _LAST_WORDS)
 
     forget = signal.on_abort(lambda: loop.call_soon_threadsafe(hurry))
@@ -312,7 +315,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _in_place_of(message: AssistantMessage, changed: AssistantMessage) -> AssistantMessage:
-    """What a hook made of a reply: still that reply, with what it took, and with a stop reason that fits."""
+    """Return the changed reply with the id and usage of the original, and a stop reason that matches its content."""
     stop_reason = changed.stop_reason
     if stop_reason in ("stop", "tool_use"):
         stop_reason = "tool_use" if changed.tool_calls else "stop"
@@ -328,7 +331,7 @@ def _in_place_of(message: AssistantMessage, changed: AssistantMessage) -> Assist
 
 
 def _own(message: Any) -> Any:
-    """The message as a hook may change it: its lists and arguments are no longer those of the thread."""
+    """Return a copy of the message that a hook can change: lists and arguments are not shared with the thread."""
     if isinstance(message, Note):
         return message
     own = copy.copy(message)
@@ -340,7 +343,7 @@ def _own(message: Any) -> Any:
 def _own_call(call: ToolCall) -> ToolCall:
     try:
         return msgspec.structs.replace(call, arguments=_copied(call.arguments))
-    except RecursionError:  # nested so deep that nobody will change it by hand
+    except RecursionError:  # nested too deep to be changed by hand
         return call
 
 

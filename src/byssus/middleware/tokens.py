@@ -1,4 +1,4 @@
-"""About how many tokens a model call will take, so that they can be set aside before it is made."""
+"""Estimates of the tokens of a model call, so that they can be reserved before the call is made."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from byssus.messages import AssistantMessage, dumps
 from byssus.middleware.windows import estimate_text, estimate_tokens
 from byssus.providers.base import Model, Request
 
-SHORTEST_REPLY = 16  # tokens: a model that may say less than that is not worth asking
-_USUAL_REPLY = 4_096  # where nothing says how long a reply may get
+SHORTEST_REPLY = 16  # tokens: with a lower limit, the model is not called
+_USUAL_REPLY = 4_096  # if the model has no limit
 
 
 def needed(request: Request, models: Iterable[Model]) -> tuple[int, int]:
-    """What the question takes, and what the reply may take at most, as far as is known, whichever model gives it.
+    """Return the estimated tokens of the request, and the highest possible number of the reply, for any of the models.
 
-    The service itself has counted all up to the last reply; only what came after that has to be estimated.
+    The service has counted everything up to the last reply; only later messages are estimated.
     """
     asked = 0
     for message in reversed(request.messages):
@@ -32,5 +32,5 @@ def needed(request: Request, models: Iterable[Model]) -> tuple[int, int]:
 
 
 def shortened(model: Model, longest: int) -> Model:
-    """The model, which may say no more than that."""
+    """Return the model with `max_tokens` limited to `longest`."""
     return msgspec.structs.replace(model, max_tokens=min(longest, model.max_tokens or longest))

@@ -1,7 +1,7 @@
-"""Ready-made middleware: how much of a thread the model sees, and what is hidden from it. The database keeps all.
+"""Ready-made middleware: which messages of a thread the model gets, and what is hidden from it. The database keeps all.
 
-Windows keep whole turns where they can, because half a turn helps nobody; where they must cut a turn, what its user
-asked stays in sight. Whatever they leave out, the request is made valid afterwards.
+Windows keep whole turns where they can. If a turn must be cut, the user's question of that turn is kept. The request is
+made valid afterwards, whatever the windows leave out.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from byssus.values.marks import MarkedMessages
 
 _log = logging.getLogger("byssus.middleware")
 
-_MARKS = 1_000  # of which one is enough
+_MARKS = 1_000  # in one ExcludeMarked
 _IMAGE_TOKENS = 1_500
-_MESSAGE_TOKENS = 4  # what the frame around a message costs
+_MESSAGE_TOKENS = 4  # tokens of the frame around a message
 
 
 INSTRUCTION = (
@@ -54,7 +54,7 @@ INSTRUCTION = (
 
 
 class SlidingWindow(Middleware):
-    """The model sees the last n messages; if these begin in the middle of a turn, also what its user asked."""
+    """Send the last n messages; if these begin in the middle of a turn, also send the user's question of that turn."""
 
     _changes_in_place = False
 
@@ -64,13 +64,13 @@ class SlidingWindow(Middleware):
     async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
         history = valid_history(messages)
         start = max(0, len(history) - self._n)
-        while start > 0 and isinstance(history[start], ToolResultMessage):  # a call and its results belong together
+        while start > 0 and isinstance(history[start], ToolResultMessage):  # keep a call and its results together
             start -= 1
         return [*_question(history, start), *history[start:]]
 
 
 class TokenBudget(Middleware):
-    """The model sees as many of the last turns as fit into about n tokens; the last one in any case."""
+    """Send as many of the last turns as fit into about n tokens, and always the last one."""
 
     _changes_in_place = False
 
@@ -89,13 +89,14 @@ class TokenBudget(Middleware):
 
 
 class Summarize(Middleware):
-    """Replaces old messages by a summary when the conversation grows beyond about `above` tokens.
+    """Replace old messages by a summary when the conversation exceeds about `above` tokens.
 
-    The last `keep` messages stay as they are, and more if they begin in the middle of a turn. The summary is written by
-    the agent's own model (or by `model`, of `provider`), stored in the thread's extra under `key`, and found there
-    after a restart. It is written anew when a good part of `above` has been added, not with every turn.
+    The last `keep` messages stay as they are, and more if they begin in the middle of a turn. The agent's own model (or
+    `model`, of `provider`) writes the summary. It is stored in the thread's extra under `key`, and survives a restart.
+    It
+    is rewritten when new messages amount to a good part of `above`, not with every turn.
 
-    When no summary can be had, the model is sent the conversation as it is, and the next turn tries again.
+    If the summary cannot be written, the model gets the conversation as it is, and the next turn tries again.
     """
 
     _changes_in_place = False
@@ -114,7 +115,7 @@ class Summarize(Middleware):
         self._above = _checked(above, "Summarize needs above, a number of tokens, to be 1 or more")
         self._keep = _checked(keep, "Summarize needs keep, a number of messages, to be 1 or more")
         if provider is not None and model is None:
-            raise InputError(f"Summarize with a provider of its own ({provider.name!r}) needs a model of it: model=...")
+            raise InputError(f"Summarize with its own provider ({provider.name!r}) also needs a model of it: model=...")
         self._provider = provider
         self._model = model
         self._key = key
@@ -141,11 +142,13 @@ class Summarize(Middleware):
             return msgspec.convert(extra.get(self._key) or {}, _Summary)
         except msgspec.ValidationError as error:
             raise InputError(
-                f"extra[{self._key!r}] holds no summary ({error}); give Summarize(key=...) another key"
+                f"extra[{self._key!r}] does not hold a summary ({error}); pass another key: Summarize(key=...)"
             ) from error
 
     def _cut(self, messages: Sequence[Message], covered: int) -> int | None:
-        """Where the messages that stay begin: with a turn, or else with a reply. None if it is not worth a summary."""
+        """Return the index of the first message to keep: at a turn, or else at a reply. None if there is too little to
+        cut.
+        """
         for kind in (UserMessage, AssistantMessage):
             for start in range(len(messages) - self._keep, covered, -1):
                 if isinstance(messages[start], kind):
@@ -155,7 +158,7 @@ class Summarize(Middleware):
         return None
 
     async def _write(self, before: str, old: Sequence[Message], context: HookContext, signal: Signal) -> str | None:
-        """A summary of what came before and of these messages; None if there is none to be had."""
+        """Return a summary that covers `before` and these messages; None if the model could not write one."""
         provider, model = self._provider or context.provider, self._model or context.model
         if provider is None or model is None:
             raise InputError("Summarize needs a provider and a model")
@@ -167,7 +170,7 @@ class Summarize(Middleware):
         try:
             return await by_parts(ask, before, old)
         except ProviderError as error:
-            why = type(error).__name__  # its text may quote what was said
+            why = type(error).__name__  # not its text, which may quote a message
             _log.warning("%s; there is no new summary, and the conversation is sent as it is", why)
             return None
 
@@ -181,9 +184,9 @@ async def summarized(
     instruction: str = INSTRUCTION,
     spend: Callable[[Usage], None] | None = None,
 ) -> str:
-    """What a model makes of a transcript; empty, if it broke off. Raises what kept it from answering."""
+    """Return a model's summary of a transcript; empty if the model was interrupted. Raises the model's failure."""
     request = Request(model, [UserMessage(text)], instruction)
-    patience = Patience(retries=0, idle=300.0, grace=1.0)  # no retries: the next turn is one
+    patience = Patience(retries=0, idle=300.0, grace=1.0)  # no retries: the next turn tries again
     call = ModelCall([Route(provider, model)], request, patience, signal, lambda event, signal: None)  # noqa: ARG005
     reply = await call.answer()
     if spend is not None:
@@ -194,7 +197,9 @@ async def summarized(
 
 
 async def by_parts(ask: Callable[[str, Sequence[Message]], Awaitable[str]], before: str, old: Sequence[Message]) -> str:
-    """A summary of what came before and of these messages; by and by, if the model cannot take them at once."""
+    """Return a summary that covers `before` and these messages; in several steps if the model
+    cannot take them at once.
+    """
     try:
         return await ask(before, old)
     except ContextTooLong:
@@ -206,26 +211,26 @@ async def by_parts(ask: Callable[[str, Sequence[Message]], Awaitable[str]], befo
 
 
 def transcript(before: str, messages: Sequence[Message]) -> str:
-    """A conversation as a text, for a model that shall neither answer it nor call its tools."""
+    """Return a conversation as text, so that a model neither answers it nor calls its tools."""
     parts = [f"Summary of what came before:\n{before}"] if before else []
     told = "\n\n".join(line for message in valid_history(messages) for line in _told(message))
     return "\n\n".join([*parts, f"The conversation:\n{told}"])
 
 
 def _in_place(summary: str) -> UserMessage:
-    """What stands for messages that are left out."""
+    """Return the message that replaces the messages that are left out."""
     return UserMessage(f"Summary of the conversation so far:\n{summary}")
 
 
 class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A summary as it is stored: the last message that it sums up, and how many messages that were."""
+    """A summary as it is stored: the last message that it covers, and the number of messages that it covers."""
 
     text: str = ""
     upto: str = ""
     count: int = 0
 
     def reach(self, messages: Sequence[Message]) -> int:
-        """How many of these messages it sums up; none, if the last one is not among them (the thread was rewound)."""
+        """Return how many of these messages it covers; 0 if the last one is not among them (the thread was rewound)."""
         if not self.text:
             return 0
         if 0 < self.count <= len(messages) and _mark(messages[self.count - 1]) == self.upto:
@@ -239,18 +244,19 @@ class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExcludeMarked(Middleware):
-    """The model does not see messages of the thread that bear one of these marks.
+    """Leave out messages of the thread that have at least one of these marks.
 
-    In their place stands the thread's summary, if it has one and it is not unwanted. Marks and the summary are set
-    through a memory of the same thread (see `byssus.memory`), also while the agent runs.
+    The thread's summary replaces them, if there is one and it is wanted. Marks and the summary are set through a memory
+    of
+    the same thread (see `byssus.memory`), also during a run.
     """
 
     _changes_in_place = False
 
     def __init__(self, *marks: str, prepend_summary: bool = True) -> None:
         if not 1 <= len(marks) <= _MARKS or not all(isinstance(mark, str) for mark in marks):
-            raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, which are strings; got {marks!r:.80}")
-        # What no message can bear is not asked for.
+            raise InputError(f"ExcludeMarked needs 1 to {_MARKS:,} marks, each a string; got {marks!r:.80}")
+        # Marks that cannot be stored cannot match.
         self._marks = tuple(text for mark in marks if fits_column(text := str.__str__(mark)))
         self._prepends = prepend_summary
 
@@ -267,22 +273,22 @@ class ExcludeMarked(Middleware):
         seen = found.without(messages)
         if self._prepends and found.summary:
             return [_in_place(found.summary), *seen]
-        if all(isinstance(message, Note) for message in seen):  # somebody has marked everything: a question is left
+        if all(isinstance(message, Note) for message in seen):  # everything is marked: send the last question
             return next(([message] for message in reversed(messages) if isinstance(message, UserMessage)), seen)
         return seen
 
 
 class Redact(Middleware):
-    """Hides what matches a pattern: from tool results before they are stored, and from all that is sent to a model.
+    """Hide text that matches a pattern: in tool results before they are stored, and in everything sent to a model.
 
-    What users and models say is stored as they said it. Thinking that its service has signed is sent back as it is.
+    Messages of users and models are stored unchanged. Thinking that its service has signed is sent back unchanged.
     """
 
     _changes_in_place = False
 
     def __init__(self, *patterns: str | re.Pattern[str], replacement: str = "[redacted]") -> None:
         if not patterns:
-            raise InputError("Redact needs at least one pattern, a regular expression")
+            raise InputError("Redact needs at least one pattern (a regular expression)")
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._replacement = replacement
 
@@ -314,7 +320,7 @@ class Redact(Middleware):
         if isinstance(block, ToolCall):
             malformed = None if block.malformed is None else self._text(block.malformed)
             return msgspec.structs.replace(block, arguments=self._value(block.arguments), malformed=malformed)
-        if isinstance(block, ThinkingContent) and not block.signature:  # signed and changed, it would be refused
+        if isinstance(block, ThinkingContent) and not block.signature:  # a changed signed block would be rejected
             return msgspec.structs.replace(block, thinking=self._text(block.thinking))
         return UnknownBlock(self._value(block.data)) if isinstance(block, UnknownBlock) else block
 
@@ -325,7 +331,7 @@ class Redact(Middleware):
             return {self._value(key): self._value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._value(item) for item in value]
-        if isinstance(value, int | float) and not isinstance(value, bool):  # a card's number may come as a number
+        if isinstance(value, int | float) and not isinstance(value, bool):  # a card number may be a number
             return self._text(text) if (text := str(value)) != self._text(text) else value
         return value
 
@@ -336,7 +342,7 @@ class Redact(Middleware):
 
 
 def estimate_tokens(message: Message) -> int:
-    """About how many tokens a message takes: one for four letters of English, or for each Chinese character."""
+    """Estimate the tokens of a message: one per four letters of English, or per Chinese character."""
     if isinstance(message, Note):
         return 0
     return _MESSAGE_TOKENS + sum(_block_tokens(block) for block in message.content)
@@ -361,31 +367,33 @@ def _block_tokens(block: Block) -> int:
 
 
 def estimate_text(text: str) -> int:
-    """A quarter for a letter, and more for what UTF-8 finds worth more: 1 for a Chinese character, 1.4 for an emoji."""
+    """Estimate the tokens of a text by its UTF-8 bytes: 0.25 for a letter, 1 for a Chinese
+    character, 1.4 for an emoji.
+    """
     beyond_ascii = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - len(text)
     return (2 * len(text) + 3 * beyond_ascii + 7) // 8
 
 
 def _turns(messages: Sequence[Message]) -> list[range]:
-    """The positions of each turn: from one user message to the next."""
+    """Return the positions of each turn: from one user message to the next."""
     starts = [i for i, message in enumerate(messages) if isinstance(message, UserMessage)]
     starts = starts if starts[:1] == [0] else [0, *starts]
     return [range(a, b) for a, b in zip(starts, [*starts[1:], len(messages)], strict=True)]
 
 
 def _question(messages: Sequence[Message], start: int) -> list[Message]:
-    """What the user asked, if the messages from here on begin in the middle of a turn."""
+    """Return the user's question if the messages from `start` on begin in the middle of a turn."""
     first = next((message for message in messages[start:] if not isinstance(message, Note)), None)
     if isinstance(first, UserMessage):
         return []
     return next(([message] for message in reversed(messages[:start]) if isinstance(message, UserMessage)), [])
 
 
-_LONGEST = 4_000  # characters of one message that a summary is made from
+_LONGEST = 4_000  # characters of one message that go into a summary
 
 
 def _told(message: Message) -> Iterable[str]:
-    """A message as a line of a transcript: a model that reads one neither answers it nor calls its tools."""
+    """Return a message as lines of a transcript."""
     text = message.text
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} [...] {text[-_LONGEST // 2 :]}"
@@ -402,7 +410,7 @@ def _told(message: Message) -> Iterable[str]:
 
 
 def _mark(message: Message) -> str:
-    """What a message is known by: its id, or a digest where another program gave it none."""
+    """Return the id of a message, or a digest if another program stored it without one."""
     known = None if isinstance(message, Note) else message.id
     return known or hashlib.sha256(encode(message).encode()).hexdigest()
 
@@ -420,5 +428,5 @@ def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
     except (re.error, TypeError) as error:
         raise InputError(f"Redact cannot use the pattern {pattern!r}: {error}") from error
     if nothing:
-        raise InputError(f"Redact cannot use the pattern {pattern!r}: it matches the empty text, so everywhere")
+        raise InputError(f"Redact cannot use the pattern {pattern!r}: it matches the empty text, and so everywhere")
     return compiled

@@ -1,11 +1,11 @@
-"""Tools: plain functions that a model may call.
+"""Tools: plain functions that a model can call.
 
     @tool
     def weather(city: Annotated[str, "the city's name"], days: int = 1) -> str:
         "The weather forecast for a city."
 
-The schema comes from the type hints, the docstring and `Annotated` descriptions. Whatever goes wrong with a call (bad
-arguments, an exception) becomes a result that tells the model how to do better; a tool never ends a run by failing.
+The schema comes from the type hints, the docstring and `Annotated` descriptions. A failed call (invalid arguments, an
+exception) becomes an error result that the model reads; it never ends a run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RECOVERIES = ("never", "retry", "check", "ask")
-MAX_ATTEMPTS = 3  # starts of a call that is interrupted each time, before a person is asked
+MAX_ATTEMPTS = 3  # interrupted attempts of a call before a person is asked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _log = logging.getLogger("byssus.tool")
 
 
 class ToolContext(Struct):
-    """What a tool can ask for: a parameter annotated with this class receives it, unseen by the model."""
+    """The context of a tool call. It is passed to a parameter annotated with this class, which the
+    model does not see.
+    """
 
     tool_call_id: str
     tool_name: str
@@ -57,27 +59,27 @@ class ToolContext(Struct):
     on_update: Callable[[Any], None] | None = None
 
     def update(self, progress: Any) -> None:
-        """Report progress: listeners hear of it as `tool_execution_update`."""
+        """Report progress to listeners, as `tool_execution_update`."""
         if self.on_update is not None:
             self.on_update(progress)
 
 
 class Done(Struct, frozen=True):
-    """What a `check` answers when the interrupted call has taken effect; `result` is what it would have returned."""
+    """Returned by a `check` if the interrupted call has taken effect; `result` is the call's result."""
 
     result: Any = None
 
 
 class NotDone(Struct, frozen=True):
-    """What a `check` answers when the interrupted call has not taken effect: it is run."""
+    """Returned by a `check` if the interrupted call has not taken effect: it is run again."""
 
 
 class Unknown(Struct, frozen=True):
-    """What a `check` answers when it cannot tell: the model gets a result that says so."""
+    """Returned by a `check` that cannot tell: the model gets a result that says so."""
 
 
 class Outcome(NamedTuple):
-    """How a call ended: its result, whether the run ends with it, the ledger's word for it, and how long it took."""
+    """How a call ended: its result, whether the run ends with it, its status in the ledger, and its duration."""
 
     message: ToolResultMessage
     ends_run: bool = False
@@ -90,15 +92,17 @@ class Outcome(NamedTuple):
 
 
 class Tool(Generic[P, R]):
-    """A function with what a model needs to call it. Calling the tool calls the function.
+    """A function with its description for a model. Calling the tool calls the function.
 
-    `timeout` is in seconds. A `sequential` tool never runs beside another one: when a reply calls it, all its calls
-    run one after the other. With `approval=True` a person must approve each call before it runs.
+    `timeout` is in seconds. If a reply calls a `sequential` tool, all calls of the reply run one after the other. With
+    `approval=True` a person must approve each call before it runs.
 
-    `recovery` says what becomes of a call that was started and interrupted, so that nobody knows whether it has taken
-    effect: `never` run it again (the model is told that its outcome is unknown), `retry` it with the same idempotency
-    key, `check` with a function of the tool's own, or `ask` a person. A call that was started `max_attempts` times and
-    never came to its end is not started again before a person was asked: it may be what ends the process.
+    `recovery` is the policy for a call that was started and interrupted, so that its outcome is unknown: `never` run it
+    again (the model reads that the outcome is unknown), `retry` it with the same idempotency key, `check` with the
+    tool's
+    own function, or `ask` a person. After `max_attempts` interrupted attempts a person is asked, because the call
+    itself
+    may be what kills the process.
     """
 
     max_attempts: int | None
@@ -131,16 +135,16 @@ class Tool(Generic[P, R]):
             self.check(check)
 
     def check(self, function: Callable[[ToolContext], Any]) -> Callable[[ToolContext], Any]:
-        """Use the function to find out what became of an interrupted call: `@pay.check`.
+        """Register a function that finds out the outcome of an interrupted call: `@pay.check`.
 
-        It gets the call's context (with `arguments` and `idempotency_key`), may be async or plain, and returns
+        It gets the call's context (with `arguments` and `idempotency_key`), can be async or plain, and returns
         `Done(result)`, `NotDone()` or `Unknown()`.
         """
         if not callable(function):
             raise InputError(f"tool {self.name!r}: check must be a function of a ToolContext, got {function!r}")
         if self.recovery != "check":
             raise InputError(
-                f"tool {self.name!r} has a check, but its recovery is {self.recovery!r}; say recovery='check'"
+                f"tool {self.name!r} has a check, but its recovery is {self.recovery!r}; pass recovery='check'"
             )
         self._check = function
         return function
@@ -151,11 +155,13 @@ class Tool(Generic[P, R]):
 
     @property
     def needs_thread(self) -> bool:
-        """Whether a call of it may take an OS thread: for the function itself, or for its check."""
+        """Whether a call may take an OS thread: for the function itself, or for its check."""
         return not is_async(self.function) or (self._check is not None and not is_async(self._check))
 
     async def ask_check(self, context: ToolContext) -> Done | NotDone | Unknown:
-        """What the tool's own function says about an interrupted call. One that fails or talks nonsense cannot tell."""
+        """Return the answer of the tool's check for an interrupted call. If it fails or returns another type:
+        `Unknown`.
+        """
         assert self._check is not None
         check = self._check
         try:
@@ -192,7 +198,7 @@ class Tool(Generic[P, R]):
         return f"Tool({self.name})"
 
     async def execute(self, call: ToolCall, context: ToolContext) -> Outcome:
-        """Run the call; a failure of any kind is a result."""
+        """Run the call; any failure becomes an error result."""
         try:
             arguments = self._read(call)
         except msgspec.ValidationError as error:
@@ -210,19 +216,19 @@ class Tool(Generic[P, R]):
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            return Outcome(failure(call, told(error)))  # the function's own doing: nobody cancelled this call
+            return Outcome(failure(call, told(error)))  # raised by the function itself: the call was not cancelled
         except Exited as error:
             return Outcome(failure(call, f"SystemExit: {error}"))
         except Exception as error:  # noqa: BLE001 - the model sees it
             return Outcome(failure(call, told(error)))
 
     def _read(self, call: ToolCall) -> dict[str, Any]:
-        """The arguments of the function; raises `msgspec.ValidationError`."""
+        """Return the arguments of the function; raises `msgspec.ValidationError`."""
         sent = arguments_in(call)
         try:
             value = convert(sent, self._arguments)
         except msgspec.ValidationError:
-            # Models like to send "3" for 3: take it where it can only mean that.
+            # Models often send "3" for 3: accept it where it is unambiguous.
             value = convert(sent, self._arguments, strict=False)
         return {name: getattr(value, name) for name in self._arguments.__struct_fields__}
 
@@ -275,12 +281,12 @@ def not_started(call: ToolCall, reason: str) -> ToolResultMessage:
 
 
 def failure(call: ToolCall, text: str) -> ToolResultMessage:
-    """A result that tells the model what went wrong."""
+    """Return an error result for the model."""
     return ToolResultMessage(call.id, call.name, text, is_error=True)
 
 
 def arguments_in(call: ToolCall) -> dict[str, Any]:
-    """What the model sent, for the tool to keep: the history has its own, which must stay as it is."""
+    """Return a copy of the model's arguments: the tool may change it, but not the history."""
     if call.malformed is not None:
         raise msgspec.ValidationError(f"the arguments are not a JSON object: {call.malformed[:200]!r}")
     return own_arguments(call)
@@ -291,7 +297,7 @@ def own_arguments(call: ToolCall) -> dict[str, Any]:
 
 
 def outcome(call: ToolCall, value: Any) -> Outcome:
-    """Whatever a tool returned, as a message."""
+    """Convert the return value of a tool to a message."""
     result = value if _is(value, ToolResult) else ToolResult(value)
     message = ToolResultMessage(
         call.id, call.name, _content(result.content), readable(result.details), bool(result.is_error)
@@ -316,5 +322,5 @@ def _content(value: Any) -> str | Sequence[Block]:
 
 
 def _is(value: object, *kinds: type) -> bool:
-    """`isinstance` that trusts nobody: a proxy without its object raises when it is asked for its class."""
+    """`isinstance` that never raises: a proxy without its object raises when its class is read."""
     return issubclass(type(value), kinds)

@@ -1,7 +1,7 @@
-"""Any Python value as JSON that a person can read.
+"""Any Python value as readable JSON.
 
-Nothing is too strange, and nothing here raises: what has no better form is shown by its repr, and what cannot even do
-that by the name of its class. The result holds JSON types alone, so that it reloads as it was stored.
+Every value is accepted, and nothing here raises: a value without a better form is shown as its repr, and if that fails
+as the name of its class. The result holds JSON types only, so it is the same after a reload.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from msgspec import Struct
 _Walk: TypeAlias = Callable[[Any], Any]
 _Form: TypeAlias = Callable[[Any, _Walk], Any]
 
-_DEEPEST = 100  # levels; each costs a few frames of a stack that may be deep already
+_DEEPEST = 100  # levels; each takes a few frames of a stack that may already be deep
 
 
 def readable(value: Any) -> Any:
-    """The value as strings, numbers, booleans, None, lists and dicts."""
+    """Return the value as strings, numbers, booleans, None, lists and dicts."""
     return _walk(value, set())
 
 
 def shown(value: object) -> str:
-    """The repr of anything, whatever its class thinks of that."""
+    """Return the repr of any value; never raises."""
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001 - foreign code, and any answer is better than none
@@ -37,7 +37,7 @@ def shown(value: object) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An error as a model reads it."""
+    """Return an error as the text that a model reads."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001
@@ -73,7 +73,7 @@ def _form(value: Any) -> _Form:
 
 def _whole_number(value: int, _: _Walk) -> int | str:
     number = int(value)
-    # Python refuses to write longer ones in decimal, and so would the database's JSON.
+    # Python cannot write longer ones in decimal, and neither could the database's JSON.
     return number if number.bit_length() < 10_000 else hex(number)
 
 
@@ -129,5 +129,5 @@ _BY_CLASS: tuple[tuple[Any, _Form], ...] = (
     (Sequence, lambda v, walk: [walk(item) for item in v]),
     (os.PathLike, lambda v, walk: walk(os.fspath(v))),
     (BaseException, lambda v, _: told(v)),
-    (object, lambda v, _: msgspec.to_builtins(v)),  # dates, Decimal, UUID; a TypeError for all that is left
+    (object, lambda v, _: msgspec.to_builtins(v)),  # dates, Decimal, UUID; a TypeError for everything else
 )

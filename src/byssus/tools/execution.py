@@ -1,4 +1,4 @@
-"""How a tool's function is run: off the event loop if it blocks, and not for longer than it may."""
+"""Running a tool's function: off the event loop if it blocks, and within its timeout."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 
-_GRACE = 1.0  # seconds that a tool has to clean up after its time was over
-_running: set[asyncio.Task[Any]] = set()  # also those that ignored their cancellation and are no longer waited for
+_GRACE = 1.0  # seconds that a tool has to clean up after its timeout
+_running: set[asyncio.Task[Any]] = set()  # including those that ignored their cancellation
 
 
 class TimedOut(Exception):
-    """The work took longer than it may."""
+    """The work exceeded its timeout."""
 
 
 class Exited(Exception):
-    """The function asked the whole program to exit, which is not its business."""
+    """The function raised SystemExit, which must not end the program."""
 
 
 async def run(function: Callable[..., Any], arguments: dict[str, Any], *, positional: bool = False) -> Any:
-    """Call a function of either kind."""
+    """Call a plain or an async function."""
     args, kwargs = (arguments.values(), {}) if positional else ((), arguments)
     try:
         if is_async(function):
@@ -40,7 +40,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 async def within(work: Coroutine[Any, Any, R], seconds: float | None) -> R:
-    """Do the work, or raise `TimedOut` soon after so many seconds, whatever the work thinks of its cancellation."""
+    """Do the work, or raise `TimedOut` soon after the timeout, even if the work ignores its cancellation."""
     if seconds is None:
         return await work
     task = asyncio.create_task(work)
@@ -55,23 +55,23 @@ async def within(work: Coroutine[Any, Any, R], seconds: float | None) -> R:
     except asyncio.CancelledError:
         if not task.done():
             task.cancel()
-            await asyncio.wait({task})  # whoever cancels a call knows how long to wait for it
+            await asyncio.wait({task})  # a caller that cancels has its own limit
         raise
     if not task.done() or task.cancelled() or task.exception() is not None:
         raise TimedOut
-    return task.result()  # it was late, but it has done its work: the truth is worth more than the limit
+    return task.result()  # late, but the work is done: a real result is better than a timeout
 
 
 def _bury(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
     if not task.cancelled():
-        task.exception()  # nobody else may ask
+        task.exception()  # mark the exception as retrieved
 
 
 async def in_thread(function: Callable[[], R]) -> R:
-    """Run a blocking function on a daemon thread of its own.
+    """Run a blocking function on its own daemon thread.
 
-    Not the event loop's pool: one that hangs must neither use it up nor keep the program from ending.
+    Not in the event loop's pool: a function that hangs must neither exhaust the pool nor keep the program from exiting.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
@@ -90,13 +90,13 @@ async def in_thread(function: Callable[[], R]) -> R:
         error: BaseException | None = None
         try:
             result = context.run(function)
-        except StopIteration as stop:  # a future cannot carry it
+        except StopIteration as stop:  # a future cannot hold it
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:  # noqa: BLE001 - it travels to the caller
             error = raised
         try:
             loop.call_soon_threadsafe(deliver, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: there is no caller any more
             return
 
     threading.Thread(target=work, name="byssus-tool", daemon=True).start()

@@ -3,10 +3,10 @@
     async with mcp_tools(command=["python", "server.py"]) as tools:
         agent = Agent(..., tools=[*tools, my_own_tool])
 
-- One session for a server, and for a command one process, for as long as the context is open. The session lives in a
-  task of its own, because what it stands on must be closed by the task that opened it; tools call it from theirs.
-- A call that is cancelled, aborted or out of time is cancelled at the server too, and not waited for.
-- A server that fails is a result that the model reads. One that cannot be opened raises `McpServerFailed`.
+- Each server has one session, and each command one process, while the context is open. The session lives in its own
+  task, because its resources must be closed by the task that opened them; tools call it from their tasks.
+- A call that is cancelled, aborted or timed out is also cancelled on the server, without waiting for it.
+- If a server fails, the model gets an error result. A server that cannot be opened raises `McpServerFailed`.
 - The list of tools is read once, when the server is opened.
 """
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
     from mcp.types import Tool as Offer
 
-_MOST_PAGES = 1_000  # of a list of tools: one that never ends is no list
-_LARGEST_EVENT = 256 * 1024 * 1024  # bytes; the SDK stops at one megabyte, which is one photo
-_PARTING = 10.0  # seconds for a session to end in good order
-_SIGN_OF_LIFE = 5.0  # seconds to find out whether a server is still there
-_CLOSED = -32000  # what the SDK says when a connection is gone
+_MOST_PAGES = 1_000  # of a list of tools: a list that never ends is an error
+_LARGEST_EVENT = 256 * 1024 * 1024  # bytes; the SDK's limit of one megabyte is too small for a photo
+_PARTING = 10.0  # seconds for a session to end cleanly
+_SIGN_OF_LIFE = 5.0  # seconds to find out whether a server is alive
+_CLOSED = -32000  # the SDK's code for a lost connection
 _LONGEST_NAME = 64
 
 
@@ -62,18 +62,21 @@ async def mcp_tools(
     start_timeout: float = 60.0,
     sequential: bool = False,
 ) -> AsyncIterator[list[Tool[..., Any]]]:
-    """The tools of one MCP server: of a `command` that speaks over its standard input and output, or of a `url`.
+    """Open the tools of one MCP server: of a `command` that speaks over standard input and output, or of a `url`.
 
-    A command sees PATH, HOME and the like, and what `env` adds; what it writes to its error output goes to the logger
-    `byssus.mcp`. `client` is an `mcp.Client` of your own instead, not yet opened, for whatever else it can be told.
+    A command gets PATH, HOME and similar variables, and those in `env`; its error output goes to the logger
+    `byssus.mcp`.
+    For other options of the SDK, pass your own `mcp.Client`, not yet opened, as `client`.
 
-    `prefix` goes before each tool's name, so that two servers can have the same; `only` names the tools to take, as the
-    server calls them. `timeout` (seconds, or None) is for each call, `start_timeout` for the server to be ready. With
-    `sequential` a call never runs beside another one.
+    `prefix` is added before each tool's name, to keep the tools of two servers apart; `only` selects tools by the
+    server's
+    names. `timeout` (seconds, or None) applies to each call, `start_timeout` to the start of the server. With
+    `sequential`,
+    a call never runs in parallel with another one.
     """
     errors = ErrorOutput()
     make, label = _source(command, env, cwd, url, headers, client, errors)
-    await asyncio.to_thread(_load_sdk)  # it takes a while
+    await asyncio.to_thread(_load_sdk)  # slow
     server = _Server(make, label, errors)
     await server.open(start_timeout)
     try:
@@ -95,7 +98,7 @@ def _source(
     client: Client | None,
     errors: ErrorOutput,
 ) -> tuple[Callable[[], Client], str]:
-    """How to make the client, and what to call its server."""
+    """Return a function that creates the client, and a label for the server."""
     if [command, url, client].count(None) != 2:
         raise InputError("mcp_tools() takes exactly one of command=[...], url='http://...' and client=Client(...)")
     if client is not None:
@@ -104,7 +107,7 @@ def _source(
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"mcp_tools() takes a url that begins with http:// or https://, got {url!r}")
-        place = parts.netloc.rpartition("@")[2] + parts.path  # without the user and the query, which may hold a key
+        place = parts.netloc.rpartition("@")[2] + parts.path  # without user and query, which may hold a key
         return functools.partial(_http_client, url, dict(headers or {})), f"at {place}"
     if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
         raise InputError(f"mcp_tools() takes a command as a list, like ['python', 'server.py']; got {command!r}")
@@ -138,7 +141,7 @@ def _http_transport(url: str, headers: dict[str, str]) -> Transport:
 
     @contextlib.asynccontextmanager
     async def connect() -> AsyncGenerator[Any, None]:
-        # How long an answer may take is a matter of each call.
+        # Each call has its own timeout.
         patience = httpx2.Timeout(30, read=None)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=patience) as http,
@@ -153,7 +156,7 @@ def _http_transport(url: str, headers: dict[str, str]) -> Transport:
 
 
 class _Server:
-    """One session with one server, and the calls that are under way."""
+    """One session with one server, and its running calls."""
 
     def __init__(self, make: Callable[[], Client], label: str, errors: ErrorOutput) -> None:
         import anyio  # noqa: PLC0415
@@ -168,12 +171,12 @@ class _Server:
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._closing = asyncio.Event()
-        # Not Task.cancel(): the SDK shields the end of its process against a scope, not against that.
+        # Not Task.cancel(): the SDK shields the end of its process against a scope, but not against that.
         self._scope = anyio.CancelScope()
         self._session: asyncio.Task[None] | None = None
 
     async def open(self, seconds: float) -> None:
-        """Start the session, or say why it cannot be."""
+        """Start the session, or raise the reason why it cannot start."""
         self._session = asyncio.create_task(self._hold(), name="byssus-mcp")
         ready = asyncio.create_task(self._ready.wait())
         try:
@@ -193,7 +196,7 @@ class _Server:
             raise McpServerFailed(f"the MCP server {self.label} {reason}{await self.errors.last_words()}")
 
     async def _hold(self) -> None:
-        """The task of the session. Whatever it opens, it closes."""
+        """The task of the session. It closes everything that it opens."""
         with self._scope:
             try:
                 async with self._make() as client:
@@ -208,7 +211,7 @@ class _Server:
                 self.errors.started()
 
     async def close(self) -> None:
-        """End the session in good order, or after a while in any. Returns when nothing of it is left."""
+        """End the session cleanly, or by force after a while. Returns when nothing of it is left."""
         assert self._session is not None
         self._closing.set()
         self._gone = self._gone or "it was closed"
@@ -222,7 +225,9 @@ class _Server:
             raise cancelled
 
     async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallToolResult:
-        """Call a tool from any task of the event loop. A cancelled caller does not wait; the server is told."""
+        """Call a tool from any task of the event loop. If the caller is cancelled, it does not wait; the server is
+        notified.
+        """
         assert self._session is not None
         self._check()
         task = asyncio.create_task(self._ask(name, arguments, context))
@@ -256,8 +261,8 @@ class _Server:
             raise McpServerFailed(f"the MCP server {self.label} was opened in another event loop; open it in this one")
         if reason := self._gone or self._reason_of_end():
             raise McpServerFailed(
-                f"the MCP server {self.label} is gone ({reason}): this call was not made, and no other call to it can "
-                "be until the program opens it again"
+                f"the MCP server {self.label} is gone ({reason}): this call was not made; later calls fail too until "
+                "the program opens the server again"
             )
 
     def _lost(self, how: str) -> McpServerFailed:
@@ -266,19 +271,19 @@ class _Server:
         )
 
     async def _look(self) -> None:
-        """Find out whether the server is gone for good, or only the answer of one call was lost."""
+        """Find out whether the server is gone, or only the answer of one call was lost."""
         assert self._client is not None
         try:
             async with asyncio.timeout(_SIGN_OF_LIFE):
                 await self._client.list_tools(cache_mode="bypass")
         except TimeoutError:
-            return  # busy; who knows
+            return  # busy: unknown
         except Exception as error:  # noqa: BLE001 - whatever it is, the next call would meet it too
             closed = getattr(error, "code", None) == _CLOSED
             self._gone = self._reason_of_end() or ("its connection is closed" if closed else told(error))
 
     def _reason_of_end(self) -> str | None:
-        """Why the session has ended, if it has."""
+        """Return why the session has ended; None if it has not."""
         if self._session is None or not self._session.done():
             return None
         error = None if self._session.cancelled() else self._session.exception()
@@ -293,11 +298,11 @@ class _Server:
     def _settled(self, call: asyncio.Task[Any]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # a caller that was cancelled will not ask
+            call.exception()  # a cancelled caller will not retrieve it
 
 
 async def _offers(client: Client) -> list[Offer]:
-    """All tools of the server, page by page."""
+    """Return all tools of the server, page by page."""
     page = await client.list_tools()
     found = list(page.tools)
     for _ in range(_MOST_PAGES):
@@ -309,7 +314,7 @@ async def _offers(client: Client) -> list[Offer]:
 
 
 def _named(server: _Server, prefix: str, only: Iterable[str] | None) -> dict[str, Offer]:
-    """The tools to take, by the names that a model shall call them."""
+    """Return the selected tools, by the names that the model will use."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,32}", prefix):
         raise InputError(f"prefix must be at most 32 letters, digits, _ or -, got {prefix!r}")
     offered = {offer.name: offer for offer in server.offers}
@@ -333,7 +338,7 @@ def _named(server: _Server, prefix: str, only: Iterable[str] | None) -> dict[str
 
 
 def _callable(name: str) -> str:
-    """The name in the alphabet and the length that models take."""
+    """Return the name in the alphabet and length that models accept."""
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
@@ -343,7 +348,7 @@ def _callable(name: str) -> str:
 
 
 class _McpTool(Tool[..., Any]):
-    """A tool of a server. Its arguments are checked there."""
+    """A tool of a server. The server validates its arguments."""
 
     def __init__(self, server: _Server, offer: Offer, name: str, timeout: float | None, *, sequential: bool) -> None:
         self._server = server
@@ -352,7 +357,7 @@ class _McpTool(Tool[..., Any]):
         self._setup(self._call, spec, timeout, sequential=sequential)
 
     async def _call(self, **arguments: Any) -> ToolResult:
-        """What calling the tool from a program does."""
+        """Call the tool directly from a program."""
         return await self._run(arguments, ToolContext("", self.name, Signal()))
 
     def _read(self, call: ToolCall) -> dict[str, Any]:
@@ -360,7 +365,7 @@ class _McpTool(Tool[..., Any]):
 
     async def _run(self, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
         try:
-            # Clean, because a value that is no strict JSON would break the connection, not only this call.
+            # Cleaned, because a value that is not strict JSON would break the connection, not only this call.
             return _result(await self._server.call(self._theirs, clean(arguments), context))
         except McpServerFailed as error:
             said = await self._server.errors.lines()
@@ -369,7 +374,7 @@ class _McpTool(Tool[..., Any]):
 
 
 def _result(answer: CallToolResult) -> ToolResult:
-    """The answer of a server. What no model can be shown is kept in the details."""
+    """Convert the answer of a server. Content that a model cannot be shown goes into the details."""
     structured = answer.structured_content
     blocks = [_block(block) for block in answer.content]
     kept = [

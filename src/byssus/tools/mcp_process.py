@@ -1,4 +1,4 @@
-"""What a child process writes to its error output: to the log, and its last lines for whoever has to tell its end."""
+"""The error output of a child process: it goes to the log, and its last lines into errors about the process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ log = logging.getLogger("byssus.mcp")
 
 _LINES = 20
 _LONGEST_LINE = 2_000
-_PATIENCE = 1.0  # seconds for the last words of a process that has ended to arrive
+_PATIENCE = 1.0  # seconds to wait for the last lines of a process that has ended
 
 
 class ErrorOutput:
-    """A pipe that a thread reads, so that nobody else has to. Until it is opened, it has nothing to say."""
+    """A pipe that is read by its own OS thread. Before it is opened, it has no lines."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -26,7 +26,7 @@ class ErrorOutput:
         self._reader: threading.Thread | None = None
 
     def open(self) -> TextIO:
-        """The end that the process writes to."""
+        """Return the end of the pipe that the process writes to."""
         reading, writing = os.pipe()
         self._writer = os.fdopen(writing, "w")
         self._reader = threading.Thread(target=self._read, args=(reading,), name="byssus-mcp-errors", daemon=True)
@@ -34,18 +34,20 @@ class ErrorOutput:
         return self._writer
 
     def started(self) -> None:
-        """The process has its own copy of the pipe, or never will: with ours open, the reader would wait for ever."""
+        """Close our copy of the writing end, once the process has its own or cannot start: the
+        reader would never end.
+        """
         if self._writer is not None:
             self._writer.close()
 
     async def lines(self) -> list[str]:
-        """The last lines that were written, all of them if the process has ended."""
+        """Return the last lines; all of them if the process has ended."""
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join, _PATIENCE)
         return list(self._lines)
 
     async def last_words(self) -> str:
-        """The same, to be added to an error."""
+        """Return the last lines as text to add to an error."""
         lines = await self.lines()
         return "\nits error output ends with:\n  " + "\n  ".join(lines) if lines else ""
 

@@ -1,6 +1,6 @@
-"""From a function's signature to the schema of its arguments, and back from a model's JSON to the arguments.
+"""From a function's signature to the JSON schema of its arguments, and from a model's JSON to the arguments.
 
-The arguments of a tool are the fields of a struct that is made for it, so that one library checks and describes them.
+The arguments of a tool are the fields of a generated struct, so one library validates and describes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from byssus.errors import InputError
 from byssus.values.schemas import describe
 
-# What `pydantic.Field(ge=1)` and the annotated-types package say, in msgspec's words: the same ones.
+# The constraints of `pydantic.Field(ge=1)` and of the annotated-types package. msgspec has the same names.
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 
 _WRAPPERS = (Union, types.UnionType, Annotated)
@@ -26,9 +26,9 @@ _WRAPPERS = (Union, types.UnionType, Annotated)
 def arguments_of(
     function: Callable[..., Any], tool_name: str, described: dict[str, str], context: type
 ) -> tuple[str | None, type[Struct]]:
-    """The parameter that takes the context, and a struct of all the others."""
+    """Return the name of the context parameter, and a struct of all other parameters."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InputError(f"tool {tool_name!r} is a generator; return the result, and report progress by ToolContext")
+        raise InputError(f"tool {tool_name!r} is a generator; return the result, and report progress with ToolContext")
     hints, parameters = _read(function, tool_name)
     contexts: list[str] = []
     fields: list[Any] = []
@@ -43,7 +43,7 @@ def arguments_of(
         else:
             fields.append((name, _described(hint, described.get(name), tool_name), _default(parameter.default)))
     if len(contexts) > 1:
-        raise InputError(f"tool {tool_name!r}: one parameter may take the {context.__name__}, not {contexts}")
+        raise InputError(f"tool {tool_name!r}: only one parameter can be a {context.__name__}, got {contexts}")
     try:
         struct = msgspec.defstruct(f"{tool_name}__arguments", fields, kw_only=True, forbid_unknown_fields=True)
     except TypeError as error:
@@ -52,7 +52,7 @@ def arguments_of(
 
 
 def _read(function: Callable[..., Any], tool_name: str) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """The type hints and the parameters of a function, a method, a partial or an object that can be called."""
+    """Return the type hints and parameters of a function, a method, a partial or a callable object."""
     try:
         hints = _hints(inner(function))
         parameters = dict(inspect.signature(function).parameters)
@@ -62,12 +62,12 @@ def _read(function: Callable[..., Any], tool_name: str) -> tuple[dict[str, Any],
         ) from error
     first = next(iter(parameters), None)
     if first in ("self", "cls") and first not in hints:
-        raise InputError(f"tool {tool_name!r} is a method without its object; pass the bound one: tool(thing.method)")
+        raise InputError(f"tool {tool_name!r} is an unbound method; pass the bound one: tool(thing.method)")
     return hints, parameters
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that a partial calls in the end."""
+    """Return the function that a partial finally calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -81,18 +81,18 @@ def _hints(function: Any) -> dict[str, Any]:
 
     def stand_in() -> None: ...
 
-    # Not the hint of the result: it may be a name that only a type checker knows, and nobody asks for it.
+    # Without the hint of the result: it may be a name that only a type checker knows, and it is not needed.
     stand_in.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
     return get_type_hints(stand_in, getattr(inspect.unwrap(function), "__globals__", None), include_extras=True)
 
 
 def _default(value: Any) -> Any:
-    """A default for the struct: shown in the schema where it is plain, else the very object, as Python would do."""
+    """Return a default for the struct: in the schema if it is a plain value, otherwise the object itself."""
     return value if isinstance(value, str | int | float | None) else field(default_factory=lambda: value)
 
 
 def _described(hint: Any, description: str | None, tool_name: str) -> Any:
-    """The hint with its description where a schema finds it; `Annotated[str, "..."]` wins over the docstring."""
+    """Return the hint with its description for the schema; `Annotated[str, "..."]` wins over the docstring."""
     base, metas = hint, []
     if get_origin(hint) is Annotated:
         base, *notes = get_args(hint)
@@ -141,13 +141,13 @@ def _culprit(arguments: type[Struct], error: TypeError) -> str:
         try:
             describe(item[1])
         except TypeError as reason:
-            what = str(reason).rsplit("\n", maxsplit=1)[-1]  # above it: advice for those who write the schema
+            what = str(reason).rsplit("\n", maxsplit=1)[-1]  # the lines above it are advice for authors of schemas
             return f"the parameter {item[0]!r} cannot be described to a model ({what}); {advice}"
     return f"its parameters cannot be described to a model ({error}); {advice}"
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the tool, and of each parameter: Google, NumPy and Sphinx styles."""
+    """Return the description of the tool and of each parameter, from a Google, NumPy or Sphinx docstring."""
     if ":" not in text and "---" not in text:
         return text.strip(), {}
     import docstring_parser  # noqa: PLC0415 - only who has something to parse pays for it
