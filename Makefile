@@ -24,7 +24,7 @@ OVERLAID := $(VENV)/.overlaid
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help setup chat test quick torture lint types check bench requirements clean
+.PHONY: help setup chat test quick torture lint types check bench floors demo requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
@@ -61,6 +61,19 @@ bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
 	@for name in start append load loop growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
+
+# The same packages as in .venv, but for the SDKs and what these need.
+floors: FLOORS := $(VENV)/floors
+floors: $(INSTALLED) ## test the providers on the oldest SDKs that pyproject.toml allows
+	@$(BIN)/python -m venv --clear $(FLOORS)
+	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --requirement requirements/dev.txt
+	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install \
+	  $$(sed -nE 's/^(anthropic|openai) = \["([a-z]+)>=([0-9.]+).*/\2==\3/p' pyproject.toml)
+	@$(FLOORS)/bin/python -m pip list 2>/dev/null | grep -E '^(anthropic|openai|httpx2?) '
+	@PYTHONPATH=src $(FLOORS)/bin/python -m pytest -q tests/providers $(ARGS)
+
+demo: $(INSTALLED) ## record docs/demo.svg: a chat that survives kill -9
+	@$(BIN)/python -m docs.demo
 
 # All but agentscope, which cannot be installed beside mcp.
 requirements: EXTRAS := anthropic openai local mcp otel postgres
