@@ -73,7 +73,7 @@ floors: $(INSTALLED) ## test the providers on the oldest SDKs that pyproject.tom
 	@PYTHONPATH=src $(FLOORS)/bin/python -m pytest -q tests/providers $(ARGS)
 
 demo: $(INSTALLED) ## record docs/demo.svg: a chat that survives kill -9
-	@$(BIN)/python -m docs.demo
+	@$(BIN)/python -m tools.demo
 
 # All but agentscope, which cannot be installed beside mcp.
 requirements: EXTRAS := anthropic openai local mcp otel postgres

@@ -11,6 +11,7 @@ import venv
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from packaging.requirements import Requirement
@@ -183,3 +184,15 @@ def test_the_wheel_runs_the_first_program_of_the_readme(tmp_path: Path, empty: P
     with Server([Anthropic.answer("Hello!"), Anthropic.answer("Fine.")]) as server:
         service = {"ANTHROPIC_API_KEY": "test-key", "ANTHROPIC_BASE_URL": server.url}
         assert "Hello!" in output([empty / "bin" / "python", "-c", code], tmp_path, **service)
+
+
+# --- the recording ----------------------------------------------------------------------------------------------------
+
+
+def test_the_recording_stands_alone() -> None:
+    text = (ROOT / "docs" / "demo.svg").read_text("utf-8")
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(text) < 300_000
+    addresses = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"://|href|url\(|@import|<script|/tmp|/home|/root|127\.0\.0\.1", addresses)
+    assert "Killed" in text
