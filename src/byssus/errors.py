@@ -45,6 +45,8 @@ neither is raised out of `prompt()`.
 
 from __future__ import annotations
 
+import sys
+
 
 class ByssusError(Exception):
     """The base of all of them."""
@@ -82,9 +84,12 @@ class MissingExtra(ByssusError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
+        import shlex  # noqa: PLC0415 - for an error alone
+
+        python = shlex.quote(sys.executable or "python")  # the `pip` of a shell may belong to another Python
         super().__init__(
             f"{feature} needs the extra {extra!r}, which is not installed; "
-            f"in a checkout of byssus, run: pip install '.[{extra}]'"
+            f"in a checkout of byssus, run: {python} -m pip install '.[{extra}]'"
         )
 
 

@@ -821,7 +821,7 @@ except MissingExtra as error:
     told = run_python(code)
     assert told.startswith("AnthropicProvider needs the extra")
     assert "needs the extra 'anthropic'" in told
-    assert "pip install '.[anthropic]'" in told
+    assert f"{sys.executable} -m pip install '.[anthropic]'" in told
 
 
 # --- the cache, structured output, images -----------------------------------------------------------------------------

@@ -1202,7 +1202,7 @@ except MissingExtra as error:
     told = run_python(code)
     assert told.startswith("OpenAIProvider needs the extra")
     assert "needs the extra 'openai'" in told
-    assert "pip install '.[openai]'" in told
+    assert f"{sys.executable} -m pip install '.[openai]'" in told
 
 
 def test_the_schema_of_the_reply_goes_out_as_the_response_format() -> None:

@@ -32,13 +32,14 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, pattern: str) -> None:
-        """Read until the pattern appears; what is behind it stays for the next time."""
+    def wait_for(self, pattern: str) -> str:
+        """Read until the pattern appears, and return all up to its end; what is behind it stays for the next time."""
         while not (found := re.search(pattern, self.screen)):
             ready, _, _ = select.select([self._master], [], [], 60)
             assert ready, f"{pattern!r} did not appear: {self.screen!r}"
             self.screen += os.read(self._master, 65536).decode(errors="replace")
-        self.screen = self.screen[found.end() :]
+        seen, self.screen = self.screen[: found.end()], self.screen[found.end() :]
+        return seen
 
     def wait_for_its_end(self) -> str:
         """All that appears until the program has ended."""
