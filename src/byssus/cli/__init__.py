@@ -64,7 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
+    parser.set_defaults(utc=False)
+    _share_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in (chat, threads, memory, runs, checkpoints, retention, transfer, maintenance, search):
         command.add_to(commands)
+    for each in commands.choices.values():
+        _share_options(each)
     return parser
+
+
+def _share_options(parser: argparse.ArgumentParser) -> None:
+    """What may stand before the command and behind it."""
+    parser.add_argument("--utc", action="store_true", default=argparse.SUPPRESS, help="show times in UTC, not local")
