@@ -329,6 +329,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/log/inbox.py": ["threads/test_inbox.py", "threads/test_inbox_races.py"],
     "queries/log/marks.py": ["threads/test_marks.py"],
     "queries/log/memories.py": ["memory/test_memory.py", "memory/test_stored.py"],
+    "queries/log/prefixes.py": ["threads/test_prefixes.py"],
     "queries/log/tool_calls.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
     "queries/moving/checks.py": ["maintenance/test_check.py"],
     "queries/moving/copying.py": ["maintenance/test_copy.py", "maintenance/test_backup.py"],

@@ -19,6 +19,7 @@ from byssus.cli import (
     retention,
     runs,
     search,
+    show,
     terminal,
     threads,
     transfer,
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(utc=False)
     _share_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, memory, runs, checkpoints, retention, transfer, maintenance, search):
+    for command in (chat, threads, show, memory, runs, checkpoints, retention, transfer, maintenance, search):
         command.add_to(commands)
     for each in commands.choices.values():
         _share_options(each)
