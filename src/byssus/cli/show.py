@@ -8,11 +8,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from byssus.checkpointer import Checkpointer, Thread
+import msgspec
+
+from byssus.checkpointer import Checkpointer, Thread, ThreadState
 from byssus.cli import database, ids, pages, terminal
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.errors import InputError
 from byssus.messages import (
+    AssistantMessage,
     Block,
     ImageContent,
     Message,
@@ -25,9 +28,15 @@ from byssus.messages import (
 )
 from byssus.providers.history import interrupted
 
+_STATES: dict[ThreadState, str] = {
+    "running": "A run drives this thread now; --follow shows what is added.",
+    "waiting": "A tool call waits for a person: 'byssus pending' lists it.",
+    "interrupted": "The run of this thread was interrupted.",
+}
+
 
 def add_to(commands: Any) -> None:
-    more = "As JSON: id, messages, extra, and what has arrived of a reply that is not complete."
+    more = "As JSON: id, messages, extra, state, and what has arrived of a reply that is not complete."
     parser = add(commands, "show", _show, "show the messages of a thread", more)
     add_thread(parser)
     parser.add_argument("--last", type=number, metavar="N", help="only the last N messages")
@@ -41,15 +50,20 @@ def add_to(commands: Any) -> None:
 def _show(args: argparse.Namespace) -> int:
     if args.follow:
         return _follow(args)
-    thread = work_on(args, lambda cp: cp.load(args.thread), args.thread)
+
+    async def load(cp: Checkpointer) -> tuple[Thread | None, ThreadState]:
+        return await cp.load(args.thread), await cp.state(args.thread)
+
+    thread, state = work_on(args, load, args.thread)
     if thread is None:  # deleted a moment ago
         raise InputError(f"there is no thread {args.thread!r} any more")
     messages = thread.messages[-args.last :] if args.last else thread.messages
     if args.json:
-        _print_json(args.thread, thread, messages)
+        _print_json(args.thread, thread, state, messages)
         return 0
     if thread.partial:
-        messages = [*messages, interrupted(thread.partial)]
+        is_arriving = state == "running"
+        messages = [*messages, _arriving(thread.partial) if is_arriving else interrupted(thread.partial)]
     when = functools.partial(terminal.when, utc=args.utc)
     if args.markdown or args.html:
         page = pages.markdown if args.markdown else pages.html_page
@@ -58,13 +72,19 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     for message in messages:
         _print_message(message, when)
+    if state != "idle":
+        print(f"({_STATES[state]})")
     return 0
 
 
-def _print_json(thread_id: str, thread: Thread, messages: Sequence[Message]) -> None:
+def _arriving(partial: AssistantMessage) -> AssistantMessage:
+    return msgspec.structs.replace(partial, stop_reason="still arriving")
+
+
+def _print_json(thread_id: str, thread: Thread, state: ThreadState, messages: Sequence[Message]) -> None:
     partial = to_value(thread.partial) if thread.partial else None
     told = [to_value(message) for message in messages]
-    terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial})
+    terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial, "state": state})
 
 
 def _print_message(message: Message, when: pages.When) -> None:
