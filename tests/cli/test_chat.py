@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from byssus import checkpointer, cli
+from byssus import checkpointer
 from byssus.cli import terminal
 from byssus.messages import (
     AssistantMessage,
@@ -338,11 +337,3 @@ def test_a_wrong_command_line_is_exit_code_2(on_file: Command, args: list[str]) 
 
 def test_a_long_error_stays_on_one_line() -> None:
     assert terminal.line("a\nb\tc\x1bd") == "a b c\\x1bd"
-
-
-def test_the_readme_mentions_every_subcommand() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## The command line")[1].split("```")[1]  # also in a comment: it need not have an example
-    (commands,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
-    mentioned = {word.strip(";,") for word in section.split()}
-    assert [name for name in commands.choices if name not in mentioned] == []

@@ -102,4 +102,4 @@ def test_a_recount_says_what_differs(told: Database, byssus: Command) -> None:
 
 
 def test_usage_of_nobody_is_an_error(told: Database, byssus: Command) -> None:
-    assert "no user 'eve'; list_users() of the storage lists" in byssus("usage", "eve", code=1).stderr
+    assert "no user 'eve'; 'byssus users' lists them" in byssus("usage", "eve", code=1).stderr

@@ -7,12 +7,15 @@ import asyncio
 import json
 import re
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, cli, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
+from byssus.cli import terminal
 from byssus.memory import Msg, SQLiteMemory
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
@@ -166,3 +169,29 @@ def test_json_is_json_in_any_encoding(tmp_path: Path, db: Path, encoding: str) -
         tty.close()
     assert f"t{NASTY}" in {info["id"] for info in json.loads(screen)}
     assert tty.process.returncode == 0
+
+
+@pytest.fixture
+def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Oslo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_oslo")
+@pytest.mark.parametrize(
+    ("stored", "local", "utc"),
+    [
+        ("2026-01-31T23:30:00.123456Z", "2026-02-01 00:30:00", "2026-01-31 23:30:00Z"),
+        ("2026-07-01T08:00:00+02:00", "2026-07-01 08:00:00", "2026-07-01 06:00:00Z"),
+        ("2026-07-01 08:00:00", "2026-07-01 08:00:00", "2026-07-01 08:00:00"),
+        ("0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00+14:00"),
+        ("soon\x9b", "soon\\x9b", "soon\\x9b"),
+        ("", "", ""),
+    ],
+)
+def test_times_are_local_unless_utc_is_asked_for(stored: str, local: str, utc: str) -> None:
+    assert terminal.when(stored, utc=False) == local
+    assert terminal.when(stored, utc=True) == utc

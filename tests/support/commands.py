@@ -1,4 +1,4 @@
-"""The command `byssus` in a process of its own, for the tests that run it."""
+"""The command `byssus`, in a process of its own or in this one, for the tests that run it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from byssus.cli import main
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,6 +55,33 @@ def command(home: Path, place: str | None = None) -> Command:
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         return done
+
+    return run
+
+
+class Shown(NamedTuple):
+    """What a command has printed, on both outputs."""
+
+    stdout: str
+    stderr: str
+
+
+Here = Callable[..., Shown]
+
+
+def command_here(capsys: pytest.CaptureFixture[str], place: str) -> Here:
+    """What runs the command in this process, on a database: nothing is started, so it takes no time."""
+
+    def run(*args: object, code: int = 0) -> Shown:
+        capsys.readouterr()
+        try:
+            ended: object = main([*map(str, args), "--db", place])
+        except SystemExit as end:
+            ended = end.code
+        shown = Shown(*capsys.readouterr())
+        assert ended == code, shown
+        assert "Traceback" not in shown.stderr
+        return shown
 
     return run
 

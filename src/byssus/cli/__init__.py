@@ -7,6 +7,8 @@ reader that went away and a SIGTERM.
 from __future__ import annotations
 
 import argparse
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,16 +16,18 @@ from byssus import __version__
 from byssus.cli import (
     chat,
     checkpoints,
+    completion,
     maintenance,
     memory,
     retention,
     runs,
     search,
+    show,
     terminal,
     threads,
     transfer,
 )
-from byssus.errors import ByssusError
+from byssus.errors import AnswerNeeded, ByssusError, InputError, ThreadBusy
 from byssus.values.places import redacted
 
 
@@ -31,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     terminal.prepare()
     parser = _parser()
-    args, more = parser.parse_known_args(argv)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if _asks_for_help(typed):
+        _parser_meant(parser, typed).print_help()
+        return 0
+    args, more = parser.parse_known_args(typed)
     takes_more = getattr(args, "takes_more", None)
     if more and not (takes_more and takes_more(args, more)):
         parser.error(f"unrecognized arguments: {' '.join(map(redacted, more))}")
@@ -45,11 +53,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
-    except (ByssusError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a person at a shell gets one line, whatever it is
         terminal.abandon_output()
-        terminal.complain(error)
+        if args.debug:
+            terminal.remark(redacted("".join(traceback.format_exception(error))))
+        terminal.complain(in_words(error))
         return 1
     return code
+
+
+def in_words(error: Exception) -> Exception:
+    """The error as a person at a shell can use it: the next step is a command, and a mistake of ours is named so."""
+    if isinstance(error, ThreadBusy):
+        first = str(error).partition("; ")[0]
+        return InputError(f"{first}; 'byssus steer' and 'byssus follow-up' reach that run, 'byssus abort' ends it")
+    if isinstance(error, AnswerNeeded):
+        first = str(error).partition("; ")[0]
+        return InputError(f"{first}; 'byssus pending' lists the calls, 'byssus answer' answers")
+    if isinstance(error, ByssusError | OSError):
+        return error
+    return ByssusError(f"unexpected {type(error).__name__}: {error}; run it again with --debug for the traceback")
+
+
+def _asks_for_help(typed: list[str]) -> bool:
+    options = typed[: typed.index("--")] if "--" in typed else typed
+    return "-h" in options or "--help" in options
+
+
+def _parser_meant(parser: argparse.ArgumentParser, typed: list[str]) -> argparse.ArgumentParser:
+    """The parser of the command that stands anywhere on the line, or the whole one."""
+    choices = commands_of(parser)
+    return next((choices[word] for word in typed if word in choices), parser)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Each command with its parser."""
+    (found,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(found.choices)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,7 +104,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
+    parser.set_defaults(utc=False, debug=False)
+    _share_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, memory, runs, checkpoints, retention, transfer, maintenance, search):
+    for command in (
+        chat,
+        threads,
+        show,
+        memory,
+        runs,
+        checkpoints,
+        retention,
+        transfer,
+        maintenance,
+        search,
+        completion,
+    ):
         command.add_to(commands)
+    for each in commands.choices.values():
+        _share_options(each)
     return parser
+
+
+def _share_options(parser: argparse.ArgumentParser) -> None:
+    """What may stand before the command and behind it."""
+    parser.add_argument("--utc", action="store_true", default=argparse.SUPPRESS, help="show times in UTC, not local")
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 from byssus.checkpointer import Checkpointer, CheckpointMetadata, Tree
 from byssus.cli import terminal
+from byssus.cli.ids import chosen
 from byssus.cli.subcommand import add, add_thread, count, number, work_on
 from byssus.errors import InputError, NotFound
 
@@ -156,11 +157,20 @@ def _point(text: str) -> tuple[str, int] | str:
 
 
 async def _found(cp: Checkpointer, thread_id: str, point: tuple[str, int] | str) -> str | int:
-    """The point as the checkpointer takes it."""
+    """The point as the checkpointer takes it; of an id, the start will do."""
     if isinstance(point, str):
-        return point
+        return chosen(point, await _all_checkpoints(cp, thread_id), "checkpoints")
     name, position = point
     return position if name == "seq" else await _at_step(cp, thread_id, position)
+
+
+async def _all_checkpoints(cp: Checkpointer, thread_id: str) -> list[str]:
+    """Those of the thread's line, and those that rewinds have left."""
+    found: list[str] = []
+    while page := await cp.list_checkpoints(thread_id, _PAGE, len(found)):
+        found += [each.checkpoint_id for each in page]
+    tree = await cp.tree(thread_id)
+    return [*found, *(each.checkpoint_id for each in (tree.left if tree else []))]
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _prune(args: argparse.Namespace) -> int:
             else "which thread? byssus prune THREAD --keep-...; without options, by the threads' time to live"
         )
     known = [] if args.thread is None else [args.thread]
-    pruned = work_on(args, lambda cp: cp.prune(args.thread, keep), *known)
+    pruned = work_on(args, lambda cp: cp.prune(args.thread, keep), *known, whole=True)
     print(f"Removed {count(len(pruned.checkpoints), 'checkpoint')} and {count(pruned.messages, 'message')}.")
     for name in pruned.checkpoints:
         print(f"  {terminal.line(name)}")
@@ -78,9 +78,9 @@ def _kept(args: argparse.Namespace) -> Retention | None:
 
 
 def _delete(args: argparse.Namespace) -> int:
-    seen = work_on(args, lambda cp: _look(cp, args.thread), args.thread)
+    seen = work_on(args, lambda cp: _look(cp, args.thread), args.thread, whole=True)
     _confirm(args, f"deletes {seen.what}", args.thread)
-    points = work_on(args, lambda cp: cp.delete_thread(args.thread), args.thread)
+    points = work_on(args, lambda cp: cp.delete_thread(args.thread), args.thread, whole=True)
     print(terminal.line(f"Deleted {seen.what} and {count(points, 'checkpoint')}."))
     return 0
 
@@ -94,12 +94,12 @@ def _erase(args: argparse.Namespace) -> int:
         except ForksUndecided as error:
             raise _undecided(f"user {args.user!r}", error.forks) from error
         return _tell(erased, f"user {args.user!r}")
-    seen = work_on(args, lambda cp: _look(cp, args.thread), args.thread)
+    seen = work_on(args, lambda cp: _look(cp, args.thread), args.thread, whole=True)
     if seen.forks and args.forks is None:
         raise _undecided(f"thread {args.thread!r}", seen.forks)
     too = f" and {count(len(seen.forks), 'fork')} with theirs" * (args.forks == "erase" and bool(seen.forks))
     _confirm(args, f"erases {seen.what}{too} for good", args.thread)
-    erased = work_on(args, lambda cp: cp.erase_thread(args.thread, forks=args.forks), args.thread)
+    erased = work_on(args, lambda cp: cp.erase_thread(args.thread, forks=args.forks), args.thread, whole=True)
     return _tell(erased, f"thread {args.thread!r}")
 
 

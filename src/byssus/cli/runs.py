@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
+from byssus.cli.ids import chosen
 from byssus.cli.subcommand import add, add_thread, work_on
 from byssus.errors import InputError
 from byssus.messages import dumps
@@ -86,7 +87,12 @@ def _answer(args: argparse.Namespace) -> int:
         answer = ToolResult(args.text)
     elif args.answer == "approve" and args.text is not None:
         raise InputError(f"'approve' takes no text, got {args.text!r}; to give the call's result, say 'result'")
-    _with(args, lambda cp: cp.answer(args.thread, args.call, answer))
+
+    async def record(cp: Checkpointer) -> None:
+        waiting = [call.call_id for call in await cp.pending(args.thread)]
+        await cp.answer(args.thread, chosen(args.call, waiting, "calls"), answer)
+
+    _with(args, record)
     terminal.remark("Recorded. The thread's next run goes on with it.\n")
     return 0
 
@@ -118,7 +124,11 @@ def _send(args: argparse.Namespace) -> int:
 
 
 def _withdraw(args: argparse.Namespace) -> int:
-    if not _with(args, lambda cp: cp.withdraw(args.thread, args.message)):
+    async def withdraw(cp: Checkpointer) -> bool:
+        waiting = [item.id for item in await cp.inbox(args.thread)]
+        return await cp.withdraw(args.thread, chosen(args.message, waiting, "messages"))
+
+    if not _with(args, withdraw):
         raise InputError(
             f"message {args.message!r} does not wait in thread {args.thread!r}: it was heard, or never sent"
         )

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
+from byssus.cli.ids import whole_id
 from byssus.cli.subcommand import add, count, number, work_on
 from byssus.errors import InputError
 
@@ -31,20 +33,20 @@ def add_to(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    hits = work_on(
-        args,
-        lambda cp: cp.search(
+    async def search(cp: Checkpointer) -> list[dict[str, Any]]:
+        return await cp.search(
             " ".join(args.words),
-            user_id=args.user,
-            session_id=args.thread,
+            user_id=args.user and await whole_id(cp, "user", args.user),
+            session_id=args.thread and await whole_id(cp, "thread", args.thread),
             role=args.role,
             since=args.since,
             until=args.until,
             limit=args.limit,
             order="relevance" if args.relevance else "newest",
             timeout=args.timeout,
-        ),
-    )
+        )
+
+    hits = work_on(args, search)
     if args.json:
         terminal.print_json(hits)
         return 0
@@ -69,9 +71,13 @@ def _take_excluded(args: argparse.Namespace, more: Sequence[str]) -> bool:
 def _usage(args: argparse.Namespace) -> int:
     if args.recount:
         return _recount(args)
-    stats = work_on(args, lambda cp: cp.get_usage_stats(args.user, args.days))
+
+    async def usage(cp: Checkpointer) -> dict[str, Any] | None:
+        return await cp.get_usage_stats(args.user and await whole_id(cp, "user", args.user), args.days)
+
+    stats = work_on(args, usage)
     if stats is None:
-        raise InputError(f"there is no user {args.user!r}; list_users() of the storage lists those that there are")
+        raise InputError(f"there is no user {args.user!r}; 'byssus users' lists them")
     if args.json:
         terminal.print_json(stats)
         return 0

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database
-from byssus.errors import InputError
+from byssus.cli import database, ids
 
 T = TypeVar("T")
+
+_THREADS = ("thread", "a", "b")  # the arguments that name threads
 
 
 def add(
@@ -32,18 +33,28 @@ def add_thread(parser: argparse.ArgumentParser, name: str = "thread") -> None:
     parser.add_argument(name, metavar=name.upper(), help="the thread's id; 'byssus threads' lists them")
 
 
-def work_on(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]], *threads: str) -> T:
-    """Do something with the database and these threads, if there are such threads."""
+def work_on(
+    args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]], *threads: str, whole: bool = False
+) -> T:
+    """Do something with the database and these threads, if there are such threads.
+
+    A thread may be typed by the start of its id, unless `whole`: from then on `args` has the whole id in its place.
+    """
     checkpointer = database.existing_checkpointer_of(args)
 
     async def main() -> T:
         async with checkpointer as cp:
-            for thread in threads:
-                if await cp.info(thread) is None:
-                    raise InputError(f"there is no thread {thread!r} in {cp.name}; 'byssus threads' lists them")
+            for typed in threads:
+                _put(args, typed, await ids.known_thread(cp, typed, whole=whole))
             return await work(cp)
 
     return asyncio.run(main())
+
+
+def _put(args: argparse.Namespace, typed: str, meant: str) -> None:
+    for name in _THREADS:
+        if getattr(args, name, None) == typed:
+            setattr(args, name, meant)
 
 
 def count(number: int, noun: str) -> str:

@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from byssus.values.places import redacted
 
@@ -31,6 +32,7 @@ _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): " ", ord("\t"): " "}
 _ESCAPED_IN_JSON = {
     code: f"\\u{code:04x}" for code in (*(c for c in _CONTROLS if c > 126), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029)
 }
+_STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m"}
 _BAR_WIDTH = 24
 _BAR_SECONDS = 0.1  # between two updates
 
@@ -65,6 +67,45 @@ def json_line(text: str) -> str:
     except UnicodeEncodeError:
         return "".join(each if each.isascii() else json.dumps(each)[1:-1] for each in text)
     return text
+
+
+def printable(text: str) -> str:
+    """The text on one line, with a character that the output cannot encode shown by its number."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return line(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def drawn(sign: str, plain: str) -> str:
+    """The sign, or what stands for it where the output cannot encode it."""
+    return sign if printable(sign) == sign else plain
+
+
+def when(iso: str, utc: bool) -> str:
+    """A stored time for people: local, or in UTC with a Z behind it. What is no time with a zone is shown as it is."""
+    try:
+        time = datetime.fromisoformat(iso)
+        if time.tzinfo is None:
+            return line(iso)
+        return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if utc else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):  # a database may be somebody else's
+        return line(iso)
+
+
+def is_screen() -> bool:
+    """Whether a person reads what is printed."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def columns() -> int | None:
+    """How wide the screen is; None if nobody reads a screen."""
+    return shutil.get_terminal_size().columns if is_screen() else None
+
+
+def styled(text: str, style: Literal["bold", "dim"]) -> str:
+    """The text in a style, on a terminal that has styles and a person who wants them."""
+    if not is_screen() or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return text
+    return f"{_STYLES[style]}{text}\x1b[0m"
 
 
 def print_json(value: Any) -> None:

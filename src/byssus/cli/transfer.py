@@ -1,9 +1,10 @@
-"""`byssus export|import`: threads as JSON lines, which another database takes."""
+"""`byssus export|import`: threads as JSON lines, which another database takes, or as Markdown to read."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import os
 import sys
 import tempfile
@@ -13,18 +14,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database, terminal
-from byssus.cli.subcommand import add
-from byssus.errors import InputError
+from byssus.cli import database, ids, pages, terminal
+from byssus.cli.subcommand import add, work_on
+from byssus.errors import InputError, NotFound
 from byssus.maintenance.admission import Terms, checked_terms, in_words
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.import_ import Imported, bring
 from byssus.values.places import looks_like_dsn, redacted
 
+_PAGE = 500
+
 
 def add_to(commands: Any) -> None:
     more = "One object a line: messages, tool calls, checkpoints and all else that 'byssus import' brings back."
     parser = add(commands, "export", _export, "write a thread, or all threads of a user, as JSON lines", more)
+    parser.add_argument(
+        "--format", choices=["jsonl", "markdown"], default="jsonl", help="jsonl (default), or markdown: to read only"
+    )
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     whose.add_argument("--user", metavar="ID", help="all threads of this user instead")
@@ -42,43 +48,65 @@ def add_to(commands: Any) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    checkpointer = database.existing_checkpointer_of(args)
+    known = [] if args.thread is None else [args.thread]
     if args.output is None:
-        asyncio.run(_print(checkpointer, args))
-    else:
-        if looks_like_dsn(args.output):
-            raise InputError(f"{redacted(args.output)!r} is no file; 'byssus copy' copies into another database")
-        _save(checkpointer, args, Path(args.output))
+        work_on(args, lambda cp: _print(cp, args), *known)
+        return 0
+    if looks_like_dsn(args.output):
+        raise InputError(f"{redacted(args.output)!r} is no file; 'byssus copy' copies into another database")
+    _save(args, Path(args.output), known)
     return 0
 
 
-def _lines(checkpointer: Checkpointer, args: argparse.Namespace) -> AsyncIterator[str]:
+async def _lines(cp: Checkpointer, args: argparse.Namespace) -> AsyncIterator[str]:
+    """What is written, line by line, without the newlines."""
     if args.user is not None:
-        return export_user(checkpointer.store, args.user)
-    return export_thread(checkpointer.store, args.thread)
+        args.user = await ids.whole_id(cp, "user", args.user)
+    if args.format == "markdown":
+        async for page in _pages(cp, args):
+            yield page.removesuffix("\n")
+        return
+    lines = export_thread(cp.store, args.thread) if args.user is None else export_user(cp.store, args.user)
+    async for line in lines:
+        yield line
 
 
-async def _known(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
-    if args.user is None and await checkpointer.info(args.thread) is None:
-        raise InputError(f"there is no thread {args.thread!r} in {checkpointer.name}; 'byssus threads' lists them")
+async def _pages(cp: Checkpointer, args: argparse.Namespace) -> AsyncIterator[str]:
+    names = [args.thread] if args.user is None else await _threads_of(cp, args.user)
+    for position, name in enumerate(names):
+        thread = await cp.load(name)
+        if thread is None:
+            continue  # deleted meanwhile
+        if position:
+            yield ""
+        for piece in pages.markdown(name, thread.messages, functools.partial(terminal.when, utc=args.utc)):
+            yield piece
 
 
-async def _print(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
-    async with checkpointer:
-        await _known(checkpointer, args)
-        async for line in _lines(checkpointer, args):
-            if sys.stdout.isatty():
-                terminal.write(f"{terminal.json_line(line)}\n")  # nothing in it may drive the terminal
-            else:
-                sys.stdout.buffer.write(line.encode() + b"\n")
-        sys.stdout.buffer.flush()
+async def _threads_of(cp: Checkpointer, user_id: str) -> list[str]:
+    names: list[str] = []
+    while page := await cp.list_user_sessions(user_id, limit=_PAGE, offset=len(names)):
+        names += [str(session["session_id"]) for session in page]
+    if page is None:
+        raise NotFound(f"there is no user {user_id!r}; 'byssus users' lists them")
+    return names
 
 
-def _save(checkpointer: Checkpointer, args: argparse.Namespace, path: Path) -> None:
+async def _print(cp: Checkpointer, args: argparse.Namespace) -> None:
+    async for line in _lines(cp, args):
+        if args.format == "markdown":
+            print(line)
+        elif terminal.is_screen():
+            print(terminal.json_line(line))  # nothing in it may drive the terminal
+        else:
+            sys.stdout.buffer.write(line.encode() + b"\n")
+
+
+def _save(args: argparse.Namespace, path: Path, known: list[str]) -> None:
     """Write the file beside its place first: what is there stays until the export is whole."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            count = asyncio.run(_write(checkpointer, args, file))
+            count = work_on(args, lambda cp: _write(cp, args, file), *known)
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).replace(path)
@@ -89,13 +117,11 @@ def _save(checkpointer: Checkpointer, args: argparse.Namespace, path: Path) -> N
     terminal.remark(f"{terminal.line(str(path))}: {count:,} lines\n")
 
 
-async def _write(checkpointer: Checkpointer, args: argparse.Namespace, file: Any) -> int:
+async def _write(cp: Checkpointer, args: argparse.Namespace, file: Any) -> int:
     count = 0
-    async with checkpointer:
-        await _known(checkpointer, args)
-        async for line in _lines(checkpointer, args):
-            file.write(line.encode() + b"\n")
-            count += 1
+    async for line in _lines(cp, args):
+        file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+        count += line.count("\n") + 1
     return count
 
 

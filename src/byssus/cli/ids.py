@@ -1,0 +1,43 @@
+"""The start of an id stands for the whole, as in git, if no other id begins like it. A whole id always means itself.
+
+Commands that take something away want the whole id: a start that was unique yesterday may mean another thread today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from byssus.checkpointer import Checkpointer
+from byssus.errors import InputError
+from byssus.threads.prefixes import Kind, starting_with
+
+_SHOWN = 5  # candidates that an error names
+
+
+async def whole_id(cp: Checkpointer, kind: Kind, typed: str) -> str:
+    """The id that was meant; what was typed if nothing begins like it, for the caller to complain about."""
+    return chosen(typed, await starting_with(cp.store, kind, typed, _SHOWN + 1), f"{kind}s")
+
+
+def chosen(typed: str, ids: Iterable[str], what: str) -> str:
+    """The only id that begins with what was typed; what was typed if it is one of them, or begins none."""
+    found = sorted({each for each in ids if each.startswith(typed)}, key=lambda each: (len(each), each))
+    if typed in found or not found:
+        return typed
+    if len(found) > 1:
+        raise InputError(f"{typed!r} could be any of these {what}: {_listed(found)}; type more of the id")
+    return found[0]
+
+
+async def known_thread(cp: Checkpointer, typed: str, *, whole: bool = False) -> str:
+    """The id of a thread that there is. `whole`: the start of one will not do."""
+    meant = typed if whole else await whole_id(cp, "thread", typed)
+    if await cp.info(meant) is None:
+        alike = await starting_with(cp.store, "thread", typed, _SHOWN + 1)
+        hint = f"this command needs the whole id: {_listed(alike)}" if alike else "'byssus threads' lists them"
+        raise InputError(f"there is no thread {typed!r} in {cp.name}; {hint}")
+    return meant
+
+
+def _listed(ids: list[str]) -> str:
+    return ", ".join(map(repr, ids[:_SHOWN])) + ", ..." * (len(ids) > _SHOWN)

@@ -1,0 +1,133 @@
+"""`byssus show`: the messages of a thread, on the screen, as JSON, or as a page."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from byssus.checkpointer import Checkpointer, Thread, ThreadState
+from byssus.cli import database, ids, pages, terminal
+from byssus.cli.subcommand import add, add_thread, number, work_on
+from byssus.errors import InputError
+from byssus.messages import (
+    AssistantMessage,
+    Block,
+    ImageContent,
+    Message,
+    Note,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    dumps,
+    to_value,
+)
+from byssus.providers.history import interrupted
+
+_STATES: dict[ThreadState, str] = {
+    "running": "A run drives this thread now; --follow shows what is added.",
+    "waiting": "A tool call waits for a person: 'byssus pending' lists it.",
+    "interrupted": "The run of this thread was interrupted.",
+}
+
+
+def add_to(commands: Any) -> None:
+    more = "As JSON: id, messages, extra, state, and what has arrived of a reply that is not complete."
+    parser = add(commands, "show", _show, "show the messages of a thread", more)
+    add_thread(parser)
+    parser.add_argument("--last", type=number, metavar="N", help="only the last N messages")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--markdown", action="store_true", help="as a Markdown page")
+    form.add_argument("--html", action="store_true", help="as an HTML page in one file, which loads nothing")
+    parser.add_argument("--follow", action="store_true", help="go on with what is added, until Ctrl-C")
+
+
+def _show(args: argparse.Namespace) -> int:
+    if args.follow:
+        return _follow(args)
+
+    async def load(cp: Checkpointer) -> tuple[Thread | None, ThreadState]:
+        return await cp.load(args.thread), await cp.state(args.thread)
+
+    thread, state = work_on(args, load, args.thread)
+    if thread is None:  # deleted a moment ago
+        raise InputError(f"there is no thread {args.thread!r} any more")
+    messages = thread.messages[-args.last :] if args.last else thread.messages
+    if args.json:
+        _print_json(args.thread, thread, state, messages)
+        return 0
+    if thread.partial:
+        is_arriving = state == "running"
+        messages = [*messages, _arriving(thread.partial) if is_arriving else interrupted(thread.partial)]
+    when = functools.partial(terminal.when, utc=args.utc)
+    if args.markdown or args.html:
+        page = pages.markdown if args.markdown else pages.html_page
+        for piece in page(args.thread, messages, when):
+            print(piece, end="")
+        return 0
+    for message in messages:
+        _print_message(message, when)
+    if state != "idle":
+        print(f"({_STATES[state]})")
+    return 0
+
+
+def _arriving(partial: AssistantMessage) -> AssistantMessage:
+    return msgspec.structs.replace(partial, stop_reason="still arriving")
+
+
+def _print_json(thread_id: str, thread: Thread, state: ThreadState, messages: Sequence[Message]) -> None:
+    partial = to_value(thread.partial) if thread.partial else None
+    told = [to_value(message) for message in messages]
+    terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial, "state": state})
+
+
+def _print_message(message: Message, when: pages.When) -> None:
+    print(terminal.styled(f"-- {pages.headline(message, when)}", "bold"))
+    print(terminal.clean(_body(message).replace("\r\n", "\n")), end="\n\n")
+
+
+def _body(message: Message) -> str:
+    if isinstance(message, Note):
+        return message.text or dumps(message.body)
+    return "\n".join(_shown(block) for block in message.content)
+
+
+def _shown(block: Block) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ThinkingContent():
+            return f"[thinking] {block.thinking or '(not readable)'}"
+        case ImageContent():
+            return f"[image, {block.mime_type}]"
+        case ToolCall():
+            return f"[calls {block.name} with {block.malformed or dumps(block.arguments)}]"
+        case _:
+            return dumps(block.data)
+
+
+# --- following --------------------------------------------------------------------------------------------------------
+
+
+def _follow(args: argparse.Namespace) -> int:
+    if args.markdown or args.html or args.last:
+        raise InputError("--follow shows messages as they come; it takes --json, and neither --last nor a page")
+    asyncio.run(_print_what_comes(database.existing_checkpointer_of(args), args))
+    return 0
+
+
+async def _print_what_comes(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
+    """Show each message as it is stored; as JSON, one a line. A thread that is not there yet is waited for."""
+    async with checkpointer as cp:
+        async for message in cp.watch(await ids.whole_id(cp, "thread", args.thread)):
+            if args.json:
+                print(terminal.json_line(dumps(to_value(message))))
+            else:
+                _print_message(message, functools.partial(terminal.when, utc=args.utc))
+            terminal.flush()

@@ -1,0 +1,50 @@
+"""The edge of the command line: help in every position, one line for every error, a page of all commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from byssus import cli
+from byssus.cli import commands_of, in_words, main
+from byssus.errors import ThreadBusy
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+@pytest.mark.parametrize(
+    "typed", [["show", "trip", "-h"], ["-h", "show"], ["show", "-h", "trip"], ["show", "--last", "--help"]]
+)
+def test_help_works_in_every_position(capsys: pytest.CaptureFixture[str], typed: list[str]) -> None:
+    assert main(typed) == 0
+    assert capsys.readouterr().out.startswith("usage: byssus show")
+
+
+def test_help_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "rewind" in capsys.readouterr().out
+
+
+def test_a_traceback_is_shown_only_with_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    typed = ["show", "x", "--db", str(tmp_path / "none.db")]
+    assert main(typed) == 1
+    assert re.fullmatch(r"byssus: there is no database [^\n]+\n", capsys.readouterr().err)
+    assert main([*typed, "--debug"]) == main(["--debug", *typed]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_line_too() -> None:
+    assert str(in_words(KeyError("x"))) == "unexpected KeyError: 'x'; run it again with --debug for the traceback"
+
+
+def test_an_error_at_a_shell_names_a_command_and_no_python_call() -> None:
+    busy = str(in_words(ThreadBusy("trip", "host:1", 1, "2026-01-01T00:00:00.000000Z")))
+    assert "'byssus steer'" in busy
+    assert "(" not in busy
+
+
+def test_every_command_is_on_the_page() -> None:
+    named = set(re.findall(r"^\| `([\w-]+)", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert sorted(commands_of(cli._parser()).keys() - named) == []
