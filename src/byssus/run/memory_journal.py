@@ -34,6 +34,7 @@ class MemoryHistory:
 
     partial: AssistantMessage | None = None
     is_interrupted = False
+    is_loaded = True
     payer: str | None = None
     waiting_since: float | None = None
 
