@@ -15,11 +15,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy
+from byssus.errors import AgentBusy, NotLoaded
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import history
@@ -50,6 +51,7 @@ from byssus.values.results import RunResult
 from byssus.values.thread_key import ThreadKey
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
+_A_WHILE = 0.1  # seconds between two looks at whether a run that was aborted has been left
 _log = logging.getLogger("byssus.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("byssus_runs", default=frozenset())
 
@@ -62,7 +64,8 @@ class AgentState:
 
     @property
     def messages(self) -> list[Message]:
-        """The thread's history; empty until the first run (or `load()`) has loaded it."""
+        """The thread's history. Raises `NotLoaded` before the first run or `load()` of an agent with a checkpointer."""
+        self._agent._check_loaded("state.messages")
         return self._agent._journal.history.messages
 
     @property
@@ -82,7 +85,7 @@ class AgentState:
 
     @property
     def usage(self) -> Usage:
-        """Tokens and cost of all replies in the history."""
+        """Tokens and cost of all replies in the history. Raises `NotLoaded` as `messages` does."""
         return sum(
             (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
         )
@@ -162,6 +165,40 @@ class Agent:
         """The thread that this agent drives; with `at=`, the fork that its first run makes."""
         return self._setup.thread_id
 
+    async def __aenter__(self) -> Self:
+        """Load the thread, so that `state` and `pending` are known."""
+        await self.load()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the run that is going on, if any; after an exception, abort it first.
+
+        The checkpointer stays open: it belongs to the code that opened it.
+        """
+        if error is not None:
+            await self._end_run()
+            return
+        try:
+            await self.wait_for_idle()
+        except asyncio.CancelledError:
+            await self._end_run()
+            raise
+
+    async def _end_run(self) -> None:
+        """Abort the run and wait for its end, also if this task is cancelled; but not for a database that hangs."""
+        cancelled: asyncio.CancelledError | None = None
+        self.abort()
+        while self._run is not None and self._run not in _inside.get() and self._task is not None:
+            try:
+                with shielded():
+                    await asyncio.wait({self._task}, timeout=_A_WHILE)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult:
@@ -228,7 +265,8 @@ class Agent:
 
     @property
     def pending(self) -> list[Pending]:
-        """The tool calls that wait for a person, as of the last run, `load()` or `answer()`."""
+        """The tool calls that wait for a person, as of the last run, `load()` or `answer()`. Raises `NotLoaded` before."""
+        self._check_loaded("pending")
         return pending(self._setup.thread_id, self._journal.ledger)
 
     async def answer(self, call_id: str, answer: Answer) -> None:
@@ -329,6 +367,10 @@ class Agent:
         """Let a `load()` finish first that is under way, or an aborted run that is still being recorded."""
         if self._run is None and self._task is not None:
             await asyncio.wait({self._task})
+
+    def _check_loaded(self, what: str) -> None:
+        if not self._journal.history.is_loaded:
+            raise NotLoaded(self._setup.thread_id or "", what)
 
     def _check_idle(self) -> None:
         if self._run is not None:

