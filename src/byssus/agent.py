@@ -88,6 +88,9 @@ class AgentState:
             (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
         )
 
+    def __repr__(self) -> str:
+        return f"AgentState({len(self.messages)} messages, {'running' if self.is_streaming else 'idle'})"
+
 
 class Agent:
     """A model, its tools and its thread.
@@ -163,6 +166,10 @@ class Agent:
     def thread_id(self) -> str | None:
         """The thread that this agent drives; with `at=`, the fork that its first run makes."""
         return self._setup.thread_id
+
+    def __repr__(self) -> str:
+        models = " | ".join(f"{route.provider.name}:{route.model.id}" for route in self._setup.routes)
+        return f"Agent({models!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,9 @@ class Checkpointer(abc.ABC):
     def name(self) -> str:
         """The database, as people may see it."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {'open' if self._handle.known() else 'not open'})"
+
     async def open(self) -> Self:
         """Open the database, made and migrated if need be. `async with` does it for you."""
         self._handle.reopen()

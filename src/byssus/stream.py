@@ -182,6 +182,14 @@ class EventStream:
             raise self._backlog.error
         raise InputError("the stream has no result: it is there when the iteration has come to its end")
 
+    def __repr__(self) -> str:
+        result, error = self._backlog.result, self._backlog.error
+        if result is not None or error is not None:
+            how = f"over: {result.stop_reason if result is not None else type(error).__name__}"
+        else:
+            how = "not started" if self._task is None else "closed" if self._backlog.is_closed else "running"
+        return f"EventStream({how})"
+
     def __aiter__(self) -> Self:
         return self
 
