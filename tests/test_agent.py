@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,39 @@ def test_whatever_can_be_said_reaches_the_model(prompt: Any, expected: list[User
     assert [m.content for m in provider.requests[0].messages if isinstance(m, UserMessage)] == [
         m.content for m in expected
     ]
+
+
+def test_dicts_paths_bytes_and_mixed_lists_are_said_as_they_are_meant(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n" + bytes(9)
+    (tmp_path / "a.png").write_bytes(png)
+    image = ImageContent.from_bytes(png)
+    for prompt, expected in [
+        ({"role": "user", "content": "hi"}, [[TextContent("hi")]]),
+        ({"type": "text", "text": "hi"}, [[TextContent("hi")]]),
+        (png, [[image]]),
+        (["what?", tmp_path / "a.png"], [[TextContent("what?"), image]]),
+        (["what?", {"type": "image", "data": image.data}], [[TextContent("what?"), image]]),
+        (["a", UserMessage("b"), "c", png], [[TextContent("a")], [TextContent("b")], [TextContent("c"), image]]),
+    ]:
+        provider = ScriptedProvider(["ok"])
+        within(make(provider).prompt(prompt))  # type: ignore[arg-type]
+        assert [message.content for message in provider.requests[0].messages] == expected  # type: ignore[union-attr]
+
+
+def test_steer_and_follow_up_take_images_and_dicts_too_but_one_message_at_a_time() -> None:
+    agent = make(ScriptedProvider(["ok"]))
+    receipt = agent.steer(["see", ImageContent("iVBORw0KGgo=")])
+    assert receipt.message.content == [TextContent("see"), ImageContent("iVBORw0KGgo=")]
+    assert agent.follow_up({"role": "user", "content": "x"}).message.text == "x"
+    with pytest.raises(InputError, match=r"steer\(\) takes one message, and got 2"):
+        agent.steer(["a", "b"])
+
+
+def test_a_file_that_is_no_image_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hi")
+    for name, told in (("a.txt", "a.txt' is no PNG"), ("none.png", "none.png' cannot be read: No such file")):
+        with pytest.raises(InputError, match=told):
+            within(make([]).prompt(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -423,7 +457,7 @@ def test_the_class_of_a_provider_is_refused_before_anything_is_stored() -> None:
 
 
 def test_bytes_are_refused_as_bytes_and_not_as_numbers() -> None:
-    with pytest.raises(InputError, match=r"prompt\(\) takes text or a UserMessage, got bytes: b'hi'"):
+    with pytest.raises(InputError, match=r"prompt\(\) takes text.* these bytes are no PNG, .*b'hi'"):
         within(make([]).prompt(b"hi"))  # type: ignore[arg-type]
 
 

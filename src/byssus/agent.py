@@ -228,14 +228,14 @@ class Agent:
         if self._run is not None:
             self._run.signal.abort()
 
-    def steer(self, message: str | UserMessage) -> Receipt:
+    def steer(self, message: Prompt) -> Receipt:
         """Say something into the run: the model sees it before its next turn. May be called from any thread.
 
         The message is on its way to the disk when this returns; await what it returns to know that it is there.
         """
         return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
 
-    def follow_up(self, message: str | UserMessage) -> Receipt:
+    def follow_up(self, message: Prompt) -> Receipt:
         """As `steer`, for the moment when the run would stop."""
         return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
 

@@ -216,8 +216,6 @@ def _blocks_of(message: _Message, content: object) -> list[Block]:
     for position, block in enumerate(blocks):
         if isinstance(block, dict):
             blocks[position] = _block(block)
-        elif isinstance(block, str):
-            blocks[position] = TextContent(block)
         elif type(block) not in _BLOCK_TYPES:
             raise InputError(
                 f"{type(message).__name__} content must be a string or a list of blocks, got "
@@ -324,6 +322,7 @@ class Note(Struct, frozen=True):
 ModelMessage: TypeAlias = UserMessage | AssistantMessage | ToolResultMessage
 Message: TypeAlias = ModelMessage | Note
 M = TypeVar("M", bound=ModelMessage)
+S = TypeVar("S", bound=Struct)
 
 
 def stamped(message: M) -> M:
@@ -378,6 +377,22 @@ def to_value(message: Message) -> Any:
     for name in _PARTS.keys() & value.keys():
         value[name] = _joined(value[name])
     return _joined(value)
+
+
+def plain(value: Any) -> Any:
+    """Messages, blocks and what is inside them as plain dicts and lists; other values stay as they are."""
+    if isinstance(value, ModelMessage | Note):
+        return to_value(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, _Value):
+        return _joined(msgspec.to_builtins(value))
+    return plain(json.loads(value.to_json())) if hasattr(value, "to_json") else value
+
+
+def part_from_value(value: Any, kind: type[S]) -> S:
+    """A block, usage or failure from a plain dict; what this version does not know is put aside."""
+    return msgspec.convert(_apart(value, kind), kind)
 
 
 def from_value(value: Any) -> Message:

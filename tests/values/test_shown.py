@@ -25,7 +25,7 @@ from tests.support.agents import make, within
         ),
         (AssistantMessage("a", "error", error=Failure("Overloaded", "busy")), "assistant: a [error: Overloaded: busy]"),
         (ToolResultMessage("c", "w", "no", is_error=True), "tool_result w: no [failed]"),
-        (UserMessage(["see", ImageContent("iVBORw0KGgo=")]), "user: see\n[image image/png]"),
+        (UserMessage([TextContent("see"), ImageContent("iVBORw0KGgo=")]), "user: see\n[image image/png]"),
         (UserMessage("\ud800"), "user: \\ud800"),
         (Note({"a": 1}), 'note: {"a": 1}'),
     ],
