@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from byssus import (
     UserMessage,
     tool,
 )
-from byssus.errors import AgentBusy, InputError
+from byssus.errors import AgentBusy, InputError, Overloaded
 from byssus.events import AgentEnd, AgentStart, Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
@@ -493,3 +494,17 @@ def test_a_tool_that_returns_an_image_that_is_none_gets_an_error_result() -> Non
     assert isinstance(answer, ToolResultMessage)
     assert answer.is_error
     assert "image that is none" in answer.text
+
+
+# --- results as JSON --------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_json_with_and_without_an_error_and_with_its_output() -> None:
+    agent = make(ScriptedProvider(['{"value": 5}', Overloaded("busy")]), max_retries=0)
+    result = within(agent.prompt("a", output=int))
+    told = json.loads(result.to_json())
+    assert (told["output"], told["error"], told["stop_reason"], len(told["messages"])) == (5, None, "stop", 2)
+    failed = within(agent.prompt("b"))
+    assert json.loads(failed.to_json())["error"] == {"kind": "Overloaded", "message": "busy"}
+    assert str(failed) == "[error: Overloaded: busy]"
+    assert failed._repr_markdown_().endswith("Overloaded: busy*")

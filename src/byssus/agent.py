@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
@@ -49,6 +49,9 @@ from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
 from byssus.values.thread_key import ThreadKey
+
+T = TypeVar("T")
+InboxMode: TypeAlias = Literal["one-at-a-time", "all"]
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _log = logging.getLogger("byssus.agent")
@@ -124,9 +127,9 @@ class Agent:
         thread_id: ThreadId | None = None,
         user_id: str | None = None,
         middleware: Sequence[object] = (),
-        tool_mode: str = "parallel",
-        steering_mode: str = "one-at-a-time",
-        follow_up_mode: str = "one-at-a-time",
+        tool_mode: Literal["parallel", "sequential"] = "parallel",
+        steering_mode: InboxMode = "one-at-a-time",
+        follow_up_mode: InboxMode = "one-at-a-time",
         limits: Limits | None = None,
         max_retries: int = 2,
         idle_timeout: float | None = 300.0,
@@ -173,7 +176,11 @@ class Agent:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult:
+    @overload
+    async def prompt(self, message: Prompt, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    async def prompt(self, message: Prompt, *, output: None = None) -> RunResult[None]: ...
+    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult[Any]:
         """Say something and run until the agent has nothing left to do.
 
         A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`. With `output=` (a
@@ -183,17 +190,25 @@ class Agent:
         wanted = None if output is None else Output(output)
         return await self._start(prompts, wanted)
 
-    async def resume(self, *, output: type[Any] | None = None) -> RunResult:
+    @overload
+    async def resume(self, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    async def resume(self, *, output: None = None) -> RunResult[None]: ...
+    async def resume(self, *, output: type[Any] | None = None) -> RunResult[Any]:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
         return await self._start(None, None if output is None else Output(output))
 
-    def run_sync(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> RunResult:
+    @overload
+    def run_sync(self, message: Prompt | None = None, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    def run_sync(self, message: Prompt | None = None, *, output: None = None) -> RunResult[None]: ...
+    def run_sync(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> RunResult[Any]:
         """As `prompt()`, or without a message as `resume()`, for a program without an event loop: blocks until the end.
 
         Inside a running event loop (a notebook, a web service) it raises; write `await agent.prompt(...)` there.
         """
 
-        def run() -> Coroutine[Any, Any, RunResult]:
+        def run() -> Coroutine[Any, Any, RunResult[Any]]:
             return self.resume(output=output) if message is None else self.prompt(message, output=output)
 
         instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
@@ -206,7 +221,7 @@ class Agent:
         down; one that leaves early aborts it. `events.result` is there in the end.
         """
 
-        async def run(backlog: Backlog) -> RunResult:
+        async def run(backlog: Backlog) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
             if message is None:
                 return await self._start(None, wanted, backlog)
@@ -300,7 +315,7 @@ class Agent:
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
         backlog: Backlog | None = None,
-    ) -> RunResult:
+    ) -> RunResult[Any]:
         await self._loaded()
         self._check_idle()
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
@@ -316,8 +331,8 @@ class Agent:
             leaving.stop()
 
     async def _wait_for(
-        self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None], leaving: Leaving
-    ) -> RunResult:
+        self, run: Run, task: asyncio.Task[RunResult[Any]], ended: asyncio.Future[None], leaving: Leaving
+    ) -> RunResult[Any]:
         try:
             await ended
             return task.result() if task.done() else self._left(run, task)
@@ -339,7 +354,7 @@ class Agent:
             if task.done():  # also where tasks start eagerly, and end before they had a callback
                 self._become_idle(task, ended)
 
-    def _left(self, run: Run, task: asyncio.Task[RunResult]) -> RunResult:
+    def _left(self, run: Run, task: asyncio.Task[RunResult[Any]]) -> RunResult[Any]:
         """An aborted run that waits for its database: it goes on in the background, and the next one waits for it."""
         _log.warning("run %s on thread %r was aborted; the database does not answer", run.id, self._setup.thread_id)
         task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
@@ -371,7 +386,7 @@ class Agent:
         if ended is not None and not ended.done():
             ended.set_result(None)
 
-    async def _drive(self, run: Run, prompts: list[UserMessage] | None, ended: asyncio.Future[None]) -> RunResult:
+    async def _drive(self, run: Run, prompts: list[UserMessage] | None, ended: asyncio.Future[None]) -> RunResult[Any]:
         _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
         self._error = None
         provider, model = self._setup.routes[0]
