@@ -237,13 +237,14 @@ Event: TypeAlias = (
 _KINDS: dict[str, type[Struct]] = {kind.type: kind for kind in (*get_args(Event), *get_args(StreamEvent))}
 _MESSAGE_FIELDS = {"message": Message, "result": ToolResultMessage}
 _LIST_FIELDS = {"messages": Message, "tool_results": ToolResultMessage}
-_PART_FIELDS = {"usage": Usage, "error": Failure, "tool_call": ToolCall}
+_PART_FIELDS: dict[str, Any] = {"usage": Usage, "error": Failure, "tool_call": ToolCall}
 
 
 def from_json(text: str | bytes) -> Event | StreamEvent:
     """The event that `to_json` wrote. Fields that this version does not know are ignored."""
     try:
-        return _from_value(json.loads(text))
+        event: Event | StreamEvent = _from_value(json.loads(text))
+        return event
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
@@ -274,7 +275,8 @@ def _field(name: str, value: Any, kind: Any) -> Any:
 
 
 def _message(value: Any, kind: Any) -> Message:
-    message = from_value(value)
-    if not isinstance(message, kind):
+    message: Message = from_value(value)
+    is_right: bool = isinstance(message, kind)
+    if not is_right:
         raise TypeError(f"{value!r:.80} where another message belongs")
     return message

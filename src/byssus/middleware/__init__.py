@@ -115,7 +115,7 @@ class Middleware:
         """Whether the run ends here."""
         return False
 
-    async def on_run_end(self, result: RunResult, *, signal: Signal | None = None) -> None:
+    async def on_run_end(self, result: RunResult[Any], *, signal: Signal | None = None) -> None:
         """The run is over and its messages are stored."""
 
 
@@ -216,7 +216,7 @@ class Chain:
             stops = stops or bool(answer)
         return stops
 
-    async def run_end(self, result: RunResult, signal: Signal, context: Context) -> None:
+    async def run_end(self, result: RunResult[Any], signal: Signal, context: Context) -> None:
         """Tell everyone, also when one of them fails."""
         failed: HookFailed | None = None
         for hook in self._hooks["on_run_end"]:

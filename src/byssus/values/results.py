@@ -10,6 +10,7 @@ from msgspec import Struct
 from byssus.errors import ByssusError, InputError
 from byssus.messages import Message, Usage, checked_dumps, plain
 from byssus.values import shown
+from byssus.values.inputs import column_text
 
 T = TypeVar("T")
 
@@ -80,13 +81,13 @@ class RunResult(Struct, Generic[T], frozen=True):
 
     def __str__(self) -> str:
         ending = "" if self.error is None else f"\n[{self.stop_reason}: {type(self.error).__name__}: {self.error}]"
-        return shown.column_text(f"{self.text}{ending}".strip())
+        return column_text(f"{self.text}{ending}".strip())
 
     def _repr_markdown_(self) -> str:
         ending = f"{self.stop_reason}, {self.usage.total:,} tokens"
         if self.error is not None:
             ending = f"{ending}, {type(self.error).__name__}: {self.error}"
-        return shown.column_text(f"{shown.safe_markdown(self.text)}\n\n*{shown.escaped(ending)}*")
+        return column_text(f"{shown.safe_markdown(self.text)}\n\n*{shown.escaped(ending)}*")
 
 
 def _of_pydantic(value: Any) -> Any:
