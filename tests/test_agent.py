@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from byssus import (
     UserMessage,
     tool,
 )
-from byssus.errors import AgentBusy, InputError
+from byssus.errors import AgentBusy, InputError, Overloaded
 from byssus.events import AgentEnd, AgentStart, Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
@@ -58,6 +60,39 @@ def test_whatever_can_be_said_reaches_the_model(prompt: Any, expected: list[User
     assert [m.content for m in provider.requests[0].messages if isinstance(m, UserMessage)] == [
         m.content for m in expected
     ]
+
+
+def test_dicts_paths_bytes_and_mixed_lists_are_said_as_they_are_meant(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n" + bytes(9)
+    (tmp_path / "a.png").write_bytes(png)
+    image = ImageContent.from_bytes(png)
+    for prompt, expected in [
+        ({"role": "user", "content": "hi"}, [[TextContent("hi")]]),
+        ({"type": "text", "text": "hi"}, [[TextContent("hi")]]),
+        (png, [[image]]),
+        (["what?", tmp_path / "a.png"], [[TextContent("what?"), image]]),
+        (["what?", {"type": "image", "data": image.data}], [[TextContent("what?"), image]]),
+        (["a", UserMessage("b"), "c", png], [[TextContent("a")], [TextContent("b")], [TextContent("c"), image]]),
+    ]:
+        provider = ScriptedProvider(["ok"])
+        within(make(provider).prompt(prompt))  # type: ignore[arg-type]
+        assert [message.content for message in provider.requests[0].messages] == expected  # type: ignore[union-attr]
+
+
+def test_steer_and_follow_up_take_images_and_dicts_too_but_one_message_at_a_time() -> None:
+    agent = make(ScriptedProvider(["ok"]))
+    receipt = agent.steer(["see", ImageContent("iVBORw0KGgo=")])
+    assert receipt.message.content == [TextContent("see"), ImageContent("iVBORw0KGgo=")]
+    assert agent.follow_up({"role": "user", "content": "x"}).message.text == "x"
+    with pytest.raises(InputError, match=r"steer\(\) takes one message, and got 2"):
+        agent.steer(["a", "b"])
+
+
+def test_a_file_that_is_no_image_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hi")
+    for name, told in (("a.txt", "a.txt' is no PNG"), ("none.png", "none.png' cannot be read: No such file")):
+        with pytest.raises(InputError, match=told):
+            within(make([]).prompt(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -405,13 +440,13 @@ def test_a_tool_may_speak_to_its_agent() -> None:
 # --- how an agent is built --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["claude", None, {"id": "m"}])
+@pytest.mark.parametrize("model", [5, None, {"id": "m"}])
 def test_a_model_that_is_none_is_refused(model: Any) -> None:
     with pytest.raises(InputError, match="model must be a Model"):
         Agent(provider=ScriptedProvider(), model=model)
 
 
-@pytest.mark.parametrize("provider", [None, "anthropic", object()])
+@pytest.mark.parametrize("provider", [5, "anthropic", object()])
 def test_a_provider_that_is_none_is_refused(provider: Any) -> None:
     with pytest.raises(InputError, match="provider must have a stream"):
         Agent(provider=provider, model=Model("m"))
@@ -423,7 +458,7 @@ def test_the_class_of_a_provider_is_refused_before_anything_is_stored() -> None:
 
 
 def test_bytes_are_refused_as_bytes_and_not_as_numbers() -> None:
-    with pytest.raises(InputError, match=r"prompt\(\) takes text or a UserMessage, got bytes: b'hi'"):
+    with pytest.raises(InputError, match=r"prompt\(\) takes text.* these bytes are no PNG, .*b'hi'"):
         within(make([]).prompt(b"hi"))  # type: ignore[arg-type]
 
 
@@ -459,3 +494,17 @@ def test_a_tool_that_returns_an_image_that_is_none_gets_an_error_result() -> Non
     assert isinstance(answer, ToolResultMessage)
     assert answer.is_error
     assert "image that is none" in answer.text
+
+
+# --- results as JSON --------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_json_with_and_without_an_error_and_with_its_output() -> None:
+    agent = make(ScriptedProvider(['{"value": 5}', Overloaded("busy")]), max_retries=0)
+    result = within(agent.prompt("a", output=int))
+    told = json.loads(result.to_json())
+    assert (told["output"], told["error"], told["stop_reason"], len(told["messages"])) == (5, None, "stop", 2)
+    failed = within(agent.prompt("b"))
+    assert json.loads(failed.to_json())["error"] == {"kind": "Overloaded", "message": "busy"}
+    assert str(failed) == "[error: Overloaded: busy]"
+    assert failed._repr_markdown_().endswith("Overloaded: busy*")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from byssus import events
+from byssus.errors import InputError
 from byssus.events import (
     AgentEnd,
     AgentStart,
@@ -16,14 +17,35 @@ from byssus.events import (
     MessageStart,
     MessageUpdate,
     StreamDone,
+    StreamError,
     StreamEvent,
+    StreamStart,
     TextDelta,
+    TextEnd,
+    TextStart,
+    ThinkingDelta,
+    ThinkingEnd,
+    ThinkingStart,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
     ToolExecutionEnd,
     ToolExecutionStart,
+    ToolExecutionUpdate,
     TurnEnd,
     TurnStart,
 )
-from byssus.messages import AssistantMessage, ToolResultMessage, Usage, UserMessage
+from byssus.messages import (
+    AssistantMessage,
+    Failure,
+    Note,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+    UnknownBlock,
+    Usage,
+    UserMessage,
+)
 
 
 def test_a_run_tells_these_events_and_no_others() -> None:
@@ -91,3 +113,75 @@ def test_two_events_do_not_share_a_list() -> None:
 def test_a_message_counts_as_stored_unless_said_otherwise() -> None:
     assert MessageEnd(UserMessage("x")).stored
     assert StreamDone().stop_reason == "stop"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+ODD = AssistantMessage(  # type: ignore[call-arg]
+    [TextContent("\ud800 上海"), UnknownBlock({"type": "new", "x": 1})], unknown={"later": [1]}
+)
+CALL = ToolCall("c", "t", {"a": None, "b": [1.5]})
+SAMPLES: list[Event | StreamEvent] = [
+    StreamStart("m", Usage(1)),
+    TextStart(0),
+    TextDelta(0, "\ud800"),
+    TextEnd(0),
+    ThinkingStart(0),
+    ThinkingDelta(0, "x"),
+    ThinkingEnd(0, "s", "r"),
+    ToolCallStart(0, "c", "t"),
+    ToolCallDelta(0, "{"),
+    ToolCallEnd(0, CALL),
+    StreamDone("length", Usage(1, cost=0.5)),
+    StreamError(Failure("Overloaded", "busy")),
+    AgentStart("r", "t"),
+    TurnStart(1),
+    MessageStart(ODD),
+    MessageUpdate(ToolCallEnd(1, CALL)),
+    MessageEnd(Note({"any": "thing"}), stored=False),
+    ToolExecutionStart("c", "t", {"a": 1}),
+    ToolExecutionUpdate("c", "t", {"half": True}),
+    ToolExecutionEnd("c", "t", ToolResultMessage("c", "t", "x", {"d": 1}), is_error=True),
+    TurnEnd(ODD, [ToolResultMessage("c", "t", "x")]),
+    TurnEnd(),
+    AgentEnd("r", [UserMessage("x"), ODD, Note(5)], "error", Usage(1), Failure("a", "b")),
+]
+
+
+@pytest.mark.parametrize("event", SAMPLES, ids=lambda event: event.type)
+def test_every_event_comes_back_from_its_json(event: Event | StreamEvent) -> None:
+    text = event.to_json()
+    assert "\n" not in text
+    assert events.from_json(text) == event
+    assert events.from_json(text.encode()) == event
+
+
+def test_there_is_a_sample_of_every_event() -> None:
+    assert {type(event) for event in SAMPLES} == {*get_args(Event), *get_args(StreamEvent)}
+
+
+def test_fields_of_a_newer_version_are_ignored_and_those_of_a_message_kept() -> None:
+    assert events.from_json('{"type":"turn_start","turn":1,"new":2}') == TurnStart(1)
+    told = events.from_json('{"type":"message_end","message":{"role":"user","content":"x","new":1}}')
+    assert told == MessageEnd(UserMessage([TextContent("x")], unknown={"new": 1}))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "this is no event as JSON"),
+        ("[]", "type None is unknown"),
+        ('{"type":"later"}', "type 'later' is unknown in this version; skip the event, or upgrade"),
+        ('{"type":"turn_start"}', "turn"),
+        ('{"type":"turn_start","turn":"x"}', "int"),
+        ('{"type":"tool_execution_end","tool_call_id":"c","tool_name":"t","result":{"role":"user"}}', "belongs"),
+    ],
+)
+def test_what_is_no_event_is_refused(text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        events.from_json(text)
+
+
+def test_progress_that_is_no_json_is_refused_by_its_event() -> None:
+    with pytest.raises(InputError, match="a tool_execution_update event cannot be written as JSON"):
+        ToolExecutionUpdate("c", "t", object()).to_json()

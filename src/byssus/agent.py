@@ -13,19 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
 from byssus.errors import AgentBusy, NotLoaded
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
-from byssus.providers import history
-from byssus.providers.base import Model, Provider
+from byssus.providers import history, named
+from byssus.providers.base import Provider
 from byssus.providers.model_call import Patience
+from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import settings, termination
 from byssus.run.journal import Journal, pending
@@ -35,7 +36,7 @@ from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
-from byssus.signals import shielded
+from byssus.signals import run_blocking, shielded
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.forks import At, checked_at
@@ -49,6 +50,9 @@ from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
 from byssus.values.thread_key import ThreadKey
+
+T = TypeVar("T")
+InboxMode: TypeAlias = Literal["one-at-a-time", "all"]
 
 _A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
 _A_WHILE = 0.1  # seconds between two looks at whether a run that was aborted has been left
@@ -90,13 +94,17 @@ class AgentState:
             (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
         )
 
+    def __repr__(self) -> str:
+        return f"AgentState({len(self.messages)} messages, {'running' if self.is_streaming else 'idle'})"
+
 
 class Agent:
     """A model, its tools and its thread.
 
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
-    `model` may be a list: when one fails and nothing of its reply was shown, the next is asked. Models of several
-    services need a list of providers; a model goes to the one that its `provider` names.
+    `model` is a `Model`, or a string that names the service too: "anthropic:<model id>", "openai:<model id>", "local".
+    It may be a list: when one fails and nothing of its reply was shown, the next is asked. `provider` is for keys
+    in the program, other servers and providers of your own; with several, a model goes to the one that it names.
 
     `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
     dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
@@ -114,17 +122,17 @@ class Agent:
     def __init__(
         self,
         *,
-        provider: Provider | Sequence[Provider],
-        model: Model | Sequence[Model],
+        model: ModelName | Sequence[ModelName],
+        provider: Provider | Sequence[Provider] | None = None,
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         checkpointer: Checkpointer | None = None,
         thread_id: ThreadId | None = None,
         user_id: str | None = None,
         middleware: Sequence[object] = (),
-        tool_mode: str = "parallel",
-        steering_mode: str = "one-at-a-time",
-        follow_up_mode: str = "one-at-a-time",
+        tool_mode: Literal["parallel", "sequential"] = "parallel",
+        steering_mode: InboxMode = "one-at-a-time",
+        follow_up_mode: InboxMode = "one-at-a-time",
         limits: Limits | None = None,
         max_retries: int = 2,
         idle_timeout: float | None = 300.0,
@@ -139,7 +147,7 @@ class Agent:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
-            settings.routes(provider, model),
+            named.routes(provider, model),
             system_prompt,
             settings.tools_by_name(tools),
             tool_mode == "sequential",
@@ -164,6 +172,10 @@ class Agent:
     def thread_id(self) -> str | None:
         """The thread that this agent drives; with `at=`, the fork that its first run makes."""
         return self._setup.thread_id
+
+    def __repr__(self) -> str:
+        models = " | ".join(f"{route.provider.name}:{route.model.id}" for route in self._setup.routes)
+        return f"Agent({models!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
 
     async def __aenter__(self) -> Self:
         """Load the thread, so that `state` and `pending` are known."""
@@ -201,7 +213,11 @@ class Agent:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult:
+    @overload
+    async def prompt(self, message: Prompt, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    async def prompt(self, message: Prompt, *, output: None = None) -> RunResult[None]: ...
+    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult[Any]:
         """Say something and run until the agent has nothing left to do.
 
         A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`. With `output=` (a
@@ -211,9 +227,29 @@ class Agent:
         wanted = None if output is None else Output(output)
         return await self._start(prompts, wanted)
 
-    async def resume(self, *, output: type[Any] | None = None) -> RunResult:
+    @overload
+    async def resume(self, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    async def resume(self, *, output: None = None) -> RunResult[None]: ...
+    async def resume(self, *, output: type[Any] | None = None) -> RunResult[Any]:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
         return await self._start(None, None if output is None else Output(output))
+
+    @overload
+    def run_sync(self, message: Prompt | None = None, *, output: type[T]) -> RunResult[T]: ...
+    @overload
+    def run_sync(self, message: Prompt | None = None, *, output: None = None) -> RunResult[None]: ...
+    def run_sync(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> RunResult[Any]:
+        """As `prompt()`, or without a message as `resume()`, for a program without an event loop: blocks until the end.
+
+        Inside a running event loop (a notebook, a web service) it raises; write `await agent.prompt(...)` there.
+        """
+
+        def run() -> Coroutine[Any, Any, RunResult[Any]]:
+            return self.resume(output=output) if message is None else self.prompt(message, output=output)
+
+        instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
+        return run_blocking(run, "run_sync()", instead)
 
     def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
@@ -222,7 +258,7 @@ class Agent:
         down; one that leaves early aborts it. `events.result` is there in the end.
         """
 
-        async def run(backlog: Backlog) -> RunResult:
+        async def run(backlog: Backlog) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
             if message is None:
                 return await self._start(None, wanted, backlog)
@@ -244,14 +280,14 @@ class Agent:
         if self._run is not None:
             self._run.signal.abort()
 
-    def steer(self, message: str | UserMessage) -> Receipt:
+    def steer(self, message: Prompt) -> Receipt:
         """Say something into the run: the model sees it before its next turn. May be called from any thread.
 
         The message is on its way to the disk when this returns; await what it returns to know that it is there.
         """
         return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
 
-    def follow_up(self, message: str | UserMessage) -> Receipt:
+    def follow_up(self, message: Prompt) -> Receipt:
         """As `steer`, for the moment when the run would stop."""
         return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
 
@@ -317,7 +353,7 @@ class Agent:
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
         backlog: Backlog | None = None,
-    ) -> RunResult:
+    ) -> RunResult[Any]:
         await self._loaded()
         self._check_idle()
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
@@ -333,8 +369,8 @@ class Agent:
             leaving.stop()
 
     async def _wait_for(
-        self, run: Run, task: asyncio.Task[RunResult], ended: asyncio.Future[None], leaving: Leaving
-    ) -> RunResult:
+        self, run: Run, task: asyncio.Task[RunResult[Any]], ended: asyncio.Future[None], leaving: Leaving
+    ) -> RunResult[Any]:
         try:
             await ended
             return task.result() if task.done() else self._left(run, task)
@@ -356,7 +392,7 @@ class Agent:
             if task.done():  # also where tasks start eagerly, and end before they had a callback
                 self._become_idle(task, ended)
 
-    def _left(self, run: Run, task: asyncio.Task[RunResult]) -> RunResult:
+    def _left(self, run: Run, task: asyncio.Task[RunResult[Any]]) -> RunResult[Any]:
         """An aborted run that waits for its database: it goes on in the background, and the next one waits for it."""
         _log.warning("run %s on thread %r was aborted; the database does not answer", run.id, self._setup.thread_id)
         task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
@@ -392,7 +428,7 @@ class Agent:
         if ended is not None and not ended.done():
             ended.set_result(None)
 
-    async def _drive(self, run: Run, prompts: list[UserMessage] | None, ended: asyncio.Future[None]) -> RunResult:
+    async def _drive(self, run: Run, prompts: list[UserMessage] | None, ended: asyncio.Future[None]) -> RunResult[Any]:
         _inside.set(frozenset({run, *(outer for outer in _inside.get() if not outer.is_over)}))
         self._error = None
         provider, model = self._setup.routes[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from byssus.errors import InputError, StoreCorrupt
-from byssus.values import clock
+from byssus.values import clock, shown
 
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
 # looks for it and splices the content back to where it came from.
@@ -56,6 +57,26 @@ class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
     type: ClassVar[Literal["image"]] = "image"
     data: str
     mime_type: str = "image/png"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ImageContent:
+        """The image that the bytes of a PNG, JPEG, GIF or WebP file are."""
+        image = cls(binascii.b2a_base64(data, newline=False).decode())
+        kind = image_type(image)
+        if kind is None:
+            raise InputError(f"these bytes are no PNG, JPEG, GIF or WebP image: {bytes(data[:20])!r}...")
+        return cls(image.data, kind)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> ImageContent:
+        """The image in a PNG, JPEG, GIF or WebP file."""
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+                return cls.from_bytes(file.read())
+        except OSError as error:
+            raise InputError(f"the image {os.fspath(path)!r} cannot be read: {error.strerror or error}") from error
+        except InputError as error:
+            raise InputError(f"the file {os.fspath(path)!r} is no PNG, JPEG, GIF or WebP image") from error
 
 
 _IMAGES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
@@ -184,6 +205,12 @@ class _Message(_Value, frozen=True, kw_only=True):
         """All text of the message, without its other blocks."""
         return "".join(block.text for block in self.content if type(block) is TextContent)  # type: ignore[attr-defined]
 
+    def __str__(self) -> str:
+        return shown.as_text(self)
+
+    def _repr_markdown_(self) -> str:
+        return shown.as_markdown(self)
+
 
 def _blocks_of(message: _Message, content: object) -> list[Block]:
     """The blocks that a caller meant: a string, or blocks, some of them perhaps as plain dicts."""
@@ -289,10 +316,17 @@ class Note(Struct, frozen=True):
     def text(self) -> str:
         return "\n".join(_strings(self.body.get("content") if isinstance(self.body, dict) else self.body))
 
+    def __str__(self) -> str:
+        return shown.note_as_text(self.role, self.text, self.body)
+
+    def _repr_markdown_(self) -> str:
+        return shown.code(str(self))
+
 
 ModelMessage: TypeAlias = UserMessage | AssistantMessage | ToolResultMessage
 Message: TypeAlias = ModelMessage | Note
 M = TypeVar("M", bound=ModelMessage)
+S = TypeVar("S", bound=Struct)
 
 
 def stamped(message: M) -> M:
@@ -347,6 +381,22 @@ def to_value(message: Message) -> Any:
     for name in _PARTS.keys() & value.keys():
         value[name] = _joined(value[name])
     return _joined(value)
+
+
+def plain(value: Any) -> Any:
+    """Messages, blocks and what is inside them as plain dicts and lists; other values stay as they are."""
+    if isinstance(value, ModelMessage | Note):
+        return to_value(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, _Value):
+        return _joined(msgspec.to_builtins(value))
+    return plain(json.loads(value.to_json())) if hasattr(value, "to_json") else value
+
+
+def part_from_value(value: Any, kind: type[S]) -> S:
+    """A block, usage or failure from a plain dict; what this version does not know is put aside."""
+    return msgspec.convert(_apart(value, kind), kind)
 
 
 def from_value(value: Any) -> Message:

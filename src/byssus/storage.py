@@ -24,7 +24,6 @@ from byssus.maintenance import check as check_operations
 from byssus.maintenance import export, import_
 from byssus.maintenance import repair as repair_operations
 from byssus.maintenance import restore as restore_operations
-from byssus.messages import UserMessage
 from byssus.search import search as search_operations
 from byssus.store import opening
 from byssus.store.database import Store
@@ -35,6 +34,7 @@ from byssus.threads import inbox as inbox_operations
 from byssus.threads.inbox import Receipt
 from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
+from byssus.values.prompts import Prompt
 
 __all__ = ["AgentStorage"]
 
@@ -99,11 +99,11 @@ class AgentStorage:
     abort = blocking(thread.abort)
     watch = iterated(watching.watch)
 
-    def steer(self, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+    def steer(self, thread_id: ThreadId, message: Prompt) -> Receipt:
         """Queue a message for the run that drives the thread, in whatever process; it is on disk when this returns."""
         return inbox_operations.steer(self.store, thread_id, message).wait()
 
-    def follow_up(self, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+    def follow_up(self, thread_id: ThreadId, message: Prompt) -> Receipt:
         """Queue a message for the moment when the run would stop; it is on disk when this returns."""
         return inbox_operations.follow_up(self.store, thread_id, message).wait()
 

@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from byssus.errors import InputError
 from byssus.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecutionUpdate
@@ -39,7 +39,7 @@ class Backlog:
     """The events of one run that its consumer has not taken yet, and in the end how the run came out."""
 
     def __init__(self, patience: float) -> None:
-        self.result: RunResult | None = None
+        self.result: RunResult[Any] | None = None
         self.error: Exception | None = None
         self.is_over = False
         self.is_closed = False
@@ -89,7 +89,7 @@ class Backlog:
                 self._taken = None
             self._is_behind = not done
 
-    async def follow(self, run: Callable[[Backlog], Awaitable[RunResult]]) -> None:
+    async def follow(self, run: Callable[[Backlog], Awaitable[RunResult[Any]]]) -> None:
         """See the run to its end. What it raises is the consumer's to hear, not the event loop's."""
         try:
             self.result = await run(self)
@@ -168,19 +168,27 @@ class EventStream:
     the background; `await agent.wait_for_idle()` waits for that.
     """
 
-    def __init__(self, run: Callable[[Backlog], Awaitable[RunResult]], patience: float) -> None:
+    def __init__(self, run: Callable[[Backlog], Awaitable[RunResult[Any]]], patience: float) -> None:
         self._run = run
         self._backlog = Backlog(patience)
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunResult[Any]:
         """What the run came to, when it is over. Raises what it raised."""
         if self._backlog.result is not None:
             return self._backlog.result
         if self._backlog.error is not None:
             raise self._backlog.error
         raise InputError("the stream has no result: it is there when the iteration has come to its end")
+
+    def __repr__(self) -> str:
+        result, error = self._backlog.result, self._backlog.error
+        if result is not None or error is not None:
+            how = f"over: {result.stop_reason if result is not None else type(error).__name__}"
+        else:
+            how = "not started" if self._task is None else "closed" if self._backlog.is_closed else "running"
+        return f"EventStream({how})"
 
     def __aiter__(self) -> Self:
         return self

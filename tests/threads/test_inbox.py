@@ -110,7 +110,18 @@ def test_a_thread_without_an_event_loop_can_send_and_wait(database: Database) ->
 @pytest.mark.parametrize("kind", ["steer", "follow_up"])
 @pytest.mark.parametrize(
     "message",
-    ["", " \n", None, 5, b"x", [], ["x"], UserMessage(""), UserMessage([]), UserMessage([ImageContent("no image")])],
+    [
+        "",
+        " \n",
+        None,
+        5,
+        b"x",
+        [],
+        ["x", "y"],
+        UserMessage(""),
+        UserMessage([]),
+        UserMessage([ImageContent("no image")]),
+    ],
     ids=repr,
 )
 def test_what_says_nothing_cannot_be_sent(database: Database, kind: str, message: Any) -> None:

@@ -116,7 +116,7 @@ class Middleware:
         """Return True to end the run after this turn."""
         return False
 
-    async def on_run_end(self, result: RunResult, *, signal: Signal | None = None) -> None:
+    async def on_run_end(self, result: RunResult[Any], *, signal: Signal | None = None) -> None:
         """Called when the run has ended and its messages are stored."""
 
 
@@ -217,7 +217,7 @@ class Chain:
             stops = stops or bool(answer)
         return stops
 
-    async def run_end(self, result: RunResult, signal: Signal, context: Context) -> None:
+    async def run_end(self, result: RunResult[Any], signal: Signal, context: Context) -> None:
         """Call every `on_run_end` hook, even if one of them fails."""
         failed: HookFailed | None = None
         for hook in self._hooks["on_run_end"]:

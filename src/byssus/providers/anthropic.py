@@ -102,9 +102,13 @@ class AnthropicProvider:
         self._cache = cache
         self._api_key = wire.given(api_key)
         self._client = client
+        self._base_url = base_url
         self._new_client = partial(_new_client, self._api_key, base_url)
         self._clients = wire.Clients(self._new_client)
         self._checked = client is not None
+
+    def __repr__(self) -> str:
+        return wire.shown(self, self._base_url, self._client)
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         self.check()

@@ -83,6 +83,9 @@ class LocalProvider:
         self._temperature = temperature
         self._seed = seed
 
+    def __repr__(self) -> str:
+        return f"LocalProvider({str(self._path)!r}, n_ctx={self._n_ctx})"
+
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
         model = request.model
         options: dict[str, Any] = {

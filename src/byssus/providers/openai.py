@@ -95,6 +95,9 @@ class OpenAIProvider:
         self._client = client
         self._clients = wire.Clients(partial(_new_client, self._api_key, base_url))
 
+    def __repr__(self) -> str:
+        return wire.shown(self, self._base_url, self._client)
+
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         service = self._service()
         return self._stream(request.model, service, _body(request, service))

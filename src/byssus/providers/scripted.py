@@ -51,6 +51,9 @@ class ScriptedProvider:
         self._steps: list[Step] = list(steps)
         self.requests: list[Request] = []
 
+    def __repr__(self) -> str:
+        return f"ScriptedProvider({len(self.requests)} of {len(self._steps)} steps used)"
+
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         position = len(self.requests)
         if position >= len(self._steps):

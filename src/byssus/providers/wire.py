@@ -31,6 +31,7 @@ from byssus.errors import (
     ProviderError,
     RateLimited,
 )
+from byssus.values import places
 
 if TYPE_CHECKING:
     import httpx2
@@ -244,6 +245,13 @@ def redacted(text: str, client: object) -> str:
         if secret := getattr(client, name, None):
             text = text.replace(str(secret), "[key]")
     return text[:500]
+
+
+def shown(provider: object, base_url: str | None, client: object) -> str:
+    """A provider as its repr: where it asks, and never a key."""
+    where = [] if base_url is None else [f"base_url={places.redacted(str(base_url)).partition('?')[0]!r}"]
+    own = [] if client is None else [f"client={type(client).__name__}"]
+    return f"{type(provider).__name__}({', '.join([*where, *own])})"
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class Run:
         ):
             raise _nothing_to_resume(self._setup.thread_id, history.messages)
 
-    async def go(self, prompts: list[UserMessage] | None) -> RunResult:
+    async def go(self, prompts: list[UserMessage] | None) -> RunResult[Any]:
         """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
         self._publish(AgentStart(self.id, self._setup.thread_id))
         failure: Failure | None = None
@@ -161,7 +161,7 @@ class Run:
             self._publish(AgentEnd(self.id, self._messages, self._stop_reason, self._usage, failure))
         return result
 
-    async def _to_the_end(self, prompts: list[UserMessage] | None) -> RunResult:
+    async def _to_the_end(self, prompts: list[UserMessage] | None) -> RunResult[Any]:
         journal, limits = self._journal, self._setup.limits
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
@@ -192,7 +192,7 @@ class Run:
             with contextlib.suppress(Exception):
                 self._journal.history.leave(self._taken_from_unsettled())
 
-    def _result(self) -> RunResult:
+    def _result(self) -> RunResult[Any]:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
         text = replies[-1].text if replies else ""
         return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, self._value)
@@ -490,7 +490,7 @@ class Run:
             self._open_calls.pop(event.tool_call_id, None)
         self._publish_to(event, self.signal)
 
-    def leave(self) -> RunResult:
+    def leave(self) -> RunResult[Any]:
         """End the run for its listeners and its caller. What is still being recorded is recorded without a word."""
         self._stop_reason = self._abort_reason()
         for call in list(self._open_calls.values()):

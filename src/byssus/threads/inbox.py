@@ -16,7 +16,7 @@ from byssus.store.database import Store
 from byssus.store.operations import Runner
 from byssus.threads.encoding import message_row
 from byssus.values.inputs import ThreadId, checked_new_thread, checked_thread, column_id
-from byssus.values.prompts import single
+from byssus.values.prompts import Prompt, single
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
 _log = logging.getLogger("byssus")
@@ -81,7 +81,7 @@ class Receipt:
         return f"Receipt({self.id!r}, {'done' if self.done else 'under way'})"
 
 
-def steer(store: Store, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+def steer(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
     """Queue a message for the run that drives the thread, in whatever process: it is delivered before the next turn.
 
     Without a run, it waits for the next one. Await the receipt to know that the message is on disk.
@@ -89,7 +89,7 @@ def steer(store: Store, thread_id: ThreadId, message: str | UserMessage) -> Rece
     return send(store, thread_id, STEER, single(message, "steer"))
 
 
-def follow_up(store: Store, thread_id: ThreadId, message: str | UserMessage) -> Receipt:
+def follow_up(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
     """Queue a message for the moment when the run would stop. Await the receipt to know that it is on disk."""
     return send(store, thread_id, FOLLOW_UP, single(message, "follow_up"))
 

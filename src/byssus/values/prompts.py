@@ -1,34 +1,85 @@
-"""What a person says, in whatever form a program passes it on, as user messages."""
+"""What a person says, in whatever form a program passes it on, as user messages.
+
+Text, a `UserMessage`, a dict of either shape (`{"role": "user", ...}`, or a block such as `{"type": "image", ...}`), an
+image as a block, as the path of its file or as its bytes. In a list, text beside an image belongs to one message;
+otherwise each text is a message of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from byssus.errors import InputError
-from byssus.messages import Block, ImageContent, TextContent, UserMessage, image_type
+from byssus.messages import Block, ImageContent, TextContent, UnknownBlock, UserMessage, from_value, image_type
 
-Prompt: TypeAlias = str | UserMessage | Sequence[str | UserMessage | Block]
+Part: TypeAlias = str | UserMessage | Block | Mapping[str, Any] | bytes | os.PathLike[str]
+Prompt: TypeAlias = Part | Sequence[Part]
+
+_TAKES = "takes text, a UserMessage, a dict of one, an image (ImageContent, a path, bytes) or a list of these"
 
 
-def as_prompts(message: Prompt) -> list[UserMessage]:
+def as_prompts(message: Prompt, method: str = "prompt") -> list[UserMessage]:
     """What a caller meant to say, as user messages."""
-    if isinstance(message, str | UserMessage | bytes | bytearray):
-        return [single(message, "prompt")]
-    items: list[Any] = list(message) if isinstance(message, Sequence) else [message]
-    if any(isinstance(item, Block) for item in items) and all(isinstance(item, Block | str) for item in items):
-        blocks = [TextContent(item) if isinstance(item, str) else item for item in items]
-        return [single(UserMessage(blocks), "prompt")]
+    is_list = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
+    items: list[Any] = list(message) if is_list else [message]  # type: ignore[arg-type]
     if not items:
-        raise InputError("prompt() got an empty list; say something")
-    return [single(item, "prompt") for item in items]
+        raise InputError(f"{method}() got an empty list; say something")
+    parts = [_part(item, method) for item in items]
+    return [_checked(said, method) for said in _joined(parts)]
 
 
 def single(message: object, method: str) -> UserMessage:
-    if isinstance(message, str):
-        message = UserMessage(message)
-    if not isinstance(message, UserMessage):
-        raise InputError(f"{method}() takes text or a UserMessage, got {type(message).__name__}: {message!r:.80}")
+    """What a caller meant to say, which must be one message."""
+    said = as_prompts(message, method)  # type: ignore[arg-type]
+    if len(said) != 1:
+        raise InputError(f"{method}() takes one message, and got {len(said)}; call it once for each")
+    return said[0]
+
+
+def _joined(parts: list[str | UserMessage | Block]) -> Iterator[UserMessage]:
+    """Text and blocks between two messages are one message if a block is among them."""
+    run: list[str | Block] = []
+    for part in [*parts, None]:
+        if part is not None and not isinstance(part, UserMessage):
+            run.append(part)
+            continue
+        if any(not isinstance(item, str) for item in run):
+            yield UserMessage([TextContent(item) if isinstance(item, str) else item for item in run])
+        else:
+            yield from (UserMessage(item) for item in run if isinstance(item, str))
+        run = []
+        if part is not None:
+            yield part
+
+
+def _part(item: object, method: str) -> str | UserMessage | Block:
+    if isinstance(item, str | UserMessage | Block):
+        return item
+    if isinstance(item, Mapping):
+        return _from_dict(dict(item), method)
+    try:
+        if isinstance(item, bytes | bytearray):
+            return ImageContent.from_bytes(bytes(item))
+        if isinstance(item, os.PathLike):
+            return ImageContent.from_file(item)
+    except InputError as error:
+        raise InputError(f"{method}() {_TAKES}: {error}") from error
+    raise InputError(f"{method}() {_TAKES}; got {type(item).__name__}: {item!r:.80}")
+
+
+def _from_dict(item: dict[str, Any], method: str) -> UserMessage | Block:
+    said = from_value(item if "role" in item else {"role": "user", "content": [item]})
+    if isinstance(said, UserMessage) and not any(isinstance(block, UnknownBlock) for block in said.content):
+        return said if "role" in item else said.content[0]
+    raise InputError(
+        f"{method}() {_TAKES}; a dict is {{'role': 'user', 'content': ...}}, {{'type': 'text', 'text': ...}} or "
+        f"{{'type': 'image', 'data': <base64>, 'mime_type': ...}}; got {item!r:.80}"
+    )
+
+
+def _checked(message: UserMessage, method: str) -> UserMessage:
     for block in message.content:
         if isinstance(block, ImageContent) and image_type(block) is None:
             raise InputError(
