@@ -75,7 +75,7 @@ def test_dicts_paths_bytes_and_mixed_lists_are_said_as_they_are_meant(tmp_path: 
         (["a", UserMessage("b"), "c", png], [[TextContent("a")], [TextContent("b")], [TextContent("c"), image]]),
     ]:
         provider = ScriptedProvider(["ok"])
-        within(make(provider).prompt(prompt))  # type: ignore[arg-type]
+        within(make(provider).prompt(prompt))  # type: ignore[call-overload]
         assert [message.content for message in provider.requests[0].messages] == expected  # type: ignore[union-attr]
 
 
@@ -459,7 +459,7 @@ def test_the_class_of_a_provider_is_refused_before_anything_is_stored() -> None:
 
 def test_bytes_are_refused_as_bytes_and_not_as_numbers() -> None:
     with pytest.raises(InputError, match=r"prompt\(\) takes text.* these bytes are no PNG, .*b'hi'"):
-        within(make([]).prompt(b"hi"))  # type: ignore[arg-type]
+        within(make([]).prompt(b"hi"))
 
 
 def test_an_agent_without_a_checkpointer_serves_several_event_loops() -> None:

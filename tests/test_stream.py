@@ -418,7 +418,7 @@ def test_closing_after_the_last_reply_does_not_make_it_an_abort() -> None:
 
 def test_a_failure_of_the_run_that_nobody_took_is_raised_when_the_stream_is_closed() -> None:
     class Failing:
-        def on_run_end(self, result: RunResult) -> None:
+        def on_run_end(self, result: RunResult[Any]) -> None:
             raise ValueError("no")
 
     async def main() -> None:
@@ -566,7 +566,7 @@ def test_a_stream_that_is_dropped_in_another_thread_aborts_its_run(quiet: None) 
 
 def test_a_failure_of_a_run_whose_stream_was_dropped_is_kept_by_the_agent(quiet: None) -> None:
     class Failing:
-        def on_run_end(self, result: RunResult) -> None:
+        def on_run_end(self, result: RunResult[Any]) -> None:
             raise ValueError("no")
 
     async def main() -> None:
@@ -611,7 +611,7 @@ def test_a_loop_that_shuts_down_under_a_stream_ends_its_run_in_good_order(
 def test_a_stream_whose_loop_was_closed_is_dropped_without_a_word() -> None:
     """A loop that is merely closed takes its tasks with it, and asyncio says so; the stream adds nothing to that."""
 
-    async def run(backlog: Backlog) -> RunResult:
+    async def run(backlog: Backlog) -> RunResult[Any]:
         backlog.put(AgentStart("r"), Signal())
         await asyncio.Event().wait()
         raise AssertionError

@@ -128,10 +128,10 @@ def failure(span: ReadableSpan) -> str | None:
     return str(kind) if kind is not None else None
 
 
-def prompt(*steps: Step, database: Database | None = None, **options: Any) -> byssus.RunResult:
+def prompt(*steps: Step, database: Database | None = None, **options: Any) -> byssus.RunResult[Any]:
     """One run of an agent, stored in a database if there is one."""
 
-    async def run() -> byssus.RunResult:
+    async def run() -> byssus.RunResult[Any]:
         with ScriptedProvider(steps) as provider:
             settings: dict[str, Any] = {"provider": provider, "model": MODEL, **options}
             if database is None:

@@ -301,7 +301,7 @@ class Agent:
 
     @property
     def pending(self) -> list[Pending]:
-        """The tool calls that wait for a person, as of the last run, `load()` or `answer()`. Raises `NotLoaded` before."""
+        """The tool calls that wait for a person. Raises `NotLoaded` before the thread is loaded."""
         self._check_loaded("pending")
         return pending(self._setup.thread_id, self._journal.ledger)
 

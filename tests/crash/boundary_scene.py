@@ -75,10 +75,10 @@ _MOST_ROUNDS = 40
 class Variation(Struct, frozen=True):
     """What differs between two plays of the scene."""
 
-    tool_mode: str = "parallel"
+    tool_mode: Literal["parallel", "sequential"] = "parallel"
     copies: int = 1  # how often the first two replies call each of their tools
-    steering_mode: str = "one-at-a-time"
-    follow_up_mode: str = "one-at-a-time"
+    steering_mode: Literal["one-at-a-time", "all"] = "one-at-a-time"
+    follow_up_mode: Literal["one-at-a-time", "all"] = "one-at-a-time"
     half_done: str = "not done"  # what the check says of a call that began and did not end; or "unknown"
     recovery: str = "approve"  # what the person says of a call that may have run; or "deny", or "result"
     approval: str = "approve"  # what the person says of a call that must be approved; or "deny"
@@ -248,7 +248,7 @@ class Censor:
     def before_tool_call(self, call: ToolCall) -> dict[str, Any] | Ask:
         return Ask("may I?") if call.name == "jot" else {**call.arguments, "edited": True}
 
-    def on_run_end(self, result: RunResult, context: HookContext) -> None:
+    def on_run_end(self, result: RunResult[Any], context: HookContext) -> None:
         context.extra[result.run_id] = os.getpid()
 
 
@@ -330,7 +330,7 @@ class Scene:
         self.voice.say(what, looked_at=looked_at, boundaries=self._commits.boundaries, **found)
 
     async def _ran(self, run: Any) -> None:
-        result: RunResult = await run
+        result: RunResult[Any] = await run
         assert result.stop_reason in ("stop", "waiting"), f"a run ended with {result.stop_reason}: {result.error!r}"
         self.voice.say("ended", stop_reason=result.stop_reason, extra=self.agent.state.extra)
         listened, self._listened = self._listened, []

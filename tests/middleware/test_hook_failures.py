@@ -308,7 +308,7 @@ def test_an_abort_ends_a_run_whose_hook_waits_for_ever_and_what_it_would_have_ch
 def test_an_aborted_run_still_tells_its_end() -> None:
     ends: list[str] = []
 
-    async def on_run_end(result: RunResult) -> None:
+    async def on_run_end(result: RunResult[Any]) -> None:
         await asyncio.sleep(0)
         ends.append(result.stop_reason)
 

@@ -291,7 +291,7 @@ def test_the_context_tells_where_a_hook_is_called(database: Database) -> None:
         contexts.append(context)
         return text
 
-    async def main() -> RunResult:
+    async def main() -> RunResult[Any]:
         async with database.checkpointer() as cp:
             await cp.create_user("U", user_id="u")
             options: Any = {"checkpointer": cp, "thread_id": "t", "user_id": "u"}
@@ -613,9 +613,9 @@ def test_should_stop_after_turn_ends_the_run_behind_the_results(database: Databa
 def test_on_run_end_sees_the_result_after_its_messages_are_stored(database: Database) -> None:
     async def main() -> None:
         async with database.checkpointer() as cp:
-            ends: list[tuple[RunResult, int]] = []
+            ends: list[tuple[RunResult[Any], int]] = []
 
-            async def on_run_end(result: RunResult) -> None:
+            async def on_run_end(result: RunResult[Any]) -> None:
                 thread = await cp.load("t")
                 assert thread is not None
                 ends.append((result, len(thread.messages)))
@@ -632,7 +632,7 @@ def test_on_run_end_sees_the_result_after_its_messages_are_stored(database: Data
 def test_a_failing_on_run_end_does_not_keep_the_others_from_hearing() -> None:
     heard: list[str] = []
 
-    def fail(result: RunResult) -> None:
+    def fail(result: RunResult[Any]) -> None:
         raise ValueError("full")
 
     agent = make(["ok", "ok"], middleware=[hooks(on_run_end=fail), hooks(on_run_end=lambda r: heard.append(r.text))])

@@ -58,8 +58,8 @@ def dialect(request: pytest.FixtureRequest) -> Dialect:
     return DIALECTS[request.param]
 
 
-def prompt(dialect: Dialect, replies: Sequence[Reply], **options: Any) -> tuple[RunResult, Server]:
-    async def run(server: Server) -> RunResult:
+def prompt(dialect: Dialect, replies: Sequence[Reply], **options: Any) -> tuple[RunResult[Any], Server]:
+    async def run(server: Server) -> RunResult[Any]:
         provider = dialect.provider(server)
         agent = Agent(provider=provider, model=options.pop("model", Model("a-model")), **options)
         result = await agent.prompt("hello")

@@ -349,7 +349,7 @@ def test_a_question_comes_before_the_value_that_was_asked_for(database: Database
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         agent = agent_on(cp, [[delete("a")], "ok", "17"], tools=[Deleting().tool])
         result = await agent.prompt("how many?", output=int)
-        assert (result.stop_reason, result.output, result.error) == ("waiting", None, None)
+        assert (result.stop_reason, result.output, result.error) == ("waiting", None, None)  # type: ignore[comparison-overlap]
         await agent.answer("a", "approve")
         assert (await agent.resume()).text == "ok"
         assert (await agent.prompt("again: how many?", output=int)).output == 17

@@ -513,7 +513,7 @@ def test_a_run_that_could_not_give_its_thread_back_does_not_keep_it_busy(
 def test_what_a_hook_writes_to_the_extra_when_the_run_has_ended_is_stored(database: Database) -> None:
     class Counting(Middleware):
         async def on_run_end(
-            self, result: RunResult, *, signal: object = None, context: HookContext | None = None
+            self, result: RunResult[Any], *, signal: object = None, context: HookContext | None = None
         ) -> None:
             assert context is not None
             context.extra["runs"] = context.extra.get("runs", 0) + 1
@@ -533,7 +533,7 @@ def test_a_run_that_has_answered_does_not_fail_because_somebody_else_came_during
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         class Last(Middleware):
             async def on_run_end(
-                self, result: RunResult, *, signal: object = None, context: HookContext | None = None
+                self, result: RunResult[Any], *, signal: object = None, context: HookContext | None = None
             ) -> None:
                 assert context is not None
                 context.extra["ended"] = True

@@ -53,7 +53,7 @@ async def statuses(cp: Checkpointer, thread_id: str = "t") -> dict[str, str]:
     return {record.call_id: record.status for record in await cp.tool_calls(thread_id)}
 
 
-async def ends(run: Coroutine[Any, Any, RunResult], agent: Agent) -> RunResult:
+async def ends(run: Coroutine[Any, Any, RunResult[Any]], agent: Agent) -> RunResult[Any]:
     """The run's result; one that turns in circles is aborted, and fails the test."""
     task = asyncio.create_task(run)
     _, late = await asyncio.wait([task], timeout=2)

@@ -44,7 +44,7 @@ def properties(made: Made) -> dict[str, Any]:
     return found
 
 
-async def prompted(tools: list[Any], *replies: Any, listen: Callable[[Event], None] | None = None) -> RunResult:
+async def prompted(tools: list[Any], *replies: Any, listen: Callable[[Event], None] | None = None) -> RunResult[Any]:
     agent = Agent(provider=ScriptedProvider([*replies, "done"]), model=Model("m"), tools=tools)
     if listen is not None:
         agent.subscribe(listen)

@@ -285,10 +285,10 @@ ODD: dict[str, tuple[Any, Any]] = {
 }
 
 
-def stored_result(database: Database, made: Any) -> tuple[ToolResultMessage, RunResult]:
+def stored_result(database: Database, made: Any) -> tuple[ToolResultMessage, RunResult[Any]]:
     """Run the tool on a stored thread; its result, equal before and after a reload."""
 
-    async def main() -> tuple[ToolResultMessage, RunResult]:
+    async def main() -> tuple[ToolResultMessage, RunResult[Any]]:
         async with database.checkpointer() as cp:
             script = ScriptedProvider([[ToolCall("1", "t")], "done"])
             agent = Agent(

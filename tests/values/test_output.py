@@ -358,7 +358,7 @@ def test_a_reply_that_does_not_fit_the_second_time_either_is_the_runs_error_and_
             heard = Heard(agent)
             result = await agent.prompt("go", output=Invoice)
             check_whole(heard)
-            assert (result.output, result.stop_reason, result.text) == (None, "error", "SEVEN")
+            assert (result.output, result.stop_reason, result.text) == (None, "error", "SEVEN")  # type: ignore[comparison-overlap]
             assert isinstance(result.error, OutputInvalid)
             assert "SEVEN" in str(result.error)
             assert agent.state.error is result.error
@@ -403,7 +403,7 @@ def test_a_run_that_ends_before_its_repair_leaves_nothing_behind_for_the_next_on
     provider = ScriptedProvider(["seven", "hello"])
     agent = make(provider, limits=Limits(turns=1))
     result = within(agent.prompt("go", output=Invoice))
-    assert (result.stop_reason, result.output) == ("turn_limit", None)
+    assert (result.stop_reason, result.output) == ("turn_limit", None)  # type: ignore[comparison-overlap]
     assert isinstance(result.error, OutputInvalid)
     assert within(agent.prompt("hi")).text == "hello"
     assert [message.text for message in provider.requests[1].messages] == ["go", "seven", "hi"]
@@ -418,7 +418,7 @@ def test_a_run_that_a_tool_or_a_hook_ends_early_says_that_there_is_no_output() -
     stop = hooks(should_stop_after_turn=lambda message, results: True)
     by_hook = within(make(["seven"], middleware=[stop]).prompt("go", output=Invoice))
     for result in (by_tool, by_hook):
-        assert (result.stop_reason, result.output) == ("stopped", None)
+        assert (result.stop_reason, result.output) == ("stopped", None)  # type: ignore[comparison-overlap]
         assert isinstance(result.error, OutputInvalid)
     fitting = within(make([INVOICE], middleware=[stop]).prompt("go", output=Invoice))
     assert (fitting.stop_reason, fitting.output, fitting.error) == ("stopped", Invoice(7), None)
@@ -431,4 +431,4 @@ def test_an_aborted_run_has_no_output_and_no_error() -> None:
 
     agent = make([stop])
     result = within(agent.prompt("go", output=Invoice))
-    assert (result.stop_reason, result.output, result.error) == ("aborted", None, None)
+    assert (result.stop_reason, result.output, result.error) == ("aborted", None, None)  # type: ignore[comparison-overlap]

@@ -89,4 +89,5 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
 
 
 def _listed(row: Row) -> ListedRow:
-    return ListedRow(*row[:5], facts=Facts(*row[5:]))
+    *columns, owner, until, has_run, is_waiting, is_stopped = row
+    return ListedRow(*columns, Facts(owner, until, has_run, is_waiting, is_stopped))
