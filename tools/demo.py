@@ -79,6 +79,7 @@ def record(screen: Screen, folder: Path) -> None:
         chat = start(screen, env, "chat", "trip", "--provider", "anthropic")
         say(screen, chat, "Go on.")
         screen.add(shown(chat, r"28 back\."))
+        chat.wait_for("> ")  # a key that comes earlier is not the end of the input
         chat.type("\x04")
         chat.wait_for_its_end()
         screen.add("\n", pause=1)

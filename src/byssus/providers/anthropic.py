@@ -457,10 +457,7 @@ def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
 def _rejection(error: APIStatusError, client: Client, model: Model) -> ProviderError:
     # An error inside a stream has the status of the stream, which began well.
     status = f"{error.status_code} " if error.status_code >= 400 else ""
-    told = error.body.get("error") if isinstance(error.body, dict) else None
-    fields: dict[str, Any] = told if isinstance(told, dict) else {}  # an SDK before 2.5 has no `api_message`
-    message = fields.get("message") or error.message
-    said = wire.redacted(f"{status}{fields.get('type') or 'error'}: {message}", client)
+    said = wire.redacted(f"{status}{error.type or 'error'}: {error.api_message or error.message}", client)
     wait = wire.retry_after(error.response.headers)
     return wire.refusal(_kind(error), _host(client), model.id, said, hint=_KEY_HINT, wait=wait)
 
