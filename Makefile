@@ -16,12 +16,14 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 OVERLAY := $(VENV)/agentscope
 OVERLAID := $(VENV)/.overlaid
+# What builds the documentation.
+DOCUMENTED := $(VENV)/.documented
 
 # Where the environment forbids byte code, each of the thousand processes that the tests start would compile everything.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help setup chat test quick torture lint types check bench requirements clean
+.PHONY: help setup chat test quick torture lint types docs check bench requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
@@ -32,7 +34,7 @@ setup: $(READY) $(OVERLAID) ## set up .venv (every other target does it by itsel
 chat: $(READY) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
 	@$(BIN)/byssus chat $(ARGS)
 
-test: $(READY) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
+test: $(READY) $(OVERLAID) $(DOCUMENTED) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
@@ -51,7 +53,12 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy, strict
 	@$(BIN)/python -m mypy
 
-check: lint types test ## all three: what CI runs
+docs: $(READY) $(DOCUMENTED) ## build the documentation in docs/_build; any warning fails
+	@rm -rf docs/_build
+	@$(BIN)/python -m sphinx --fail-on-warning --quiet --jobs $(JOBS) docs docs/_build
+	@echo 'The documentation is in docs/_build/index.html'
+
+check: lint types docs test ## all four: what CI runs
 
 bench: $(READY) $(OVERLAID) ## print the ratios against the raw drivers
 	@for name in start append load loop growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
@@ -60,16 +67,19 @@ bench: $(READY) $(OVERLAID) ## print the ratios against the raw drivers
 
 # All but agentscope, which cannot be installed beside mcp.
 requirements: EXTRAS := anthropic openai local mcp otel postgres
-requirements: ## pin the newest versions in requirements/dev.txt anew
+requirements: ## pin the newest versions in requirements/ anew
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
 	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
 	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
-	  $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	  $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in && \
+	CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --upgrade --allow-unsafe \
+	  --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	  --output-file requirements/docs.txt requirements/docs.in
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 define FIND_PYTHON
@@ -106,4 +116,9 @@ $(OVERLAID): $(INSTALLED) requirements/agentscope.txt
 	@echo 'Installing AgentScope into $(OVERLAY), for its tests only.' >&2
 	@rm -rf $(OVERLAID) $(OVERLAY)
 	@$(PIP) install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null
+	@touch $@
+
+$(DOCUMENTED): $(INSTALLED) requirements/docs.txt
+	@echo 'Installing what builds the documentation.' >&2
+	@$(PIP) --quiet install --require-hashes --requirement requirements/docs.txt </dev/null >&2
 	@touch $@

@@ -31,6 +31,7 @@ from byssus.store.sqlite.file import check_busy_timeout, check_durability, check
 from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -73,6 +74,7 @@ __all__ = [
     "Erased",
     "PostgresCheckpointer",
     "Pruned",
+    "Receipt",
     "Retention",
     "SQLiteCheckpointer",
     "Thread",
@@ -80,6 +82,7 @@ __all__ = [
     "ThreadKey",
     "ToolCallRecord",
     "Tree",
+    "Waiting",
     "checkpointer_for",
     "exists",
     "keep_age",

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+__all__ = ["Aborted", "Signal"]
+
 T = TypeVar("T")
 _log = logging.getLogger("byssus")
 
@@ -33,10 +35,12 @@ class Signal:
 
     @property
     def aborted(self) -> bool:
+        """True once the run has been asked to stop."""
         return self._reason is not None
 
     @property
     def reason(self) -> str | None:
+        """Why the run was asked to stop, or None."""
         return self._reason
 
     def abort(self, reason: str = "aborted") -> None:

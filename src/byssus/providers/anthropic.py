@@ -107,6 +107,7 @@ class AnthropicProvider:
         self._checked = client is not None
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Send the request and yield the reply as stream events."""
         self.check()
         body = _body(request)
         return self._stream(request.model, _marked(body) if self._cache else body)

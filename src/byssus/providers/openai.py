@@ -96,6 +96,7 @@ class OpenAIProvider:
         self._clients = wire.Clients(partial(_new_client, self._api_key, base_url))
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Send the request and yield the reply as stream events."""
         service = self._service()
         return self._stream(request.model, service, _body(request, service))
 

@@ -52,6 +52,7 @@ class ScriptedProvider:
         self.requests: list[Request] = []
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Yield the next step of the script as stream events."""
         position = len(self.requests)
         if position >= len(self._steps):
             last = request.messages[-1].text if request.messages else ""
