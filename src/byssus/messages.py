@@ -24,6 +24,27 @@ from byssus.values import clock, shown
 
 # The encoded name of the fields that carry what this version does not know. It never reaches the database: `encode`
 # looks for it and splices the content back to where it came from.
+__all__ = [
+    "AssistantMessage",
+    "Block",
+    "Failure",
+    "ImageContent",
+    "Message",
+    "ModelMessage",
+    "Note",
+    "TextContent",
+    "ThinkingContent",
+    "ToolCall",
+    "ToolResultMessage",
+    "UnknownBlock",
+    "Usage",
+    "UserMessage",
+    "decode",
+    "encode",
+    "from_value",
+    "to_value",
+]
+
 _ASIDE: Final = "~unknown"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
@@ -141,6 +162,7 @@ class Usage(_Value, frozen=True):
 
     @property
     def total(self) -> int:
+        """All tokens: input, output and both kinds of cached ones."""
         return self.input + self.output + self.cache_read + self.cache_write
 
     def __add__(self, other: Usage) -> Usage:
@@ -269,6 +291,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
 
     @property
     def tool_calls(self) -> list[ToolCall]:
+        """The tool calls in the reply, in order."""
         return [block for block in self.content if type(block) is ToolCall]
 
     @property
@@ -309,11 +332,13 @@ class Note(Struct, frozen=True):
 
     @property
     def role(self) -> str:
+        """The role that its body names, or "note"."""
         role = self.body.get("role") if isinstance(self.body, dict) else None
         return role if isinstance(role, str) else "note"
 
     @property
     def text(self) -> str:
+        """All text in its content."""
         return "\n".join(_strings(self.body.get("content") if isinstance(self.body, dict) else self.body))
 
     def __str__(self) -> str:

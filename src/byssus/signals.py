@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from byssus.errors import InputError
 
+__all__ = ["Aborted", "Signal"]
+
 T = TypeVar("T")
 _log = logging.getLogger("byssus")
 
@@ -35,10 +37,12 @@ class Signal:
 
     @property
     def aborted(self) -> bool:
+        """True once the run has been asked to stop."""
         return self._reason is not None
 
     @property
     def reason(self) -> str | None:
+        """Why the run was asked to stop, or None."""
         return self._reason
 
     def abort(self, reason: str = "aborted") -> None:

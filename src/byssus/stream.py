@@ -30,6 +30,8 @@ from byssus.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecut
 from byssus.signals import Signal, until_done
 from byssus.values.results import RunResult
 
+__all__ = ["EventStream"]
+
 _SIZE = 1_000  # events that wait for the consumer before the run waits for it
 _FULL = 100_000  # and behind this everything is missed: it has stopped listening
 _log = logging.getLogger("byssus")

@@ -31,6 +31,8 @@ from byssus.signals import Aborted
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+__all__ = ["disable", "enable", "is_enabled"]
+
 E = TypeVar("E")
 
 logging.getLogger("byssus").addHandler(logging.NullHandler())
@@ -56,6 +58,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
+    """Whether spans are recorded."""
     return _tracing is not None
 
 

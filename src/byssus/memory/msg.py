@@ -93,6 +93,7 @@ class Msg:
         return [block for block in blocks if isinstance(block, dict) and block.get("type") in wanted]
 
     def has_content_blocks(self, block_type: str | Sequence[str] | None = None) -> bool:
+        """Whether there is a block of this type, or any block."""
         return bool(self.get_content_blocks(block_type))
 
 

@@ -34,6 +34,8 @@ from byssus.values.decisions import Ask, Deny
 from byssus.values.marks import MarkedMessages
 from byssus.values.results import RunResult
 
+__all__ = ["HookContext", "Middleware"]
+
 _log = logging.getLogger("byssus.middleware")
 
 

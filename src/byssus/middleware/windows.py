@@ -62,6 +62,7 @@ class SlidingWindow(Middleware):
         self._n = _checked(n, "SlidingWindow needs at least one message")
 
     async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        """Keep the last messages, and the question that they answer."""
         history = valid_history(messages)
         start = max(0, len(history) - self._n)
         while start > 0 and isinstance(history[start], ToolResultMessage):  # keep a call and its results together
@@ -78,6 +79,7 @@ class TokenBudget(Middleware):
         self._n = _checked(n, "TokenBudget needs a number of tokens above 0")
 
     async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        """Keep the last turns that fit into the budget."""
         history = valid_history(messages)
         room, start = self._n, len(history)
         for turn in reversed(_turns(history)):
@@ -123,6 +125,7 @@ class Summarize(Middleware):
     async def transform_context(
         self, messages: list[Message], *, signal: Signal | None = None, context: HookContext | None = None
     ) -> list[Message]:
+        """Put a summary in place of the older messages, once they are too many."""
         assert context is not None
         summary = self._stored(context.extra)
         covered = summary.reach(messages)
@@ -267,6 +270,7 @@ class ExcludeMarked(Middleware):
         signal: Signal | None = None,  # noqa: ARG002
         context: HookContext | None = None,
     ) -> list[Message]:
+        """Leave out the marked messages; the summary of a memory stands in for them."""
         if context is None or context.marked is None:
             return messages
         found = await context.marked(self._marks) if self._marks else MarkedMessages()
@@ -299,13 +303,16 @@ class Redact(Middleware):
         *,
         signal: Signal | None = None,  # noqa: ARG002
     ) -> ToolResultMessage:
+        """Redact a tool result before it is stored."""
         hidden: ToolResultMessage = self._message(result)
         return hidden
 
     async def convert_to_llm(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+        """Redact what is sent to the model."""
         return [message if isinstance(message, Note) else self._message(message) for message in messages]
 
     async def transform_system_prompt(self, system_prompt: str, *, signal: Signal | None = None) -> str:  # noqa: ARG002
+        """Redact the system prompt."""
         return self._text(system_prompt)
 
     def _message(self, message: Any) -> Any:

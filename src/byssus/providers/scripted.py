@@ -55,6 +55,7 @@ class ScriptedProvider:
         return f"ScriptedProvider({len(self.requests)} of {len(self._steps)} steps used)"
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
+        """Yield the next step of the script as stream events."""
         position = len(self.requests)
         if position >= len(self._steps):
             last = request.messages[-1].text if request.messages else ""

@@ -216,4 +216,6 @@ def _described(method: Any, operation: Callable[..., Any]) -> Any:
     known = inspect.signature(operation)
     first, *others = known.parameters.values()
     method.__signature__ = known.replace(parameters=[inspect.Parameter("self", first.kind), *others])
+    method.__wrapped__ = operation  # its module is where the names of the types are looked up
+    method.__annotations__ = {name: kind for name, kind in operation.__annotations__.items() if name != first.name}
     return method

@@ -33,6 +33,8 @@ from byssus.tools.signature import arguments_of, inner, read_docstring, schema_o
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
 
+__all__ = ["Done", "NotDone", "Tool", "ToolContext", "Unknown", "tool"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -151,6 +153,7 @@ class Tool(Generic[P, R]):
 
     @property
     def has_check(self) -> bool:
+        """Whether the tool has a function that finds out what became of an interrupted call."""
         return self._check is not None
 
     @property

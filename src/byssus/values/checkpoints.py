@@ -58,19 +58,26 @@ class Checkpoint:
 class CheckpointBackend(Protocol):
     """The versioned methods of a checkpointer, for code that takes any backend."""
 
-    async def put(self, checkpoint: Checkpoint) -> str: ...
+    async def put(self, checkpoint: Checkpoint) -> str:
+        """Store a checkpoint; returns its id."""
 
-    async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None: ...
+    async def get(self, checkpoint_id: str, thread_id: str | None = None) -> Checkpoint | None:
+        """One checkpoint, or None."""
 
-    async def get_latest(self, thread_id: str) -> Checkpoint | None: ...
+    async def get_latest(self, thread_id: str) -> Checkpoint | None:
+        """The checkpoint of the thread with the highest step, or None."""
 
-    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]: ...
+    async def list_threads(self, limit: int = 50, offset: int = 0) -> list[CheckpointMetadata]:
+        """The latest checkpoint of each thread, newest first."""
 
-    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]: ...
+    async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> list[CheckpointMetadata]:
+        """The checkpoints of a thread, highest step first."""
 
-    async def delete_thread(self, thread_id: str) -> int: ...
+    async def delete_thread(self, thread_id: str) -> int:
+        """Delete a thread; returns how many checkpoints it had."""
 
-    async def delete_before(self, thread_id: str, before_step: int) -> int: ...
+    async def delete_before(self, thread_id: str, before_step: int) -> int:
+        """Delete the checkpoints below a step; returns how many."""
 
 
 class Tree(NamedTuple):

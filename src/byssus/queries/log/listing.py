@@ -90,4 +90,5 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
 
 def _listed(row: Row) -> ListedRow:
     *columns, owner, until, has_run, is_waiting, is_stopped = row
-    return ListedRow(*columns, Facts(owner, until, has_run, is_waiting, is_stopped))
+    name, count, created_at, updated_at, user_id = columns
+    return ListedRow(name, count, created_at, updated_at, user_id, Facts(owner, until, has_run, is_waiting, is_stopped))
