@@ -26,6 +26,7 @@ from byssus.events import AgentEnd, AgentStart, Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import Acted, Hanging, Heard, make, saying, sent, within
+from tests.support.databases import Database
 
 
 @tool
@@ -459,3 +460,39 @@ def test_a_tool_that_returns_an_image_that_is_none_gets_an_error_result() -> Non
     assert isinstance(answer, ToolResultMessage)
     assert answer.is_error
     assert "image that is none" in answer.text
+
+
+# --- attach -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_attached_keeps_its_thread_as_one_that_was_made_so(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            agent = make(ScriptedProvider(["a", "b"]), steering_mode="all")
+            agent.attach(cp, "trip")
+            assert (agent.thread_id, agent.checkpointer) == ("trip", cp)
+            await agent.prompt("hi")
+            other = make(ScriptedProvider(["c"]))
+            other.attach(cp, "trip")
+            await other.prompt("again")
+            assert [message.role for message in other.state.messages] == ["user", "assistant"] * 2
+
+    within(main())
+
+
+def test_only_a_new_agent_can_be_attached(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            agent = make(ScriptedProvider(["a"]))
+            await agent.prompt("hi")
+            with pytest.raises(InputError, match="has messages already"):
+                agent.attach(cp, "trip")
+            agent = make(ScriptedProvider([]), checkpointer=cp, thread_id="trip")
+            with pytest.raises(InputError, match="has a checkpointer already"):
+                agent.attach(cp, "trip")
+            agent = make(ScriptedProvider([]))
+            with pytest.raises(InputError, match="id"):
+                agent.attach(cp, "")
+            assert (agent.thread_id, agent.checkpointer) == (None, None)
+
+    within(main())
