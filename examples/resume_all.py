@@ -63,7 +63,7 @@ async def resume_all(cp: SQLiteCheckpointer) -> None:
             try:
                 result = await agent_for(cp, thread.id).resume()
                 print(f"{thread.id}: {result.text}", flush=True)
-            except ByssusError as error:  # ThreadBusy, NothingToContinue: another process was faster
+            except ByssusError as error:  # ThreadBusy, NothingToResume: another process was faster
                 print(f"{thread.id}: {error}", flush=True)
         await asyncio.sleep(PAUSE)
 

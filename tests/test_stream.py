@@ -18,7 +18,7 @@ from byssus.errors import (
     AuthenticationFailed,
     HookFailed,
     InputError,
-    NothingToContinue,
+    NothingToResume,
     Overloaded,
     StoreFull,
 )
@@ -262,7 +262,7 @@ def test_an_output_that_is_no_type_is_raised_out_of_the_iteration() -> None:
 
 
 def test_a_stream_with_nothing_to_resume_says_so() -> None:
-    with pytest.raises(NothingToContinue):
+    with pytest.raises(NothingToResume):
         within(taken(make([]).stream()))
 
 

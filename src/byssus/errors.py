@@ -6,7 +6,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
-    │   ├── NothingToContinue              resume() on a thread that waits for a prompt
+    │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
     │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
     ├── MissingExtra (ImportError)         install the named extra
@@ -21,6 +21,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
     ├── ThreadMoved                        prompt again: the thread is not what it was
     ├── AnswerNeeded                       answer first: a tool call waits for a person
+    ├── ToolMissing                        give the agent the named tools, then resume: an open call needs them
     ├── SearchTimeout (TimeoutError)       search in less, or for longer
     ├── StoreError                         the database could not do it
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
@@ -46,6 +47,8 @@ neither is raised out of `prompt()`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ByssusError(Exception):
     """The base of all of them."""
@@ -67,8 +70,11 @@ class NotFound(InputError):
     """A thread or a checkpoint that does not exist."""
 
 
-class NothingToContinue(InputError):
-    """The thread has nothing that a model could go on from."""
+class NothingToResume(InputError):
+    """`resume()` found nothing to do: the last reply is complete, and no call, message or question is open."""
+
+
+NothingToContinue = NothingToResume  # deprecated: its name up to version 0.1
 
 
 class WrongType(InputError, TypeError):
@@ -180,6 +186,24 @@ class ThreadMoved(ByssusError):
 
 class AnswerNeeded(ByssusError):
     """A tool call of the thread waits for a person."""
+
+
+class ToolMissing(ByssusError):
+    """An open tool call of the thread needs a tool that this agent does not have. The call stays as it is.
+
+    `calls` has the ids of these calls, by the name of the missing tool.
+    """
+
+    def __init__(self, thread_id: str | None, calls: dict[str, list[str]], known: Sequence[str] = ()) -> None:
+        where = f"thread {thread_id!r}" if thread_id else "the agent"
+        named = "; ".join(f"tool {name!r} for call {', '.join(map(repr, ids))}" for name, ids in calls.items())
+        has = f"its tools are {', '.join(known)}" if known else "it has no tools"
+        super().__init__(
+            f"{where} needs {named}, which this agent does not have ({has}). Nothing was changed: resume with an agent "
+            "that has the tool, under the name that it had"
+        )
+        self.thread_id = thread_id
+        self.calls = calls
 
 
 class SearchTimeout(ByssusError, TimeoutError):

@@ -24,7 +24,7 @@ import pytest
 
 from byssus import Agent, ToolCall, ToolContext, tool
 from byssus.checkpointer import SQLiteCheckpointer, Thread
-from byssus.errors import NothingToContinue, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnusable
+from byssus.errors import NothingToResume, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnusable
 from byssus.events import AgentEnd, MessageEnd, ToolExecutionEnd
 from byssus.messages import Message, ToolResultMessage, UserMessage
 from byssus.providers.history import valid_history
@@ -146,7 +146,7 @@ class Story:
         heard = Heard(agent)
         try:
             result = await (agent.resume() if resume else agent.prompt("again"))
-        except NothingToContinue:
+        except NothingToResume:
             assert resume
             assert before[-1].text in ("hello", "done")  # before anything of the run was stored, and behind its end
             result = await agent.prompt("again")

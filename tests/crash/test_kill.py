@@ -18,7 +18,7 @@ import pytest
 
 from byssus import Agent, AssistantMessage, Model
 from byssus.checkpointer import Checkpointer, Thread, ToolCallRecord
-from byssus.errors import NothingToContinue
+from byssus.errors import NothingToResume
 from byssus.messages import Message, ToolResultMessage, decode
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
@@ -311,7 +311,7 @@ def test_killed_right_behind_a_message_end_the_message_is_there_and_the_follow_u
         assert waiting(place) == ([] if "user: more" in brief(thread.messages) else ["more"])
     if number == len(STORY):  # the run has come to its end: there is nothing to resume behind its answer
         assert unfinished(place) == []
-        with pytest.raises(NothingToContinue):
+        with pytest.raises(NothingToResume):
             look(place, lambda cp: idle_agent(cp).resume())
         assert brief(load(place).messages) == story
         return

@@ -38,7 +38,7 @@ from byssus.errors import (
     InputError,
     LeaseLost,
     NetworkFailed,
-    NothingToContinue,
+    NothingToResume,
     ThreadBusy,
 )
 from byssus.events import MessageEnd, StreamDone, StreamEvent, StreamStart, ToolCallEnd, ToolCallStart
@@ -59,7 +59,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "approve": {"approval": True},
     "check": {"recovery": "check"},
 }
-REFUSALS = (AnswerNeeded, ThreadBusy, NothingToContinue, HookFailed)
+REFUSALS = (AnswerNeeded, ThreadBusy, NothingToResume, HookFailed)
 
 
 class World:
@@ -238,7 +238,7 @@ async def wind_up(world: World) -> None:
         await world.answer(1)
         try:
             await world.agent(0).resume()
-        except NothingToContinue:
+        except NothingToResume:
             break
         except HookFailed:
             continue

@@ -24,7 +24,7 @@ from byssus import (
 from byssus.checkpointer import Checkpointer
 from byssus.errors import (
     InputError,
-    NothingToContinue,
+    NothingToResume,
     ProviderError,
     StoreFull,
     ThreadBusy,
@@ -483,7 +483,7 @@ def test_an_agent_that_has_only_loaded_its_thread_holds_nothing(database: Databa
 def test_a_run_that_was_refused_before_it_began_holds_nothing(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         await cp.append("t", [UserMessage("x"), AssistantMessage("y")])
-        with pytest.raises(NothingToContinue):
+        with pytest.raises(NothingToResume):
             await agent_on(cp).resume()
         assert await is_free(cp)
         await other.append("t", UserMessage("z"))

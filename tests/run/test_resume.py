@@ -9,7 +9,7 @@ import pytest
 
 from byssus import Agent, AssistantMessage, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, ThreadBusy
+from byssus.errors import InputError, NothingToContinue, NothingToResume, ThreadBusy
 from byssus.events import MessageEnd
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
@@ -93,8 +93,11 @@ def test_a_thread_that_ends_with_a_reply_that_broke_off_is_answered_anew(
 
 
 def test_a_thread_that_ends_with_an_answer_cannot_be_continued(database: Database) -> None:
-    with pytest.raises(InputError, match=r"Cannot continue from message role: assistant; .* waits for a prompt\(\)"):
+    said = r"Cannot continue from message role: assistant; .* waits for a prompt\(\)"
+    with pytest.raises(NothingToResume, match=said) as raised:
         within(resumed(database, [UserMessage("hi"), AssistantMessage("hello")]))
+    assert isinstance(raised.value, InputError)
+    assert isinstance(raised.value, NothingToContinue), "programs that catch the old name go on working"
 
 
 def test_a_thread_that_ends_with_an_answer_is_continued_when_something_waits(database: Database) -> None:

@@ -14,7 +14,7 @@ from byssus import (
 )
 from byssus.checkpointer import Checkpointer
 from byssus.errors import (
-    NothingToContinue,
+    NothingToResume,
     ProviderError,
 )
 from byssus.events import MessageEnd
@@ -123,7 +123,7 @@ def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database
         assert await is_free(cp)
         if way == "resume":
             assert (result.text, result.messages) == ("", [])
-            with pytest.raises(NothingToContinue):
+            with pytest.raises(NothingToResume):
                 await agent.resume()
 
     with_two(database, use)

@@ -11,7 +11,7 @@ import pytest
 
 from byssus import Limits, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, NothingToContinue
+from byssus.errors import InputError, NothingToResume
 from byssus.events import MessageEnd
 from byssus.messages import ImageContent, TextContent
 from byssus.providers.base import Request
@@ -244,7 +244,7 @@ def test_what_is_said_to_an_idle_thread_is_heard_by_its_next_run(database: Datab
             await agent.resume()
             assert sent(provider) == ["user: go", "assistant: a", "user: psst"]
         assert await waiting(other) == []
-        with pytest.raises(NothingToContinue):
+        with pytest.raises(NothingToResume):
             await agent.resume()
 
     with_two(database, use)

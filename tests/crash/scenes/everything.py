@@ -11,7 +11,7 @@ from pathlib import Path
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
-from byssus.errors import AnswerNeeded, InputError, NotFound, NothingToContinue, ThreadBusy
+from byssus.errors import AnswerNeeded, InputError, NotFound, NothingToResume, ThreadBusy
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.crash.stage import runs
@@ -152,7 +152,7 @@ async def _take_up(place: Place) -> dict[str, object]:
 
     async with place.checkpointer() as cp:
         for info in await cp.unfinished():
-            with contextlib.suppress(NothingToContinue, AnswerNeeded):
+            with contextlib.suppress(NothingToResume, AnswerNeeded):
                 await runs.agent(Quiet(0, 0), cp, place, info.id, recovery="retry").resume()
         left = [info.id for info in await cp.unfinished()]
         user = await cp.get_user(_USER)

@@ -15,7 +15,7 @@ from typing import Any
 
 from byssus import Agent, Model, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AnswerNeeded, InputError, NothingToContinue, QuotaExceeded, ThreadInactive
+from byssus.errors import AnswerNeeded, InputError, NothingToResume, QuotaExceeded, ThreadInactive
 from byssus.providers.scripted import ScriptedProvider
 from byssus.tools import Tool
 from byssus.values.thread_key import ThreadKey
@@ -134,5 +134,5 @@ async def _use(cp: Checkpointer, name: str, tools: list[Tool[..., Any]], chance:
     agent = Agent(provider=provider, model=Model("m"), tools=tools, checkpointer=cp, thread_id=name)
     try:
         await (agent.resume() if chance.random() < 0.5 else agent.prompt("what is this?"))
-    except (AnswerNeeded, NothingToContinue, QuotaExceeded, ThreadInactive):
+    except (AnswerNeeded, NothingToResume, QuotaExceeded, ThreadInactive):
         return
