@@ -406,13 +406,13 @@ def test_a_tool_may_speak_to_its_agent() -> None:
 # --- how an agent is built --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["claude", None, {"id": "m"}])
+@pytest.mark.parametrize("model", [5, None, {"id": "m"}])
 def test_a_model_that_is_none_is_refused(model: Any) -> None:
     with pytest.raises(InputError, match="model must be a Model"):
         Agent(provider=ScriptedProvider(), model=model)
 
 
-@pytest.mark.parametrize("provider", [None, "anthropic", object()])
+@pytest.mark.parametrize("provider", [5, "anthropic", object()])
 def test_a_provider_that_is_none_is_refused(provider: Any) -> None:
     with pytest.raises(InputError, match="provider must have a stream"):
         Agent(provider=provider, model=Model("m"))

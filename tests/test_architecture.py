@@ -315,7 +315,6 @@ COVERED_BY: dict[str, list[str]] = {
     "memory/base.py": ["memory/test_memory.py"],
     "memory/in_memory.py": ["memory/test_memory.py"],
     "middleware/tokens.py": ["accounts/test_quotas.py"],
-    "providers/base.py": ["providers/test_model_call.py"],
     "providers/openai_models.py": ["providers/test_openai.py"],
     "providers/wire.py": ["providers/test_failures.py", "providers/test_anthropic.py", "providers/test_openai.py"],
     "queries/accounts/quotas.py": ["accounts/test_quotas.py"],

@@ -24,9 +24,10 @@ from byssus.checkpointer import Checkpointer
 from byssus.errors import AgentBusy, InputError
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
-from byssus.providers import history
-from byssus.providers.base import Model, Provider
+from byssus.providers import history, named
+from byssus.providers.base import Provider
 from byssus.providers.model_call import Patience
+from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import settings, termination
 from byssus.run.journal import Journal, pending
@@ -94,8 +95,9 @@ class Agent:
     """A model, its tools and its thread.
 
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
-    `model` may be a list: when one fails and nothing of its reply was shown, the next is asked. Models of several
-    services need a list of providers; a model goes to the one that its `provider` names.
+    `model` is a `Model`, or a string that names the service too: "anthropic:<model id>", "openai:<model id>", "local".
+    It may be a list: when one fails and nothing of its reply was shown, the next is asked. `provider` is for keys
+    in the program, other servers and providers of your own; with several, a model goes to the one that it names.
 
     `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
     dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
@@ -113,8 +115,8 @@ class Agent:
     def __init__(
         self,
         *,
-        provider: Provider | Sequence[Provider],
-        model: Model | Sequence[Model],
+        model: ModelName | Sequence[ModelName],
+        provider: Provider | Sequence[Provider] | None = None,
         system_prompt: str = "",
         tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (),
         checkpointer: Checkpointer | None = None,
@@ -138,7 +140,7 @@ class Agent:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
-            settings.routes(provider, model),
+            named.routes(provider, model),
             system_prompt,
             settings.tools_by_name(tools),
             tool_mode == "sequential",

@@ -362,7 +362,7 @@ def test_two_providers_of_the_same_name_are_refused() -> None:
         Agent(provider=[Named("a", []), Named("a", [])], model=[Model("x", provider="a"), Model("y", provider="a")])
 
 
-@pytest.mark.parametrize(("provider", "model"), [([], Model("x")), (Named("a", []), []), (None, Model("x")), (5, None)])
+@pytest.mark.parametrize(("provider", "model"), [([], Model("x")), (Named("a", []), []), (None, None), (5, None)])
 def test_an_empty_or_senseless_list_is_refused(provider: Any, model: Any) -> None:
     with pytest.raises(InputError, match="must"):
         Agent(provider=provider, model=model)

@@ -9,11 +9,13 @@ A provider has a name and one verb. `stream` is a plain function that returns an
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from byssus.errors import InputError
 from byssus.events import StreamEvent
 from byssus.messages import Message, Usage
 from byssus.signals import Signal
@@ -43,6 +45,20 @@ class Model(Struct, frozen=True):
     context_window: int | None = None
     prices: Prices | None = None
 
+    def __post_init__(self) -> None:
+        _refuse_unless(isinstance(self.id, str) and bool(self.id.strip()), "id", self.id, "the name of a model")
+        _refuse_unless(isinstance(self.provider, str), "provider", self.provider, "the name of a provider, a string")
+        for name, tokens in (("max_tokens", self.max_tokens), ("context_window", self.context_window)):
+            _refuse_unless(_is_number(tokens, int) and tokens != 0, name, tokens, "a number of tokens above 0, or None")
+        _refuse_unless(
+            _is_number(self.temperature, int | float), "temperature", self.temperature, "a number from 0 up, or None"
+        )
+        _refuse_unless(
+            isinstance(self.reasoning, str) or _is_number(self.reasoning, int),
+            *("reasoning", self.reasoning, "'low', 'medium' or 'high', a number of tokens, or None"),
+        )
+        _refuse_unless(isinstance(self.prices, Prices | None), "prices", self.prices, "Prices(...), or None")
+
     def cost(self, usage: Usage) -> float:
         if self.prices is None:
             return 0.0
@@ -54,6 +70,16 @@ class Model(Struct, frozen=True):
             + usage.cache_write * prices.cache_write
         )
         return spent / 1_000_000
+
+
+def _is_number(value: object, kinds: Any) -> bool:
+    """Whether it is a number from 0 up, or left to the service."""
+    return value is None or (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < math.inf)
+
+
+def _refuse_unless(fits: bool, field: str, value: object, wanted: str) -> None:
+    if not fits:
+        raise InputError(f"Model({field}={value!r:.80}): {field} must be {wanted}")
 
 
 class ToolSpec(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -11,7 +11,6 @@ from msgspec import Struct
 from byssus.errors import InputError
 from byssus.messages import Usage
 from byssus.middleware import Chain
-from byssus.providers.base import Model, Provider
 from byssus.providers.model_call import Patience, Route
 from byssus.signals import Aborted, Signal, until_aborted
 from byssus.tools import Tool
@@ -76,33 +75,6 @@ class Setup(Struct, frozen=True):
 
 
 # --- the options of an agent ------------------------------------------------------------------------------------------
-
-
-def routes(provider: object, model: object) -> list[Route]:
-    """Which provider serves which model, in the order in which they are asked."""
-    providers: list[Any] = list(provider) if isinstance(provider, Sequence) else [provider]
-    models: list[Any] = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
-    for item in providers or [provider]:
-        if isinstance(item, type):
-            raise InputError(f"provider must be an object, and got the class; write {item.__name__}(...)")
-        if not callable(getattr(item, "stream", None)):
-            raise InputError(f"provider must have a stream() method, as AnthropicProvider() does; got {item!r}")
-    if len(names := {getattr(item, "name", None) for item in providers}) < len(providers):
-        raise InputError(f"two providers share one of the names {names}, so that a model could only mean the first")
-    for item in models or [model]:
-        if not isinstance(item, Model):
-            raise InputError(f"model must be a Model, for example Model(id='...', provider='...'); got {item!r}")
-    return [Route(_serving(providers, item), item) for item in models]
-
-
-def _serving(providers: list[Provider], model: Model) -> Provider:
-    if len(providers) == 1:
-        return providers[0]
-    for provider in providers:
-        if provider.name == model.provider:
-            return provider
-    names = ", ".join(repr(provider.name) for provider in providers)
-    raise InputError(f"model {model.id!r} names the provider {model.provider!r}, but there are only {names}")
 
 
 def tools_by_name(tools: Iterable[Tool[..., Any] | Callable[..., Any]]) -> dict[str, Tool[Any, Any]]:
