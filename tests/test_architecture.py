@@ -324,6 +324,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/accounts/usage.py": ["accounts/test_usage.py"],
     "queries/accounts/users.py": ["accounts/test_users.py"],
     "queries/log/branches.py": ["threads/test_forks.py", "threads/test_checkpoint_machine.py"],
+    "queries/log/listing.py": ["threads/test_listing.py", "queries/log/test_threads.py"],
     "queries/log/inbox.py": ["threads/test_inbox.py", "threads/test_inbox_races.py"],
     "queries/log/marks.py": ["threads/test_marks.py"],
     "queries/log/memories.py": ["memory/test_memory.py", "memory/test_stored.py"],
@@ -373,6 +374,7 @@ COVERED_BY: dict[str, list[str]] = {
     "testing.py": ["providers/test_scripted.py"],
     "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
     "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
+    "values/thread_info.py": ["threads/test_listing.py"],
 }
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
-from byssus.queries.log.threads import ThreadInfo
 from byssus.store import opening
 from byssus.store.database import Store
 from byssus.store.handle import Handle
@@ -28,7 +27,7 @@ from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
-from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
+from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
 from byssus.threads.thread import Thread
@@ -46,6 +45,7 @@ from byssus.values.checkpoints import (
     keep_tagged,
 )
 from byssus.values.places import redacted
+from byssus.values.thread_info import ThreadInfo, ThreadState
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ __all__ = [
     "Thread",
     "ThreadInfo",
     "ThreadKey",
+    "ThreadState",
     "ToolCallRecord",
     "Tree",
     "checkpointer_for",
@@ -151,9 +152,10 @@ class Checkpointer(abc.ABC):
     append = awaited(thread.append)
     save_extra = awaited(thread.save_extra)
     set_user = awaited(thread.set_user)
-    info = awaited(thread.info)
-    threads = awaited(thread.list_threads)
-    unfinished = awaited(thread.unfinished)
+    info = awaited(listing.info)
+    state = awaited(listing.state)
+    threads = awaited(listing.list_threads)
+    unfinished = awaited(listing.unfinished)
     abort = awaited(thread.abort)
     watch = direct(watching.watch)
 

@@ -30,7 +30,7 @@ from byssus.store import opening
 from byssus.store.database import Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
-from byssus.threads import approvals, checkpoints, erasure, forks, retention, thread, watching
+from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.inbox import Receipt
 from byssus.values.inputs import ThreadId
@@ -92,9 +92,10 @@ class AgentStorage:
     append = blocking(thread.append)
     save_extra = blocking(thread.save_extra)
     set_user = blocking(thread.set_user)
-    info = blocking(thread.info)
-    threads = blocking(thread.list_threads)
-    unfinished = blocking(thread.unfinished)
+    info = blocking(listing.info)
+    state = blocking(listing.state)
+    threads = blocking(listing.list_threads)
+    unfinished = blocking(listing.unfinished)
     abort = blocking(thread.abort)
     watch = iterated(watching.watch)
 

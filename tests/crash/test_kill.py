@@ -97,6 +97,10 @@ def unfinished(place: Place) -> list[str]:
     return [info.id for info in look(place, lambda cp: cp.unfinished())]
 
 
+def state(place: Place) -> str:
+    return look(place, lambda cp: cp.state("t"))
+
+
 def waiting(place: Place) -> list[str]:
     return [item.message.text for item in look(place, lambda cp: cp.inbox("t"))]
 
@@ -137,7 +141,7 @@ def resume(place: Place, *, calls: int = 1, runs: Sequence[str] = ()) -> dict[st
     assert diary(place) == [*before, *runs], "a tool ran again, or did not run"
     stored = ids(load(place).messages)
     assert set(next_one.acknowledged()) <= set(stored)
-    assert (unfinished(place), waiting(place)) == ([], [])
+    assert (unfinished(place), waiting(place), state(place)) == ([], [], "idle")
     return told
 
 
@@ -151,8 +155,9 @@ def sent(told: dict[str, Any], call: int = 0) -> list[str]:
 def test_killed_in_mid_stream_the_next_process_asks_again(place: Place) -> None:
     with child("streaming,0", place) as first:
         first.read("streaming")
-        assert unfinished(place) == []  # it lives
+        assert (unfinished(place), state(place)) == ([], "running")  # it lives
         first.kill()
+        assert state(place) == "interrupted"
         assert databases.damage(place) == []
         thread = load(place)
         assert ids(thread.messages) == first.acknowledged()

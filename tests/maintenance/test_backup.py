@@ -24,7 +24,7 @@ from byssus.maintenance import backup as backups
 from byssus.maintenance import check as checking
 from byssus.maintenance import copy as copying
 from byssus.maintenance import restore as restoring
-from byssus.queries.log import memories, threads
+from byssus.queries.log import listing, memories, threads
 from byssus.queries.log.leases import Claim
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
@@ -721,8 +721,8 @@ def test_an_interrupted_run_comes_back_and_its_lease_does_not(database: Database
         backup(live, tmp_path / "backup.db")
     with database.store() as store:
         restore(store, tmp_path / "backup.db")
-        found = store.read_now(threads.unfinished)
-    assert [(info.id, owner) for info, owner, _ in found] == [("t", None)]
+        found = store.read_now(listing.unfinished)
+    assert [(row.id, row.facts.owner) for row in found] == [("t", None)]
 
 
 def test_a_database_that_is_not_empty_is_left_alone(store: Store, tmp_path: Path) -> None:

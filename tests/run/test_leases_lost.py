@@ -7,7 +7,7 @@ import functools
 import random
 import time
 from collections.abc import Callable, Hashable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,9 +30,7 @@ from byssus.queries.log.threads import MessageRow
 from byssus.queries.log.tool_calls import Start
 from byssus.store import owners
 from byssus.store.database import Tx
-from byssus.store.postgres.tx import PostgresTx
 from byssus.threads.encoding import message_row
-from byssus.values import clock
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, sent
@@ -42,6 +40,7 @@ from tests.support.leases import (
     CALL_SLOW,
     FAR_AWAY,
     LOOK,
+    DatabaseClock,
     Slow,
     agent_on,
     changed,
@@ -474,25 +473,11 @@ def test_a_sqlite_file_is_on_one_machine_so_the_owner_of_another_boot_is_gone(da
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """The time of any database, and how far it is off."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.off = timedelta()
-        real, later = clock.now, PostgresTx.after
-        monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
-        monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
-        monkeypatch.setattr(PostgresTx, "after", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
-
-    def _shifted(self, now: str) -> str:
-        return (datetime.fromisoformat(now) + self.off).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def test_when_the_clock_jumps_ahead_whoever_takes_over_is_the_only_one_to_write(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        time_is = Clock(monkeypatch)
+        time_is = DatabaseClock(monkeypatch)
         slow = Slow()
         first = asyncio.create_task(agent_on(cp, [CALL_SLOW, "ok"], tools=[slow.tool]).prompt("go"))
         await slow.begun.wait()
@@ -513,7 +498,7 @@ def test_when_the_clock_goes_back_a_run_goes_on_and_nobody_gets_in_between(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        time_is = Clock(monkeypatch)
+        time_is = DatabaseClock(monkeypatch)
         slow = Slow()
         first = asyncio.create_task(agent_on(cp, [CALL_SLOW, "ok"], tools=[slow.tool]).prompt("go"))
         await slow.begun.wait()
@@ -535,7 +520,7 @@ def test_when_the_clock_went_back_a_lease_that_is_not_renewed_lasts_no_longer_th
     database: Database, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        time_is = Clock(monkeypatch)
+        time_is = DatabaseClock(monkeypatch)
         await claim(cp, changed(FAR_AWAY, seconds=0.5), "theirs")
         time_is.off = -timedelta(days=1)  # until tomorrow, says the row
         assert await other.unfinished() == []
@@ -561,7 +546,7 @@ def test_when_the_clock_went_back_a_lease_that_is_renewed_is_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        time_is = Clock(monkeypatch)
+        time_is = DatabaseClock(monkeypatch)
         lease = await claim(cp, changed(FAR_AWAY, seconds=0.5), "theirs")
         time_is.off = -timedelta(days=1)
         held = Held("t", "", lease.epoch, 0.5)
@@ -580,7 +565,7 @@ def test_whatever_the_clock_does_only_the_newest_lease_writes(
     """Writers that claim, write, renew and release in any order, by a clock that jumps: the log knows one at a time."""
 
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        time_is = Clock(monkeypatch)
+        time_is = DatabaseClock(monkeypatch)
         chance = random.Random(seed)
         held: dict[int, Lease] = {}
         newest = 0

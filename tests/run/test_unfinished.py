@@ -20,7 +20,7 @@ from byssus.errors import (
 from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
-from byssus.queries.log import threads
+from byssus.queries.log import listing, threads
 from byssus.store.database import Row, Tx
 from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
@@ -171,7 +171,7 @@ class Explained:
 
 def plan_of_unfinished(tx: Tx) -> str:
     explained = Explained(tx)
-    threads.unfinished(explained)  # type: ignore[arg-type]
+    listing.unfinished(explained)  # type: ignore[arg-type]
     return explained.plan
 
 

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -27,8 +28,10 @@ from byssus.signals import Signal
 from byssus.store import owners
 from byssus.store.database import Row, Store, Tx
 from byssus.store.owners import Presence
+from byssus.store.postgres.tx import PostgresTx
 from byssus.threads.encoding import message_row
 from byssus.tools import Tool
+from byssus.values import clock
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import make
 from tests.support.databases import Database
@@ -222,6 +225,20 @@ def changed(name: str, **parts: object) -> str:
     for key, value in parts.items():
         name = re.sub(rf" {key}=\S+", f" {key}={value}", name)
     return name
+
+
+class DatabaseClock:
+    """The time of any database, and how far it is off."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.off = timedelta()
+        real, later = clock.now, PostgresTx.after
+        monkeypatch.setattr(clock, "now", lambda: self._shifted(real()))
+        monkeypatch.setattr(PostgresTx, "now", lambda tx: later(tx, self.off.total_seconds()))
+        monkeypatch.setattr(PostgresTx, "after", lambda tx, seconds: later(tx, self.off.total_seconds() + seconds))
+
+    def _shifted(self, now: str) -> str:
+        return (datetime.fromisoformat(now) + self.off).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # --- failing disks ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Threads: load, append, list, and stop what drives one.
+"""Threads: load, append, and stop what drives one.
 
 A thread is read and decoded page by page on a reader, so that a long one does not stall the event loop.
 """
@@ -9,16 +9,15 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, decode
 from byssus.queries.log import leases, threads
 from byssus.queries.log.leases import Unleased
-from byssus.queries.log.threads import Position, ThreadInfo, ThreadRow
+from byssus.queries.log.threads import Position, ThreadRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
-from byssus.threads.waiting import lease_is_dead, owner_is_gone, retry_while_driven
-from byssus.values.inputs import ThreadId, checked_count, checked_id, checked_new_thread, checked_thread, checked_wait
+from byssus.threads.waiting import owner_is_gone, retry_while_driven
+from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
 
@@ -105,33 +104,6 @@ async def set_user(store: Runner, thread_id: ThreadId, user_id: str | None) -> N
     """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
     user = None if user_id is None else checked_id(user_id, "a user id")
     await store.write(threads.set_owner, checked_thread(thread_id), user)
-
-
-async def info(store: Runner, thread_id: ThreadId) -> ThreadInfo | None:
-    """A thread as a list shows it, or None when nothing was ever stored under this id."""
-    return await store.read(threads.info, checked_thread(thread_id))
-
-
-async def list_threads(store: Runner, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
-    """Threads, most recently updated first. For the next page, pass the last one of this list as `before`."""
-    checked_count("limit", limit)
-    if isinstance(before, str):
-        known = await info(store, before)
-        if known is None:
-            raise InputError(f"there is no thread {before!r} to list the ones before")
-        before = known
-    elif not isinstance(before, ThreadInfo | None):
-        raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
-    return await store.read(threads.recent, limit=limit, before=before)
-
-
-async def unfinished(store: Runner) -> list[ThreadInfo]:
-    """Threads whose run was interrupted: a service resumes them when it starts.
-
-    A run that goes on in some process is not listed, nor one that waits for a person's answer.
-    """
-    found = await store.read(threads.unfinished)
-    return [thread for thread, owner, until in found if owner is None or lease_is_dead(store, owner, until)]
 
 
 async def abort(store: Runner, thread_id: ThreadId) -> bool:

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from byssus.errors import LeaseLost, ThreadBusy, ThreadMoved
-from byssus.queries.log import threads
+from byssus.queries.log import listing, threads
 from byssus.queries.log.leases import Claim, Lease, Unleased
-from byssus.queries.log.threads import MessageRow, Position, ThreadInfo, ThreadRow
+from byssus.queries.log.listing import ListedRow
+from byssus.queries.log.threads import MessageRow, Position, ThreadRow
 from byssus.store.database import Store, Tx
 from byssus.values.thread_key import ThreadKey
 from tests.support.quick import examples
@@ -217,8 +218,8 @@ def test_a_namespace_keeps_threads_of_one_id_apart(store: Store) -> None:
     assert kept(anna) == (3, 4, '{"a":1}')
     bodies = store.read_now(threads.page, anna.branch, after=0, upto=anna.head, limit=9)
     assert bodies == [(1, "anna's"), (2, "more"), (3, "filled")]
-    assert len(store.read_now(threads.recent, limit=9)) == 1
-    assert store.read_now(threads.info, ThreadKey("bert", "main")) is None
+    assert len(store.read_now(listing.page, limit=9)) == 1
+    assert store.read_now(listing.one, ThreadKey("bert", "main")) is None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -317,10 +318,10 @@ def test_fifty_pieces_are_read_like_one(store: Store) -> None:
 def test_the_list_counts_messages_and_not_places(store: Store) -> None:
     store.write_now(threads.append, ThreadKey("", "t"), rows("a", "b"), reserve=5)
     store.write_now(threads.fill, ThreadKey("", "t"), [(3, rows("c")[0])])
-    info = store.read_now(threads.info, ThreadKey("", "t"))
+    info = store.read_now(listing.one, ThreadKey("", "t"))
     assert info is not None
     assert info.message_count == 3
-    assert store.read_now(threads.recent, limit=5) == [info]
+    assert store.read_now(listing.page, limit=5) == [info]
 
 
 def test_threads_of_the_same_moment_are_paged_without_gaps_or_repeats(store: Store) -> None:
@@ -332,15 +333,15 @@ def test_threads_of_the_same_moment_are_paged_without_gaps_or_repeats(store: Sto
         tx.run("UPDATE threads SET updated_at = '2026-01-01T00:00:00.000000Z'")
 
     store.write_now(at_once)
-    seen: list[ThreadInfo] = []
-    while page := store.read_now(threads.recent, limit=3, before=seen[-1] if seen else None):
+    seen: list[ListedRow] = []
+    while page := store.read_now(listing.page, limit=3, before=(seen[-1].updated_at, seen[-1].id) if seen else None):
         seen += page
     assert [info.id for info in seen] == ids[::-1]
 
 
 def test_times_are_utc_text_with_microseconds(store: Store) -> None:
     store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
-    info = store.read_now(threads.info, ThreadKey("", "t"))
+    info = store.read_now(listing.one, ThreadKey("", "t"))
     assert info is not None
     for time in (info.created_at, info.updated_at):
         assert len(time) == len("2026-01-01T00:00:00.000000Z")
@@ -402,7 +403,7 @@ _STEPS = st.lists(
 def test_any_sequence_of_writes_gives_what_a_plain_dict_gives(
     store: Store, steps: list[tuple[str, ...]], page: int
 ) -> None:
-    thread_id = f"example {len(store.read_now(threads.recent, limit=10**6))}"
+    thread_id = f"example {len(store.read_now(listing.page, limit=10**6))}"
     model = Model()
     for step in steps:
         _apply(store, thread_id, model, step)
@@ -414,7 +415,7 @@ def test_any_sequence_of_writes_gives_what_a_plain_dict_gives(
     assert row is not None
     assert kept(row) == (model.head, model.version, model.extra)
     assert read(store, thread_id, page=page) == sorted(model.places.items())
-    info = store.read_now(threads.info, ThreadKey("", thread_id))
+    info = store.read_now(listing.one, ThreadKey("", thread_id))
     assert info is not None
     assert info.message_count == len(model.places)
 

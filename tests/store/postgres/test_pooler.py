@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from byssus.errors import StoreError
-from byssus.queries.log import threads
+from byssus.queries.log import listing, threads
 from byssus.store.database import Tx
 from byssus.store.jobs import Job
 from byssus.store.postgres import store as postgres
@@ -271,7 +271,7 @@ def test_a_pooler_that_passes_the_real_pid_on_is_survived(where: Schema, others:
                 for n, store in enumerate(made):
                     for name in [f"{n} a", f"{n} b"] if n % 2 else [f"{n} b"]:
                         assert store.write_now(threads.append, ThreadKey("", name), rows(str(i))).head == i + 1
-                    assert store.read_now(threads.info, ThreadKey("", f"{n} b")) is not None
+                    assert store.read_now(listing.one, ThreadKey("", f"{n} b")) is not None
                     store.write_now(threads.save_extra, ThreadKey("", f"{n} c"), f'{{"n": {i}}}')
                     assert len(stored(store, f"{n} b")) == i + 1
             assert all(store.has_pooler for store in made)

@@ -15,7 +15,7 @@ import pytest
 from byssus import AssistantMessage, UserMessage
 from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
 from byssus.errors import ByssusError, InputError, StoreError, StoreNotOpen, StoreUnreachable, StoreUnusable
-from byssus.queries.log import threads
+from byssus.queries.log import listing
 from byssus.store.postgres import server as postgres_server
 from byssus.store.postgres.server import Server as Place
 from byssus.values.thread_key import ThreadKey
@@ -170,7 +170,7 @@ def test_settings_of_the_database_change_nothing(where: Schema) -> None:
     with opened(where, dsn=named(where.dsn, "odd", **odd)) as store:
         store.write_now(appending("\\x 'quoted'"))
         assert stored(store) == ["\\x 'quoted'"]
-        info = store.read_now(threads.info, ThreadKey("", "t"))
+        info = store.read_now(listing.one, ThreadKey("", "t"))
         assert info is not None
         assert info.updated_at[10] == "T"
         assert info.updated_at.endswith("Z")

@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from byssus.errors import InputError, StoreCorrupt, StoreError, StoreUnusable
-from byssus.queries.log import threads
+from byssus.queries.log import listing, threads
 from byssus.queries.log.threads import MessageRow
 from byssus.store import sharing
 from byssus.store.sqlite import file as sqlite_file
@@ -38,7 +38,7 @@ def opened(path: str | os.PathLike[str], **options: Any) -> Iterator[SQLiteStore
 
 
 def count(store: SQLiteStore) -> int:
-    info = store.read_now(threads.info, ThreadKey("", "t"))
+    info = store.read_now(listing.one, ThreadKey("", "t"))
     return info.message_count if info else 0
 
 

@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, StoreUnusable, ThreadMoved
-from byssus.queries.log import threads
+from byssus.queries.log import listing, threads
 from byssus.queries.log.threads import Position
 from byssus.store import schema, sharing
 from byssus.store.database import Tx
@@ -260,7 +260,7 @@ def test_many_event_loops_and_threads_use_one_store_at_once(any_store: SQLiteSto
         await asyncio.gather(
             *(any_store.write(threads.append, ThreadKey("", "t"), rows(f"{name} {i}")) for i in range(25))
         )
-        assert await any_store.read(threads.info, ThreadKey("", "t")) is not None
+        assert await any_store.read(listing.one, ThreadKey("", "t")) is not None
 
     def plain(name: str) -> None:
         for i in range(25):

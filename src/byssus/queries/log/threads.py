@@ -82,15 +82,6 @@ class ThreadRow(NamedTuple):
     owner: str | None
 
 
-class ThreadInfo(NamedTuple):
-    """A thread as a list shows it. Times are ISO 8601 UTC text."""
-
-    id: str
-    message_count: int
-    created_at: str
-    updated_at: str
-
-
 def append(
     tx: Tx,
     thread_key: ThreadKey,
@@ -257,49 +248,6 @@ def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tupl
 def page_as_given(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str, int]]:
     """The next messages of a branch, in order: seq, body, and whether the body is an application's own JSON."""
     return tx.all(_PAGE.format("m.seq, m.body, m.plain"), branch=branch, after=after, upto=upto, limit=limit)
-
-
-def recent(tx: Tx, *, namespace: str = "", limit: int, before: ThreadInfo | None = None) -> list[ThreadInfo]:
-    """Threads, most recently updated first; `before` is the last one of the previous page."""
-    rows = tx.all(
-        "SELECT id, message_count, created_at, updated_at FROM threads"
-        " WHERE namespace = :namespace AND (updated_at, id) < (:updated_at, :id)"
-        " ORDER BY updated_at DESC, id DESC LIMIT :limit",
-        namespace=namespace,
-        updated_at=before.updated_at if before else "~",
-        id=before.id if before else "",
-        limit=limit,
-    )
-    return [ThreadInfo(*row) for row in rows]
-
-
-def info(tx: Tx, thread_key: ThreadKey) -> ThreadInfo | None:
-    row = tx.one(
-        "SELECT id, message_count, created_at, updated_at FROM threads WHERE namespace = :namespace AND id = :id",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-    )
-    return ThreadInfo(*row) if row else None
-
-
-def unfinished(tx: Tx, *, namespace: str = "") -> list[tuple[ThreadInfo, str | None, str]]:
-    """Threads with a run that has not ended, except those that wait for a person or are paused or cancelled.
-
-    Each comes with its lease's owner (None if the lease has run out) and end: the caller checks whether the owner
-    still runs.
-    """
-    rows = tx.all(
-        "SELECT id, message_count, created_at, updated_at,"
-        " CASE WHEN lease_until > :now THEN lease_owner END, COALESCE(lease_until, '') FROM threads"
-        # Of the namespace nothing is looked up: the index of unfinished threads is far shorter than that of names.
-        " WHERE run IS NOT NULL AND namespace || '' = :namespace AND status NOT IN ('paused', 'cancelled')"
-        " AND NOT EXISTS"
-        " (SELECT 1 FROM tool_calls WHERE tool_calls.thread = threads.key AND tool_calls.status = 'waiting')"
-        " ORDER BY key",
-        namespace=namespace,
-        now=tx.now(),
-    )
-    return [(ThreadInfo(*row[:4]), row[4], row[5]) for row in rows]
 
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:

@@ -1,0 +1,69 @@
+"""Lists of threads, and the state of each: running, waiting, interrupted or idle.
+
+`state_of` decides the state: for one thread, for each thread of a list, for `unfinished` and for the command line.
+"""
+
+from __future__ import annotations
+
+from byssus.errors import InputError
+from byssus.queries.log import listing
+from byssus.queries.log.listing import Facts, ListedRow
+from byssus.store.operations import Runner
+from byssus.threads.waiting import lease_is_dead
+from byssus.values.inputs import ThreadId, checked_count, checked_thread
+from byssus.values.thread_info import ThreadInfo, ThreadState
+
+
+def state_of(store: Runner, facts: Facts) -> ThreadState:
+    """The state of a thread, from what was read just now.
+
+    A paused or cancelled session is never interrupted: no run may take it up until it is active again.
+    """
+    if facts.owner is not None and not lease_is_dead(store, facts.owner, facts.until):
+        return "running"
+    if facts.is_waiting:
+        return "waiting"
+    return "interrupted" if facts.has_run and not facts.is_stopped else "idle"
+
+
+async def state(store: Runner, thread_id: ThreadId) -> ThreadState:
+    """What goes on in a thread, in any process.
+
+    "running": a run drives it. "waiting": a tool call waits for a person, and no run goes on. "interrupted": a run
+    began and did not come to its end; `unfinished()` lists these. "idle": nothing of that, also for an unknown id.
+    """
+    facts = await store.read(listing.facts, checked_thread(thread_id))
+    return "idle" if facts is None else state_of(store, facts)
+
+
+async def info(store: Runner, thread_id: ThreadId) -> ThreadInfo | None:
+    """A thread as a list shows it, or None when nothing was ever stored under this id."""
+    row = await store.read(listing.one, checked_thread(thread_id))
+    return None if row is None else _info(store, row)
+
+
+async def list_threads(store: Runner, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
+    """Threads, most recently updated first. For the next page, pass the last one of this list as `before`."""
+    checked_count("limit", limit)
+    start = await _start(store, before)
+    return [_info(store, row) for row in await store.read(listing.page, limit=limit, before=start)]
+
+
+async def _start(store: Runner, before: ThreadInfo | str | None) -> tuple[str, str] | None:
+    """Where a page begins: the time and the id of the thread before it."""
+    known = await info(store, before) if isinstance(before, str) else before
+    if known is None and before is not None:
+        raise InputError(f"there is no thread {before!r} to list the ones before")
+    if not isinstance(known, ThreadInfo | None):
+        raise InputError(f"before must be a ThreadInfo from an earlier list, or a thread id; got {before!r:.80}")
+    return None if known is None else (known.updated_at, known.id)
+
+
+async def unfinished(store: Runner) -> list[ThreadInfo]:
+    """Threads whose run was interrupted, oldest first: a service resumes them when it starts."""
+    listed = [_info(store, row) for row in await store.read(listing.unfinished)]
+    return [thread for thread in listed if thread.state == "interrupted"]
+
+
+def _info(store: Runner, row: ListedRow) -> ThreadInfo:
+    return ThreadInfo(*row[:5], state_of(store, row.facts))

@@ -1,0 +1,18 @@
+"""A thread as a list shows it, and the four states that it can be in."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+ThreadState: TypeAlias = Literal["running", "waiting", "interrupted", "idle"]
+
+
+class ThreadInfo(NamedTuple):
+    """A thread as a list shows it. Times are ISO 8601 UTC text."""
+
+    id: str
+    message_count: int
+    created_at: str
+    updated_at: str
+    user_id: str | None
+    state: ThreadState
