@@ -84,13 +84,17 @@ class ThinkingContent(_Value, frozen=True, tag_field="type", tag="thinking"):
 
 
 class ToolCall(_Value, frozen=True, tag_field="type", tag="tool_call"):
-    """A model's wish to run a tool. `malformed` holds the text of arguments that were no JSON object."""
+    """A model's request to run a tool. `malformed` holds the text of arguments that were no JSON object.
+
+    `is_invented`: the agent that got this reply had no tool of that name.
+    """
 
     type: ClassVar[Literal["tool_call"]] = "tool_call"
     id: str
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     malformed: str | None = None
+    is_invented: bool = False
 
 
 class UnknownBlock(Struct, frozen=True, tag_field="type", tag=_ASIDE):

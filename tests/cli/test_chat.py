@@ -30,7 +30,9 @@ from byssus.messages import (
     UserMessage,
     from_value,
 )
+from tests.support.approvals import Deleting
 from tests.support.databases import Database
+from tests.support.leases import agent_on
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -138,6 +140,21 @@ def test_a_reply_that_fails_is_one_line_and_an_exit_code(byssus: Command, tmp_pa
     assert run.returncode == 1
     assert [line.startswith("byssus: ") for line in run.stderr.splitlines()[3:]] == [True, True]
     fails(byssus("chat", "--model", "/nowhere.gguf"), "/nowhere.gguf")
+
+
+def test_a_chat_leaves_an_approved_call_to_the_program_that_has_the_tool(byssus: Command, database: Database) -> None:
+    async def main() -> list[str]:
+        async with database.checkpointer() as cp:
+            tool = Deleting().tool
+            await agent_on(cp, [[ToolCall("c1", "delete", {"path": "a"})]], "main", tools=[tool]).prompt("go")
+            await cp.answer("main", "c1", "approve")
+            run = byssus("chat", say="hello\n")
+            assert run.returncode == 1
+            (line,) = run.stderr.splitlines()[3:]
+            assert line.startswith("byssus: thread 'main' needs tool 'delete' for call 'c1'")
+            return [record.status for record in await cp.tool_calls("main")]
+
+    assert asyncio.run(main()) == ["answered"]
 
 
 def test_a_chat_without_the_key_that_it_needs_says_so(byssus: Command) -> None:

@@ -373,17 +373,6 @@ def test_a_tool_that_ends_the_run_ends_it_also_after_an_approval(database: Datab
     with_two(database, use)
 
 
-def test_an_approved_tool_that_the_agent_no_longer_has_is_a_result_that_says_so(database: Database) -> None:
-    async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        await agent_on(cp, [[delete("a")]], tools=[Deleting().tool]).prompt("go")
-        await other.answer("t", "a", "approve")
-        assert (await agent_on(other, ["ok"], tools=[look]).resume()).text == "ok"
-        assert (await results(cp))[0].text == "There is no tool 'delete'. The tools are: look."
-        assert await statuses(cp) == {"a": "failed"}
-
-    with_two(database, use)
-
-
 def test_an_approved_tool_may_ask_for_its_hooks_to_see_the_result(database: Database) -> None:
     class Redacts(Middleware):
         async def after_tool_call(self, call: ToolCall, result: ToolResultMessage, **_: Any) -> ToolResultMessage:

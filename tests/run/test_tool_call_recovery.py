@@ -32,7 +32,7 @@ from tests.support.agents import Heard, check_whole, history, sent, within
 from tests.support.checkpointers import loaded
 from tests.support.databases import Database
 from tests.support.histories import flaws
-from tests.support.leases import Slow, agent_on, die, is_free, look, until, with_two
+from tests.support.leases import Slow, agent_on, die, is_free, until, with_two
 from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt, ledger, results
 
 # --- what an interrupted call comes to --------------------------------------------------------------------------------
@@ -171,18 +171,6 @@ def test_an_abort_during_a_check_leaves_the_call_open(database: Database) -> Non
         again = Acting(check=lambda context: NotDone())
         assert (await agent_on(cp, ["ok"], tools=[again.tool]).resume()).text == "ok"
         assert await results(cp) == ["tool_result: did 1"]
-
-    with_two(database, use)
-
-
-def test_an_interrupted_call_of_a_tool_that_the_new_agent_does_not_know_is_unknown(database: Database) -> None:
-    async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        acting = Acting(hangs=1, recovery="retry")
-        calls = [act(1), act(2)]
-        await interrupt(cp, acting, *calls, tool_mode="sequential")
-        await agent_on(other, ["ok"], tools=[look]).resume()
-        assert await results(cp) == [UNKNOWN, "tool_result: There is no tool 'act'. The tools are: look."]
-        assert await ledger(cp) == [("c1", "unknown", 1)]
 
     with_two(database, use)
 

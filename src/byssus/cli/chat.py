@@ -20,7 +20,7 @@ from typing import Any
 
 from byssus import Agent, Model
 from byssus.cli import database, terminal
-from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy
+from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
 from byssus.events import Event, MessageUpdate, TextDelta
 from byssus.providers.base import Provider
 
@@ -133,6 +133,7 @@ class _Chat:
             InputError,
             ThreadBusy,
             LeaseLost,
+            ToolMissing,
         ) as error:  # of no use; the next line may be
             self._fail(error)
             return

@@ -133,10 +133,10 @@ class Ledger(Protocol):
     async def distrust(self, calls: int, /) -> None:
         """Record that the ledger may lack entries for the last reply, which has so many calls."""
 
-    async def start(self, entry: LedgerEntry, recovery: str, /) -> None:
-        """Record that a call is about to run, and its tool's recovery policy."""
+    async def start(self, entry: LedgerEntry, /) -> None:
+        """Record that a call is about to run."""
 
-    async def ask(self, entry: LedgerEntry, recovery: str, /) -> None:
+    async def ask(self, entry: LedgerEntry, /) -> None:
         """Record that a call waits for a person's answer."""
 
     async def refresh(self) -> None:

@@ -20,7 +20,7 @@ from byssus.errors import (
     HookFailed,
     InputError,
     LeaseLost,
-    NothingToContinue,
+    NothingToResume,
     OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
@@ -119,10 +119,11 @@ class Run:
         await history.load(again=prompts is None)
         if prompts is None:
             self._check_resumable()
-        elif recovery.open_calls(history.messages) and _is_waiting(ledger):
-            await ledger.refresh()  # another process may have recorded an answer
-            if _is_waiting(ledger):
-                raise _answer_needed(self._setup.thread_id, ledger)
+        elif recovery.open_calls(history.messages):
+            await history.load(again=True)  # another process may have recorded an answer, or settled the calls
+        tool_calls.check_tools(self._setup, self._journal)
+        if prompts is not None and _is_waiting(ledger):
+            raise _answer_needed(self._setup.thread_id, ledger)
         if self._history.is_far_behind(history.messages):  # a long thread, for the first time
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
@@ -136,7 +137,7 @@ class Run:
             or recovery.can_continue(history.messages)
             or inbox.has_mail(stopping=True)
         ):
-            raise _nothing_to_continue(self._setup.thread_id, history.messages)
+            raise _nothing_to_resume(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult:
         """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
@@ -273,7 +274,7 @@ class Run:
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
             if not self._journal.history.is_interrupted:
-                raise _nothing_to_continue(self._setup.thread_id, self._journal.history.messages)
+                raise _nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
@@ -387,6 +388,8 @@ class Run:
         self._error = call.error
         if not message.failed and not setup.middleware.is_empty:
             message = await self._checked(message)
+        if not message.failed:
+            message = tool_calls.mark_invented(message, setup.tools)
         self._is_due = self._counts_as_due(message)
         checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
@@ -523,12 +526,12 @@ def _is_waiting(ledger: Ledger) -> bool:
     return any(entry.status == WAITING for entry in ledger.entries.values())
 
 
-def _nothing_to_continue(thread_id: str | None, messages: Sequence[Message]) -> NothingToContinue:
+def _nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:
     """The error of a resume of a thread that waits for a prompt."""
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     if not messages:
-        return NothingToContinue(f"{where} has no messages to continue from; prompt() it first")
-    return NothingToContinue(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
+        return NothingToResume(f"{where} has no messages to continue from; prompt() it first")
+    return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
 
 
 def _answer_needed(thread_id: str | None, ledger: Ledger) -> AnswerNeeded:

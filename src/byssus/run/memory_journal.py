@@ -107,11 +107,11 @@ class MemoryLedger:
     async def distrust(self, calls: int, /) -> None:
         pass
 
-    async def start(self, entry: LedgerEntry, _recovery: str, /) -> None:
+    async def start(self, entry: LedgerEntry, /) -> None:
         before = self.entries.get(entry.call_index)
         self.entries[entry.call_index] = entry._replace(attempts=1 + (before.attempts if before else 0))
 
-    async def ask(self, entry: LedgerEntry, _recovery: str, /) -> None:
+    async def ask(self, entry: LedgerEntry, /) -> None:
         before = self.entries.get(entry.call_index)
         self.entries[entry.call_index] = entry._replace(attempts=before.attempts if before else 0)
 

@@ -83,22 +83,22 @@ class ThreadLedger:
         await thread.submit(threads.distrust, last, by=thread.lease())
         thread.geometry = thread.geometry._replace(unledgered=max(thread.geometry.unledgered, last))
 
-    async def start(self, entry: LedgerEntry, recovery: str, /) -> None:
+    async def start(self, entry: LedgerEntry, /) -> None:
         thread = self._thread
-        await thread.submit(tool_calls.start, self._start(entry, recovery), by=thread.lease())
+        await thread.submit(tool_calls.start, self._start(entry), by=thread.lease())
         thread.entries[entry.call_index] = entry
 
-    async def ask(self, entry: LedgerEntry, recovery: str, /) -> None:
-        thread, start = self._thread, self._start(entry, recovery)
+    async def ask(self, entry: LedgerEntry, /) -> None:
+        thread, start = self._thread, self._start(entry)
         reason, question = entry.reason or "", entry.question or ""
         await thread.submit(tool_calls.ask, start, reason=reason, question=question, by=thread.lease())
         thread.entries[entry.call_index] = entry
 
-    def _start(self, entry: LedgerEntry, recovery: str) -> Start:
+    def _start(self, entry: LedgerEntry) -> Start:
         driver, reply, key = self._thread.driver, self._thread.geometry.reply, entry.idempotency_key
         assert driver is not None
         call_id, name = column_id(entry.call_id), column_text(entry.name)
-        return Start(reply, entry.call_index, call_id, name, entry.arguments, recovery, key, driver.run_id)
+        return Start(reply, entry.call_index, call_id, name, entry.arguments, entry.recovery, key, driver.run_id)
 
     async def answer(self, call_id: str, answer: str, /) -> None:
         await approvals.record_answer(self._thread.store, self._thread.key, call_id, answer)

@@ -7,6 +7,10 @@ A call that an earlier run left behind is settled by what the ledger knows of it
     answered    the person's answer is carried out
     started     it may or may not have taken effect: the tool's recovery policy decides
 
+A call that needs its tool for that and finds an agent without it stays as it is: `check_tools` ends the run before
+anything is written, so that an approval or a policy is not lost. Only a call that the model invented gets an error
+result: `mark_invented` notes that in the reply, because a later run could not tell it from a tool that was removed.
+
 A call that a fork, a rewind or an import has brought along may have run on the other side, under a key that is not
 known here: it is never run again by itself, whatever the policy.
 
@@ -21,19 +25,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from byssus import telemetry, tools
-from byssus.errors import HookFailed
+from byssus.errors import HookFailed, ToolMissing
 from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
 from byssus.middleware import Context
 from byssus.providers import history
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
-from byssus.run.journal import Journal
+from byssus.run.journal import Journal, Ledger
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
@@ -101,6 +105,7 @@ async def recover(run: RunScope) -> Results | None:
     if not left:
         ledger.unsaved.clear()
         return None
+    check_tools(run.setup, run.journal)
     reply = history.last_reply(run.journal.history.messages)
     assert reply is not None
     calls = ToolCalls(run, reply)
@@ -110,6 +115,44 @@ async def recover(run: RunScope) -> Results | None:
     results = await calls.run_left_over(left, is_foreign=is_foreign)
     await run.journal.history.load(again=True)  # a result may lie between messages that were there before
     return results
+
+
+def mark_invented(reply: AssistantMessage, tools: Container[str]) -> AssistantMessage:
+    """The reply, with a mark on each call of a tool that the agent does not have."""
+    if all(call.name in tools for call in reply.tool_calls):
+        return reply
+    content = [
+        msgspec.structs.replace(block, is_invented=True)
+        if isinstance(block, ToolCall) and block.name not in tools
+        else block
+        for block in reply.content
+    ]
+    return msgspec.structs.replace(reply, content=content)
+
+
+def check_tools(setup: Setup, journal: Journal) -> None:
+    """Raise `ToolMissing` if calls that an earlier run left open need tools that this agent does not have."""
+    reply = history.last_reply(journal.history.messages)
+    if reply is None or reply.failed:
+        return
+    missing: dict[str, list[str]] = {}
+    for call_index, call in journal.ledger.open_calls().items():
+        if call.name not in setup.tools and _needs_tool(journal.ledger, call_index, call):
+            missing.setdefault(call.name, []).append(call.id)
+    if missing:
+        raise ToolMissing(setup.thread_id, missing, list(setup.tools))
+
+
+def _needs_tool(ledger: Ledger, call_index: int, call: ToolCall) -> bool:
+    entry = ledger.entries.get(call_index)
+    if entry is None:
+        may_have_run = ledger.is_foreign or not ledger.was_recorded(call_index)
+        return not may_have_run and not call.is_invented
+    if entry.status == ANSWERED:  # to carry out a denial, or a result that a person gave, takes no tool
+        return decode_answer(entry.answer or "{}").is_approved
+    if entry.status == STARTED:  # with "never", no agent could find out more: the outcome is unknown
+        return entry.recovery != "never" and (ledger.reply_key, call_index) not in ledger.unsaved
+    return True
 
 
 class ToolCalls:
@@ -269,11 +312,11 @@ class ToolCalls:
                 span.failed("blocked")
                 return Outcome(tools.failure(call, f"This call was blocked: {verdict.reason}"), status="denied"), None
             tool = setup.tools.get(call.name)
-            if verdict is not None or (tool is not None and tool.approval and not asked.is_checked):
+            if tool is not None and (verdict is not None or (tool.approval and not asked.is_checked)):
                 await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
                 return None, None
             if tool is not None:
-                await self._journal.ledger.start(_entry(asked, call, STARTED), tool.recovery)
+                await self._journal.ledger.start(_entry(asked, call, STARTED, tool))
             self._announce(call, started)
             outcome = await self._execute(tool, call, asked.key, span)
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
@@ -419,9 +462,8 @@ class ToolCalls:
         return outcome._replace(message=message)
 
     async def _ask(self, asked: _Call, reason: str, question: str) -> None:
-        tool = self._setup.tools.get(asked.call.name)
-        entry = _entry(asked, asked.call, WAITING)._replace(reason=reason, question=question, asked_at=clock.now())
-        await self._journal.ledger.ask(entry, tool.recovery if tool else "never")
+        entry = _entry(asked, asked.call, WAITING, self._setup.tools[asked.call.name])
+        await self._journal.ledger.ask(entry._replace(reason=reason, question=question, asked_at=clock.now()))
 
 
 class _Started:
@@ -430,9 +472,11 @@ class _Started:
     is_published = False
 
 
-def _entry(asked: _Call, call: ToolCall, status: str) -> LedgerEntry:
+def _entry(asked: _Call, call: ToolCall, status: str, tool: Tool[Any, Any]) -> LedgerEntry:
     try:  # null stands for what is no JSON object: the reply has it
         arguments = checked_dumps(call.arguments if call.malformed is None else None)
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
-    return LedgerEntry(asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None)
+    return LedgerEntry(
+        asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None, tool.recovery
+    )

@@ -48,6 +48,7 @@ class LedgerEntry(NamedTuple):
     answer: str | None
     attempts: int
     asked_at: str | None
+    recovery: str
 
 
 class PendingRow(NamedTuple):
