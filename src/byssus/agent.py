@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
-from byssus.signals import shielded
+from byssus.signals import run_blocking, shielded
 from byssus.stream import Backlog, EventStream
 from byssus.threads import inbox
 from byssus.threads.forks import At, checked_at
@@ -208,6 +208,18 @@ class Agent:
     async def resume(self, *, output: type[Any] | None = None) -> RunResult:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
         return await self._start(None, None if output is None else Output(output))
+
+    def run_sync(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> RunResult:
+        """As `prompt()`, or without a message as `resume()`, for a program without an event loop: blocks until the end.
+
+        Inside a running event loop (a notebook, a web service) it raises; write `await agent.prompt(...)` there.
+        """
+
+        def run() -> Coroutine[Any, Any, RunResult]:
+            return self.resume(output=output) if message is None else self.prompt(message, output=output)
+
+        instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
+        return run_blocking(run, "run_sync()", instead)
 
     def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
+from byssus.signals import refuse_in_loop
 from byssus.store import opening
 from byssus.store.database import Store
 from byssus.store.handle import Handle
@@ -134,6 +135,22 @@ class Checkpointer(abc.ABC):
         if self._blocks == 0:
             await self.close()
 
+    def __enter__(self) -> Self:
+        """Open it in a program without an event loop, for `agent.run_sync()`."""
+        kind = type(self).__name__
+        refuse_in_loop(f"'with {kind}(...)'", f"'async with {kind}(...) as cp:'")
+        self._handle.reopen()
+        self._handle.opened()
+        self._blocks += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._blocks = max(self._blocks - 1, 0)
+        if self._blocks == 0:
+            self._handle.close_now()
+
     @property
     def store(self) -> Store:
         """What runs the queries; an error while the checkpointer is not open."""
@@ -142,7 +159,7 @@ class Checkpointer(abc.ABC):
             kind = type(self).__name__
             raise StoreNotOpen(
                 f"this {kind} on {self.name!r} {'was closed' if self._handle.is_closed else 'is not open yet'}; "
-                f"use it inside 'async with {kind}(...) as cp:', or await cp.open() first"
+                f"use it inside 'async with {kind}(...) as cp:' (plain 'with' for run_sync()), or await cp.open() first"
             )
         return known
 

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from byssus.errors import InputError
+
 T = TypeVar("T")
 _log = logging.getLogger("byssus")
 
@@ -157,6 +159,21 @@ async def _wait(woken: asyncio.Event, signal: Signal) -> None:
         await woken.wait()
     except asyncio.CancelledError:
         turn_into_abort(signal)
+
+
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T]], method: str, instead: str) -> T:
+    """Do the work on an event loop of its own and return when it is done, for code that has no event loop."""
+    refuse_in_loop(method, instead)
+    return asyncio.run(work())
+
+
+def refuse_in_loop(method: str, instead: str) -> None:
+    """Raise inside a running event loop, which a method that blocks would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InputError(f"{method} was called inside a running event loop, which it would block; write {instead} there")
 
 
 def turn_into_abort(signal: Signal) -> None:

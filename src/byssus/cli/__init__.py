@@ -12,10 +12,13 @@ from typing import NoReturn
 
 from byssus import __version__
 from byssus.cli import (
+    ask,
     chat,
     checkpoints,
+    doctor,
     maintenance,
     memory,
+    resume,
     retention,
     runs,
     search,
@@ -65,6 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in (chat, threads, memory, runs, checkpoints, retention, transfer, maintenance, search):
+    for command in (
+        chat,
+        ask,
+        resume,
+        threads,
+        memory,
+        runs,
+        checkpoints,
+        retention,
+        transfer,
+        maintenance,
+        search,
+        doctor,
+    ):
         command.add_to(commands)
     return parser

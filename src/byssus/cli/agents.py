@@ -31,7 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", metavar="NAME", help="which agent of the app, if it has several")
     parser.add_argument("--user", metavar="ID", help="the user that owns the thread; the app is told, too")
     parser.add_argument(
-        "--model", metavar="MODEL", help="anthropic:ID, openai:ID, local, or local:FILE with a GGUF file (default: local)"
+        "--model",
+        metavar="MODEL",
+        help="anthropic:ID, openai:ID, local, or local:FILE with a GGUF file (default: local)",
     )
     parser.add_argument("--provider", choices=[*SERVICES], help="who answers, for a model that does not say so")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
@@ -55,7 +57,9 @@ class Source(NamedTuple):
         info = await checkpointer.info(thread_id)
         owner = None if info is None else info.user_id
         if self.user and owner and self.user != owner:
-            raise InputError(f"thread {thread_id!r} belongs to user {owner!r}, and not to {self.user!r}; leave out --user")
+            raise InputError(
+                f"thread {thread_id!r} belongs to user {owner!r}, and not to {self.user!r}; leave out --user"
+            )
         if self.app is not None:
             return await self.app.agent(checkpointer, thread_id, self.user or owner)
         assert self.plain is not None
@@ -80,7 +84,9 @@ def source_of(args: argparse.Namespace) -> Source:
         _refuse_with_app(args, config)
         return Source(app, None, "", args.user)
     if config.agent.layer == "flag":
-        raise InputError(f"--agent {args.agent} chooses an agent of an app, and there is no app; add --app MODULE:FACTORY")
+        raise InputError(
+            f"--agent {args.agent} chooses an agent of an app, and there is no app; add --app MODULE:FACTORY"
+        )
     system = _SYSTEM if args.system is None else args.system
     return Source(None, _plain(args, config), system, args.user)
 
@@ -122,6 +128,14 @@ def _export_keys(config: Config) -> None:
     for provider, setting in config.keys.items():
         if setting.layer == "file" and (key := config.key_of(provider)) is not None:
             os.environ[KEY_VARIABLES[provider]] = key
+
+
+def interrupted(thread_id: str) -> str:
+    """What a command that goes on without asking says about a run that was interrupted before."""
+    return (
+        f"The last run on thread {thread_id} was interrupted; this prompt goes on from there. "
+        f"To finish it first: byssus resume {shlex.quote(thread_id)}\n"
+    )
 
 
 def told(error: Exception, thread_id: str) -> Exception:

@@ -28,7 +28,9 @@ _ID_LENGTH = 12
 def add_to(commands: Any) -> None:
     more = "Text that is piped in is part of the question. The exit code is 1 if there was no answer."
     parser = add(commands, "ask", _run, "ask one question and print the answer", more)
-    parser.add_argument("question", metavar="QUESTION", nargs="?", default="", help="the question, or what to do with the piped text")
+    parser.add_argument(
+        "question", metavar="QUESTION", nargs="?", default="", help="the question, or what to do with the piped text"
+    )
     parser.add_argument("--thread", metavar="THREAD", help="go on with this thread (default: a new one)")
     agents.add_options(parser)
 
@@ -58,7 +60,7 @@ def _prompt(question: str) -> str:
     return "\n\n".join(parts)
 
 
-async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult[Any]:
+async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult:
     async with checkpointer as cp:
         agent = await source.agent(cp, thread_id)
         if await cp.state(thread_id) == "interrupted":
@@ -71,7 +73,7 @@ async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, promp
         return result
 
 
-async def _shown(agent: Agent, prompt: str) -> RunResult[Any]:
+async def _shown(agent: Agent, prompt: str) -> RunResult:
     """The answer as it arrives, for a person who waits for it."""
 
     def hear(event: Event) -> None:
@@ -84,7 +86,7 @@ async def _shown(agent: Agent, prompt: str) -> RunResult[Any]:
     return result
 
 
-def _code(result: RunResult[Any], thread_id: str) -> int:
+def _code(result: RunResult, thread_id: str) -> int:
     if result.stop_reason == "waiting":
         terminal.remark(f"A tool call waits for a person: byssus pending {shlex.quote(thread_id)}\n")
         return 1

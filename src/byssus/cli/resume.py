@@ -22,7 +22,9 @@ def add_to(commands: Any) -> None:
         "ran is not run again. The exit code is 1 if one of them failed; the others are finished all the same."
     )
     parser = add(commands, "resume", _run, "finish what was interrupted", more)
-    parser.add_argument("thread", metavar="THREAD", nargs="?", help="only this thread, also after an answer or a failure")
+    parser.add_argument(
+        "thread", metavar="THREAD", nargs="?", help="only this thread, also after an answer or a failure"
+    )
     agents.add_options(parser)
 
 
@@ -69,7 +71,7 @@ def _complain(thread_id: str, error: Exception) -> None:
     terminal.complain(error if repr(thread_id) in str(error) else InputError(f"thread {thread_id!r}: {error}"))
 
 
-def _outcome(result: RunResult[Any]) -> str:
+def _outcome(result: RunResult) -> str:
     if result.stop_reason == "waiting":
         return "waits for a person: byssus pending lists the questions"
     if result.stop_reason in ("stop", "stopped"):
