@@ -28,6 +28,7 @@ from byssus.events import AgentEnd, AgentStart, Event
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import Acted, Hanging, Heard, make, saying, sent, within
+from tests.support.databases import Database
 
 
 @tool
@@ -508,3 +509,39 @@ def test_a_result_is_json_with_and_without_an_error_and_with_its_output() -> Non
     assert json.loads(failed.to_json())["error"] == {"kind": "Overloaded", "message": "busy"}
     assert str(failed) == "[error: Overloaded: busy]"
     assert failed._repr_markdown_().endswith("Overloaded: busy*")
+
+
+# --- attach -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_attached_keeps_its_thread_as_one_that_was_made_so(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            agent = make(ScriptedProvider(["a", "b"]), steering_mode="all")
+            agent.attach(cp, "trip")
+            assert (agent.thread_id, agent.checkpointer) == ("trip", cp)
+            await agent.prompt("hi")
+            other = make(ScriptedProvider(["c"]))
+            other.attach(cp, "trip")
+            await other.prompt("again")
+            assert [message.role for message in other.state.messages] == ["user", "assistant"] * 2
+
+    within(main())
+
+
+def test_only_a_new_agent_can_be_attached(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            agent = make(ScriptedProvider(["a"]))
+            await agent.prompt("hi")
+            with pytest.raises(InputError, match="has messages already"):
+                agent.attach(cp, "trip")
+            agent = make(ScriptedProvider([]), checkpointer=cp, thread_id="trip")
+            with pytest.raises(InputError, match="has a checkpointer already"):
+                agent.attach(cp, "trip")
+            agent = make(ScriptedProvider([]))
+            with pytest.raises(InputError, match="id"):
+                agent.attach(cp, "")
+            assert (agent.thread_id, agent.checkpointer) == (None, None)
+
+    within(main())

@@ -18,9 +18,11 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
+import msgspec
+
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy, NotLoaded
+from byssus.errors import AgentBusy, InputError, NotLoaded
 from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import history, named
@@ -159,6 +161,8 @@ class Agent:
             settings.checked_every(checkpoint_every, checkpointer),
         )
         modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
+        self._checkpointer = checkpointer
+        self._modes, self._wait = modes, seconds
         self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
         self._history = history.ValidHistory(max_result_chars)
         self._listeners = Listeners()
@@ -172,6 +176,31 @@ class Agent:
     def thread_id(self) -> str | None:
         """The thread that this agent drives; with `at=`, the fork that its first run makes."""
         return self._setup.thread_id
+
+    @property
+    def user_id(self) -> str | None:
+        """The user that owns the thread, if one was named."""
+        return self._setup.user_id
+
+    @property
+    def checkpointer(self) -> Checkpointer | None:
+        """Where the thread is kept; None for an agent that works in memory."""
+        return self._checkpointer
+
+    def attach(self, checkpointer: Checkpointer, thread_id: ThreadId, *, user_id: str | None = None) -> None:
+        """Give a new agent its checkpointer and thread, as if they had been passed to `Agent(...)`.
+
+        For programs that build agents in one place and choose the database in another. Raises `InputError` for an agent
+        that has a checkpointer, or has messages already.
+        """
+        if self._checkpointer is not None:
+            raise InputError(f"the agent has a checkpointer already: {self._checkpointer.name}; attach() a new agent")
+        if self._task is not None or self._journal.history.messages:
+            raise InputError("the agent has messages already, which would not be stored; attach() a new agent")
+        user = self._setup.user_id if user_id is None else checked_id(user_id, "a user id")
+        setup = msgspec.structs.replace(self._setup, thread_id=_id_of(thread_id), user_id=user)
+        self._journal = _journal(checkpointer, thread_id, setup, self._modes, self._wait, None)
+        self._setup, self._checkpointer = setup, checkpointer
 
     def __repr__(self) -> str:
         models = " | ".join(f"{route.provider.name}:{route.model.id}" for route in self._setup.routes)

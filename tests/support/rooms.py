@@ -8,7 +8,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"cli", "__main__"}, {"doors", "memory", "maintenance", "threads", "providers", "values"}),
     "adapters": ({"adapters"}, {"memory", "values"}),
     "doors": (
-        {"__init__", "agent", "checkpointer", "storage", "testing"},
+        {"__init__", "agent", "apps", "checkpointer", "config", "storage", "testing"},
         {"run", "maintenance", "search", "accounts", "threads", "queries", "store", "middleware", "tools", "providers"}
         | {"values"},
     ),

@@ -14,11 +14,14 @@ from typing import NoReturn
 
 from byssus import __version__
 from byssus.cli import (
+    ask,
     chat,
     checkpoints,
     completion,
+    doctor,
     maintenance,
     memory,
+    resume,
     retention,
     runs,
     search,
@@ -109,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in (
         chat,
+        ask,
+        resume,
         threads,
         show,
         memory,
@@ -119,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         maintenance,
         search,
         completion,
+        doctor,
     ):
         command.add_to(commands)
     for each in commands.choices.values():

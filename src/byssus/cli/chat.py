@@ -1,6 +1,6 @@
 """`byssus chat`: a conversation in the terminal that goes on where it stopped.
 
-Nothing runs between two replies, so the main thread reads the next line outside the event loop: editing works, and
+Nothing runs between two replies, so the main thread reads the next prompt outside the event loop: editing works, and
 Ctrl-C arrives. During a reply, Ctrl-C is the agent's `abort()`, and the chat goes on. SIGTERM ends the chat, in good
 order: during a reply as in every run, and else by what is here.
 """
@@ -12,81 +12,59 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from byssus import Agent, Model
-from byssus.cli import database, terminal
+from byssus import Agent, AssistantMessage, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer, Thread
+from byssus.cli import agents, database, terminal
 from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
 from byssus.events import Event, MessageUpdate, TextDelta
-from byssus.providers.base import Provider
+from byssus.values.results import RunResult
 
 _DESCRIPTION = (
     "Talk to a model in the terminal. The conversation is kept; run it again to go on. "
-    "Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves."
+    "Text that is piped in is one prompt. Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves."
 )
-_SYSTEM = "You are a helpful assistant. Answer briefly."
-_CLAUDE = "claude-sonnet-5-5"
-_GPT = "gpt-5.5"
-_LOCAL_CONTEXT = 2048  # tokens: a long thread's first reply takes ten seconds with this, and half a minute with 4096
 
 
 def add_to(commands: Any) -> None:
     parser = commands.add_parser("chat", help="talk to a model, in a thread that is kept", description=_DESCRIPTION)
     parser.add_argument("thread", metavar="THREAD", nargs="?", default="main", help="the thread's id (default: main)")
-    parser.add_argument("--provider", choices=["local", "anthropic", "openai"], default="local", help="who answers")
-    parser.add_argument("--model", metavar="ID", help="the model's id; for the local provider, a GGUF file")
-    parser.add_argument("--system", metavar="TEXT", default=_SYSTEM, help="the system prompt")
+    agents.add_options(parser)
     database.add_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    provider, model = _speaker(args.provider, args.model)
-    if (check := getattr(provider, "check", None)) is not None:
-        check()
+    source = agents.source_of(args)
     checkpointer = database.checkpointer_of(args)
-    agent = Agent(
-        provider=provider,
-        model=model,
-        system_prompt=args.system,
-        checkpointer=checkpointer,
-        thread_id=args.thread,
-        checkpoint_every="turn",  # so that a conversation can be forked and rewound from the command line
-    )
     with _sigterm_leaves(), terminal.keys_to_ourselves(), asyncio.Runner() as runner:
         runner.run(checkpointer.open())
         try:
+            agent = runner.run(source.agent(checkpointer, args.thread))
             runner.run(agent.load())
-            _greet(args, len(agent.state.messages))
-            return _Chat(runner, agent).go()
+            _greet(args.thread, len(agent.state.messages), is_local=source.is_local)
+            return _Chat(runner, agent, args.thread).go(_half_done(runner, checkpointer, args.thread))
         finally:
             runner.run(checkpointer.close())
 
 
-def _speaker(provider: str, model: str | None) -> tuple[Provider, Model]:
-    if provider == "openai":
-        from byssus.providers.openai import OpenAIProvider  # noqa: PLC0415 - only whoever asks for it needs it
-
-        return OpenAIProvider(), Model(id=model or _GPT, provider="openai")
-    if provider == "anthropic":
-        from byssus.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - likewise
-
-        return AnthropicProvider(), Model(id=model or _CLAUDE, provider="anthropic")
-    from byssus.providers.local import SMOLLM2, LocalProvider  # noqa: PLC0415 - likewise
-
-    named = Model(id=Path(model).stem, provider="local") if model else SMOLLM2
-    return LocalProvider(model, n_ctx=_LOCAL_CONTEXT), named
+def _half_done(runner: asyncio.Runner, checkpointer: Checkpointer, thread_id: str) -> Thread | None:
+    """The thread as it was left, if its last run was interrupted."""
+    if runner.run(checkpointer.state(thread_id)) != "interrupted":
+        return None
+    return runner.run(checkpointer.load(thread_id))
 
 
-def _greet(args: argparse.Namespace, messages: int) -> None:
+def _greet(thread_id: str, messages: int, *, is_local: bool) -> None:
     past = f"{messages} message{'s' * (messages != 1)} so far" if messages else "new"
     say = terminal.write if terminal.is_interactive() else terminal.remark
-    say(f"Thread {terminal.line(args.thread)}: {past}.\n")
-    if args.provider == "local":
+    say(f"Thread {terminal.line(thread_id)}: {past}.\n")
+    if is_local:
         say(
             "A small embedded model is speaking: it needs no key and no network, and its answers are weak.\n"
             f"For a real one: ANTHROPIC_API_KEY=... {_command()} chat --provider anthropic\n"
@@ -102,20 +80,42 @@ def _command() -> str:
     return "byssus" if shutil.which("byssus") else sys.argv[0]
 
 
+def _prompts() -> Iterator[str]:
+    """What is said: all that is piped in is one prompt; a person says one line, or what was pasted, at a time."""
+    if sys.stdin is not None and not sys.stdin.isatty():
+        yield sys.stdin.read()
+        return
+    _take_pasted_text_as_one()
+    while (line := terminal.read_line()) is not None:
+        yield line
+
+
+def _take_pasted_text_as_one() -> None:
+    """Pasted lines wait in the line that is edited until Enter, where GNU readline is; Python turns that off."""
+    with suppress(ImportError):
+        import readline  # noqa: PLC0415 - not every Python has it
+
+        if "libedit" not in (readline.__doc__ or ""):
+            readline.parse_and_bind("set enable-bracketed-paste on")
+
+
 class _Chat:
-    def __init__(self, runner: asyncio.Runner, agent: Agent) -> None:
+    def __init__(self, runner: asyncio.Runner, agent: Agent, thread_id: str) -> None:
         self._runner = runner
         self._agent = agent
+        self._thread_id = thread_id
         self._broken: OSError | None = None
         self._failed = False
         agent.subscribe(self._hear)
 
-    def go(self) -> int:
-        """Answer line by line until there are no more. A script learns from the exit code whether a reply failed."""
+    def go(self, half_done: Thread | None = None) -> int:
+        """Answer each prompt until there are no more. A script learns from the exit code whether a reply failed."""
         try:
-            while (line := terminal.read_line()) is not None:
-                if line.strip():
-                    self._reply(line.rstrip("\n"))
+            if half_done is not None and not self._goes_on(half_done):
+                return 0
+            for prompt in _prompts():
+                if prompt.strip():
+                    self._reply(self._agent.prompt(prompt.rstrip("\n")))
         except KeyboardInterrupt:
             terminal.write("\n")
         except SystemExit:
@@ -124,18 +124,23 @@ class _Chat:
             raise
         return int(self._failed and not terminal.is_interactive())
 
-    def _reply(self, line: str) -> None:
+    def _goes_on(self, half_done: Thread) -> bool:
+        """Tell what was interrupted and offer to finish it; False if the person leaves instead."""
+        if not terminal.is_interactive():
+            terminal.remark(agents.interrupted(self._thread_id))
+            return True
+        terminal.write(_told(half_done))
+        answer = _yes_or_no("Finish it? [Y/n] ")
+        if answer:
+            self._reply(self._agent.resume())
+        return answer is not None
+
+    def _reply(self, run: Coroutine[Any, Any, RunResult]) -> None:
         try:
             with _signals_end_the_reply(self._runner.get_loop(), self._agent):
-                result = self._runner.run(self._agent.prompt(line))
-        except (
-            AnswerNeeded,
-            InputError,
-            ThreadBusy,
-            LeaseLost,
-            ToolMissing,
-        ) as error:  # of no use; the next line may be
-            self._fail(error)
+                result = self._runner.run(run)
+        except (AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing) as error:  # the next prompt may be better
+            self._fail(agents.told(error, self._thread_id))
             return
         if self._broken:
             raise self._broken
@@ -158,6 +163,32 @@ class _Chat:
     def _fail(self, error: Exception) -> None:
         self._failed = True
         terminal.complain(error)
+
+
+def _told(half_done: Thread) -> str:
+    """What an interrupted run was about: the question, the calls that may have run, and the beginning of the reply."""
+    lines = ["The last run on this thread was interrupted."]
+    questions = [message.text for message in half_done.messages if isinstance(message, UserMessage)]
+    if questions:
+        lines.append(f"The question: {questions[-1].strip()}")
+    last = half_done.messages[-1] if half_done.messages else None
+    if isinstance(last, AssistantMessage) and (calls := [b.name for b in last.content if isinstance(b, ToolCall)]):
+        lines.append(f"It was calling: {', '.join(calls)}")
+    if half_done.partial is not None:
+        lines.append(f"The answer so far: {half_done.partial.text.strip()}")
+    return "\n".join(lines) + "\n"
+
+
+def _yes_or_no(question: str) -> bool | None:
+    """What a person answers; Enter is yes, and None is Ctrl-D."""
+    while True:
+        try:
+            answer = input(question).strip().lower()
+        except EOFError:
+            print()
+            return None
+        if answer in ("", "y", "yes", "n", "no"):
+            return answer not in ("n", "no")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

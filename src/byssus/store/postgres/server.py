@@ -147,6 +147,19 @@ class Server:
         except psycopg.Error as error:
             raise self.translate(error) from error
 
+    def size(self) -> int:
+        """The bytes of our tables and their indexes."""
+        question = (
+            "SELECT COALESCE(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c JOIN pg_namespace n"
+            " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind = 'r'"
+        )
+        try:
+            with self.connect() as connection:
+                found = connection.execute(question, [self.schema]).fetchone()
+        except psycopg.Error as error:
+            raise self.translate(error) from error
+        return int(found[0]) if found is not None else 0
+
     def translate(self, error: BaseException) -> BaseException:
         """A database error as one of ours."""
         if not isinstance(error, psycopg.Error):

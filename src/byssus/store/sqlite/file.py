@@ -44,6 +44,11 @@ def check_durability(durability: object) -> None:
         raise InputError(f"durability must be one of {', '.join(SYNCHRONOUS)}, got {durability!r}")
 
 
+def library_version() -> str:
+    """The version of the SQLite that apsw carries."""
+    return apsw.sqlite_lib_version()
+
+
 def check_library(version: str) -> None:
     """Refuse a SQLite that can corrupt a database."""
     if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SQLITE:

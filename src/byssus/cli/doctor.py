@@ -1,0 +1,174 @@
+"""`byssus doctor|where`: what this installation is, which settings count and where each came from, and the database.
+
+Keys are never shown, only whether they are set. Nothing is made: a database that is not there yet stays so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+from importlib import metadata, util
+from typing import Any
+
+from byssus import __version__, apps, config
+from byssus.checkpointer import checkpointer_for
+from byssus.cli import database, terminal
+from byssus.cli.subcommand import add
+from byssus.config import Config, Setting
+from byssus.errors import ByssusError
+from byssus.maintenance.look import Look, look_at, sqlite_version
+from byssus.values.places import redacted
+
+Report = dict[str, Any]
+
+_EXTRAS = {
+    "anthropic": ("anthropic", "anthropic"),
+    "openai": ("openai", "openai"),
+    "local": ("xllamacpp", "xllamacpp"),
+    "mcp": ("mcp", "mcp"),
+    "otel": ("opentelemetry", "opentelemetry-api"),
+    "postgres": ("psycopg", "psycopg"),
+    "agentscope": ("agentscope", "agentscope"),
+}
+
+
+def add_to(commands: Any) -> None:
+    more = "Keys are never shown. The exit code is 1 if something is wrong."
+    add(commands, "doctor", _doctor, "show what is installed and configured, and check it", more, json=True)
+    more = "Nothing is made."
+    add(commands, "where", _where, "show the database in use, and how it was chosen", more, json=True)
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def _where(args: argparse.Namespace) -> int:
+    setting = database.setting_of(args)
+    look = look_at(str(setting.value))
+    if args.json:
+        terminal.print_json(_as_dict(look, setting))
+        return 0
+    print(terminal.line(look.name))
+    print(f"  {look.kind}, {_size(look)}")
+    if look.permissions:
+        print(f"  permissions: {look.permissions}")
+    print(terminal.line(f"  chosen by: {_origin(setting)}"))
+    if hint := "" if look.is_there else database.others_here(setting):
+        terminal.remark(f"{hint}\n")
+    return 0
+
+
+def _as_dict(look: Look, setting: Setting) -> Report:
+    return {
+        "database": look.name,
+        "kind": look.kind,
+        "exists": look.is_there,
+        "bytes": look.bytes,
+        "permissions": look.permissions,
+        "chosen_by": _origin(setting),
+    }
+
+
+def _size(look: Look) -> str:
+    return f"{look.bytes:,} bytes" if look.bytes is not None else "not there yet; 'byssus chat' makes it"
+
+
+def _origin(setting: Setting) -> str:
+    return "the default" if setting.layer == "default" else setting.origin
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    problems: list[str] = []
+    report: Report = {
+        "byssus": __version__,
+        "python": platform.python_version(),
+        "sqlite": sqlite_version(),
+        "extras": {name: _version(*packages) for name, packages in _EXTRAS.items()},
+    }
+    try:
+        found = database.config_of(args)
+        report |= _settings(found, problems)
+        report["database"] = _checked_database(database.setting_of(args), problems)
+    except (ByssusError, OSError) as error:
+        problems.append(redacted(str(error)))
+    unknown = config.unknown_variables()
+    problems += [f"{name} is set and is no setting of byssus; correct its name, or unset it" for name in unknown]
+    report["problems"] = problems
+    if args.json:
+        terminal.print_json(report)
+    else:
+        _print(report)
+    return 1 if problems else 0
+
+
+def _version(module: str, package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    if util.find_spec(module) is None:
+        return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown version"
+
+
+def _settings(found: Config, problems: list[str]) -> Report:
+    named = {"app": found.app, "agent": found.agent, "model": found.model}
+    try:
+        apps.load(found)
+    except ByssusError as error:
+        problems.append(str(error))
+    return {
+        "config": found.file,
+        "settings": {name: {"value": each.value, "from": each.origin} for name, each in named.items()},
+        "keys": {
+            provider: {"variable": each.value, "from": each.origin, "is_set": bool(os.environ.get(each.value or ""))}
+            for provider, each in found.keys.items()
+        },
+    }
+
+
+def _checked_database(setting: Setting, problems: list[str]) -> Report:
+    look = look_at(str(setting.value))
+    report = _as_dict(look, setting)
+    if not look.is_there:
+        return {**report, "check": None}
+    if not look.is_private:
+        problems.append(f"others can read {look.name}; make it private: chmod 600 {look.name}")
+    result = asyncio.run(_check(str(setting.value)))
+    problems += [f"{problem['what']}: {problem['detail']}; run byssus check" for problem in result["problems"]]
+    return {**report, "check": "ok" if result["ok"] else "failed"}
+
+
+async def _check(place: str) -> Report:
+    async with checkpointer_for(place) as cp:
+        result: Report = await cp.check(deep=False)
+        return result
+
+
+def _print(report: Report) -> None:
+    print(f"byssus {report['byssus']}, Python {report['python']}, SQLite {report['sqlite']}")
+    for name, version in report["extras"].items():
+        print(f"  extra {name:11} {version or 'not installed'}")
+    if "settings" in report:
+        print(terminal.line(f"configuration file: {report['config'] or 'none'}"))
+        for name, each in report["settings"].items():
+            print(terminal.line(f"  {name:8} {each['value'] or 'not set'}  ({each['from']})"))
+        for provider, key in report["keys"].items():
+            state = "set" if key["is_set"] else "not set"
+            print(terminal.line(f"  key for {provider}: {key['variable']} is {state}  ({key['from']})"))
+    if "database" in report:
+        found = report["database"]
+        print(terminal.line(f"database: {found['database']}  (chosen by {found['chosen_by']})"))
+        size = "not there yet" if found["bytes"] is None else f"{found['bytes']:,} bytes"
+        print(
+            f"  {found['kind']}, {size}, permissions {found['permissions'] or 'none'}, check: {found['check'] or 'none'}"
+        )
+    for problem in report["problems"]:
+        print(terminal.line(f"PROBLEM: {problem}"))
+    if not report["problems"]:
+        print("No problems found.")
