@@ -95,8 +95,8 @@ def _refuse_with_app(args: argparse.Namespace, config: Config) -> None:
     for name in ("model", "provider", "system"):
         if getattr(args, name) is not None:
             raise InputError(
-                f"the app {config.app.value} ({config.app.origin}) chooses its {name} itself; leave out --{name}, or add "
-                "--app '' to do without the app"
+                f"the app {config.app.value} ({config.app.origin}) chooses its {name} itself; leave out --{name}, or "
+                "add --app '' to do without the app"
             )
 
 

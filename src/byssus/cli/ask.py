@@ -60,7 +60,7 @@ def _prompt(question: str) -> str:
     return "\n\n".join(parts)
 
 
-async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult:
+async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult[Any]:
     async with checkpointer as cp:
         agent = await source.agent(cp, thread_id)
         if await cp.state(thread_id) == "interrupted":
@@ -73,7 +73,7 @@ async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, promp
         return result
 
 
-async def _shown(agent: Agent, prompt: str) -> RunResult:
+async def _shown(agent: Agent, prompt: str) -> RunResult[Any]:
     """The answer as it arrives, for a person who waits for it."""
 
     def hear(event: Event) -> None:
@@ -86,7 +86,7 @@ async def _shown(agent: Agent, prompt: str) -> RunResult:
     return result
 
 
-def _code(result: RunResult, thread_id: str) -> int:
+def _code(result: RunResult[Any], thread_id: str) -> int:
     if result.stop_reason == "waiting":
         terminal.remark(f"A tool call waits for a person: byssus pending {shlex.quote(thread_id)}\n")
         return 1

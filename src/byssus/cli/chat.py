@@ -135,7 +135,7 @@ class _Chat:
             self._reply(self._agent.resume())
         return answer is not None
 
-    def _reply(self, run: Coroutine[Any, Any, RunResult]) -> None:
+    def _reply(self, run: Coroutine[Any, Any, RunResult[Any]]) -> None:
         try:
             with _signals_end_the_reply(self._runner.get_loop(), self._agent):
                 result = self._runner.run(run)

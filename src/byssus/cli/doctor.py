@@ -165,9 +165,8 @@ def _print(report: Report) -> None:
         found = report["database"]
         print(terminal.line(f"database: {found['database']}  (chosen by {found['chosen_by']})"))
         size = "not there yet" if found["bytes"] is None else f"{found['bytes']:,} bytes"
-        print(
-            f"  {found['kind']}, {size}, permissions {found['permissions'] or 'none'}, check: {found['check'] or 'none'}"
-        )
+        permissions, check = found["permissions"] or "none", found["check"] or "none"
+        print(f"  {found['kind']}, {size}, permissions {permissions}, check: {check}")
     for problem in report["problems"]:
         print(terminal.line(f"PROBLEM: {problem}"))
     if not report["problems"]:

@@ -71,7 +71,7 @@ def _complain(thread_id: str, error: Exception) -> None:
     terminal.complain(error if repr(thread_id) in str(error) else InputError(f"thread {thread_id!r}: {error}"))
 
 
-def _outcome(result: RunResult) -> str:
+def _outcome(result: RunResult[Any]) -> str:
     if result.stop_reason == "waiting":
         return "waits for a person: byssus pending lists the questions"
     if result.stop_reason in ("stop", "stopped"):
