@@ -177,13 +177,17 @@ def of_reply(tx: Tx, branch: int, reply: int) -> list[LedgerEntry]:
 
 
 def pending(tx: Tx, thread_key: ThreadKey | None = None) -> list[PendingRow]:
-    """The questions that wait: of one thread, or of all that are in no namespace."""
+    """The questions that wait: of one thread, or of all that are in no namespace. The oldest reply comes first.
+
+    Calls of one reply are asked about at the same time, so they are listed in the order in which the reply has them.
+    """
     namespace, thread_id = thread_key or ("", "")
     rows: list[Row] = tx.all(
         "SELECT threads.id, call_id, name, arguments, reason, question, asked_at FROM tool_calls"
         " JOIN threads ON threads.key = tool_calls.thread"
         " WHERE tool_calls.status = 'waiting' AND namespace = :namespace AND (:every = 1 OR threads.id = :id)"
-        " ORDER BY tool_calls.key",
+        " ORDER BY (SELECT MIN(c.asked_at) FROM tool_calls c"
+        " WHERE c.branch = tool_calls.branch AND c.reply = tool_calls.reply), tool_calls.thread, reply, place",
         namespace=namespace,
         every=int(thread_key is None),
         id=thread_id,
