@@ -97,7 +97,14 @@ def test_a_piped_chat_answers_and_the_next_process_goes_on(byssus: Command) -> N
 
     shown = json.loads(byssus("show", "main", "--json").stdout)
     assert [message["role"] for message in shown["messages"]] == ["user", "assistant"] * 2
-    assert shown["messages"][2]["content"] == [{"type": "text", "text": "And goodbye."}]
+    assert shown["messages"][2]["content"] == [{"type": "text", "text": "\n   \nAnd goodbye."}]
+
+
+def test_piped_text_is_one_prompt(byssus: Command) -> None:
+    assert byssus("chat", say="+ one\n\n- two\n").returncode == 0
+    shown = json.loads(byssus("show", "main", "--json").stdout)
+    assert [message["role"] for message in shown["messages"]] == ["user", "assistant"]
+    assert shown["messages"][0]["content"] == [{"type": "text", "text": "+ one\n\n- two"}]
 
 
 def test_another_thread_starts_blank(byssus: Command, database: Database) -> None:
@@ -137,7 +144,7 @@ def test_a_reply_that_fails_is_one_line_and_an_exit_code(byssus: Command, tmp_pa
     broken.write_bytes(b"GGUF" + bytes(100))
     run = byssus("chat", "--model", str(broken), say="hello\nagain\n")
     assert run.returncode == 1
-    assert [line.startswith("byssus: ") for line in run.stderr.splitlines()[3:]] == [True, True]
+    assert [line.startswith("byssus: ") for line in run.stderr.splitlines()[3:]] == [True]
     fails(byssus("chat", "--model", "/nowhere.gguf"), "/nowhere.gguf")
 
 

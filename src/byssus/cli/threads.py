@@ -33,6 +33,8 @@ def _list(args: argparse.Namespace) -> int:
             terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
     else:
         print("There are no threads yet; 'byssus chat' starts one.")
+    if not listed and (hint := database.others_here(database.setting_of(args))):
+        terminal.remark(f"{hint}\n")
     return 0
 
 

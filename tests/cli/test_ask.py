@@ -1,0 +1,115 @@
+"""`byssus ask`: one prompt, one call, the answer alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from byssus import cli
+from tests.support.databases import Database
+from tests.support.programs import heard, pipe, program
+
+APP = ("--app", "clerk:support")
+
+
+@pytest.fixture(autouse=True)
+def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with program(tmp_path, monkeypatch):
+        pipe(monkeypatch, "")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("question", "piped", "prompt"),
+    [
+        (["Why?"], "", "Why?"),
+        ([], "a\nb\n\nc\n", "a\nb\n\nc"),
+        (["Review this."], "+ a\n- b\n", "Review this.\n\n+ a\n- b"),
+    ],
+)
+def test_question_and_piped_text_are_one_call(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    question: list[str],
+    piped: str,
+    prompt: str,
+) -> None:
+    pipe(monkeypatch, piped)
+    assert cli.main(["ask", *question, *APP, "--db", database.place]) == 0
+    assert heard() == [[prompt]]
+    assert capsys.readouterr() == ("The answer.\n", "")
+
+
+def test_each_question_has_a_thread_of_its_own_unless_one_is_named(database: Database) -> None:
+    for more in ([], [], ["--thread", "trip"], ["--thread", "trip"]):
+        assert cli.main(["ask", "Why?", *APP, *more, "--db", database.place]) == 0
+
+    async def listed() -> dict[str, int]:
+        async with database.checkpointer() as cp:
+            return {info.id: info.message_count for info in await cp.threads()}
+
+    threads = asyncio.run(listed())
+    assert sorted(threads.values()) == [2, 2, 4]
+    assert threads["trip"] == 4
+
+
+def test_no_question_is_an_error_that_says_how_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ask", *APP]) == 1
+    assert "byssus ask < FILE" in capsys.readouterr().err
+
+
+def test_a_failure_is_one_line_and_exit_code_1(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    app = ("--app", "clerk:agents", "--agent", "failing")
+    assert cli.main(["ask", "Why?", *app, "--db", database.place]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1].startswith("byssus: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([*APP, "--model", "local"], ["the app clerk:support (--app) chooses its model itself", "--app ''"]),
+        (["--agent", "support"], ["--agent support", "add --app MODULE:FACTORY"]),
+        (["--app", "clerk:nobody"], ["there is no 'nobody'", "clerk.py"]),
+        (["--app", "nowhere:x"], ["module 'nowhere' (--app) was not found"]),
+        ([*APP, "--app", "clerk:agents"], ["--agent NAME: support, failing"]),
+    ],
+)
+def test_a_wrong_choice_of_agent_is_one_line(
+    capsys: pytest.CaptureFixture[str], more: list[str], words: list[str]
+) -> None:
+    assert cli.main(["ask", "Why?", *more]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_the_app_and_the_database_of_the_file_are_used(tmp_path: Path) -> None:
+    (tmp_path / "byssus.toml").write_text('app = "clerk:support"\ndatabase = "mine.db"\n')
+    assert cli.main(["ask", "Why?"]) == 0
+    assert (tmp_path / "mine.db").exists()
+
+
+def test_a_key_variable_that_is_not_set_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "byssus.toml").write_text('model = "anthropic:claude-x"\n[keys]\nanthropic = "CLERK_KEY"\n')
+    assert cli.main(["ask", "Why?"]) == 1
+    err = capsys.readouterr().err
+    assert "CLERK_KEY is not set" in err
+    assert "byssus.toml" in err
+
+
+def test_a_home_that_cannot_be_written_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert cli.main(["ask", "Why?", *APP]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert str(tmp_path / "file" / "byssus") in err
+    assert "BYSSUS_DB=PATH" in err

@@ -1,0 +1,121 @@
+"""`byssus doctor|where`, and the databases that `byssus threads` names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from byssus import UserMessage, cli
+from byssus.checkpointer import SQLiteCheckpointer
+from tests.support.databases import Database
+from tests.support.programs import program
+
+
+@pytest.fixture(autouse=True)
+def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with program(tmp_path, monkeypatch):
+        yield
+
+
+def make_file(path: Path) -> None:
+    async def main() -> None:
+        async with SQLiteCheckpointer(path) as cp:
+            await cp.append("trip", [UserMessage("hello")])
+
+    asyncio.run(main())
+
+
+def test_where_names_the_database_and_how_it_was_chosen(
+    database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYSSUS_DB", database.place)
+    assert cli.main(["where", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exists"] is True
+    assert found["bytes"] > 0
+    assert found["chosen_by"] == "BYSSUS_DB"
+    assert cli.main(["where"]) == 0
+    assert "chosen by: BYSSUS_DB" in capsys.readouterr().out
+
+
+def test_where_shows_the_permissions_of_a_file_and_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["where", "--db", "new.db"]) == 0
+    assert "not there yet" in capsys.readouterr().out
+    assert not (tmp_path / "new.db").exists()
+    make_file(tmp_path / "new.db")
+    assert cli.main(["where", "--db", "new.db"]) == 0
+    assert "permissions: -rw------- (0600)" in capsys.readouterr().out
+
+
+def test_doctor_says_where_each_value_came_from_and_shows_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "byssus.toml"
+    file.write_text('database = "x.db"\napp = "clerk:support"\n[keys]\nopenai = "CLERK_KEY"\n')
+    monkeypatch.setenv("CLERK_KEY", "very-secret")
+    monkeypatch.setenv("BYSSUS_MODEL", "local")
+    make_file(tmp_path / "x.db")
+    assert cli.main(["doctor", "--json"]) == 0
+    text = capsys.readouterr().out
+    found = json.loads(text)
+    assert "very-secret" not in text
+    assert found["settings"]["app"] == {"value": "clerk:support", "from": str(file)}
+    assert found["settings"]["model"]["from"] == "BYSSUS_MODEL"
+    assert found["keys"]["openai"] == {"variable": "CLERK_KEY", "from": str(file), "is_set": True}
+    assert (found["database"]["chosen_by"], found["database"]["check"]) == (str(file), "ok")
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("No problems found.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "words"),
+    [
+        ("databse = 'x.db'\n", {}, "did you mean 'database'?"),
+        ('app = "nowhere:x"\n', {}, "module 'nowhere'"),
+        ("", {"BYSSUS_MODLE": "x"}, "BYSSUS_MODLE is set and is no setting"),
+    ],
+)
+def test_doctor_reports_each_problem_and_exits_with_1(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    variable: dict[str, str],
+    words: str,
+) -> None:
+    (tmp_path / "byssus.toml").write_text(text)
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["doctor"]) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_doctor_warns_of_a_database_that_others_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_file(tmp_path / "x.db")
+    (tmp_path / "x.db").chmod(0o644)
+    assert cli.main(["doctor", "--db", "x.db"]) == 1
+    assert "chmod 600" in capsys.readouterr().out
+
+
+def test_threads_names_the_databases_that_lie_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_file(tmp_path / "my agents.db")
+    (tmp_path / "notes.db").write_text("no database")
+    assert cli.main(["threads"]) == 1  # there is no default database
+    assert "byssus threads --db 'my agents.db'" in capsys.readouterr().err
+    (tmp_path / "home" / "data" / "byssus").mkdir(parents=True)
+
+    async def empty() -> None:
+        async with SQLiteCheckpointer(tmp_path / "home" / "data" / "byssus" / "chat.db"):
+            pass
+
+    asyncio.run(empty())
+    assert cli.main(["threads"]) == 0
+    err = capsys.readouterr().err
+    assert "byssus threads --db 'my agents.db'" in err
+    assert "notes.db" not in err
