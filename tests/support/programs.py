@@ -12,6 +12,7 @@ import pytest
 
 _PROGRAM = """\
 from byssus import Agent, Model, tool
+from byssus.errors import InvalidRequest
 from byssus.providers.scripted import ScriptedProvider
 
 heard = []
@@ -28,7 +29,7 @@ def support(thread_id, user_id):
     return Agent(provider=ScriptedProvider([answer] * 9), model=Model("m"), tools=[pay])
 
 def failing(thread_id, user_id):
-    return Agent(provider=ScriptedProvider([]), model=Model("m"), max_retries=0)
+    return Agent(provider=ScriptedProvider([InvalidRequest("no such model")]), model=Model("m"))
 
 agents = {"support": support, "failing": failing}
 """

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
 
 
-class Source(NamedTuple):
+class AgentSource(NamedTuple):
     """Where agents come from: an app, or the model of a plain agent."""
 
     app: App | None
@@ -75,20 +75,20 @@ class Source(NamedTuple):
         )
 
 
-def source_of(args: argparse.Namespace) -> Source:
+def source_of(args: argparse.Namespace) -> AgentSource:
     """Where the agents of a command come from. What is missing (a key, a package, the app) is said here."""
     config = database.config_of(args)
     _export_keys(config)
     app = apps.load(config)
     if app is not None:
         _refuse_with_app(args, config)
-        return Source(app, None, "", args.user)
+        return AgentSource(app, None, "", args.user)
     if config.agent.layer == "flag":
         raise InputError(
             f"--agent {args.agent} chooses an agent of an app, and there is no app; add --app MODULE:FACTORY"
         )
     system = _SYSTEM if args.system is None else args.system
-    return Source(None, _plain(args, config), system, args.user)
+    return AgentSource(None, _plain(args, config), system, args.user)
 
 
 def _refuse_with_app(args: argparse.Namespace, config: Config) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from byssus import Agent
 from byssus.checkpointer import Checkpointer
 from byssus.cli import agents, database, terminal
-from byssus.cli.agents import Source
+from byssus.cli.agents import AgentSource
 from byssus.cli.subcommand import add
 from byssus.errors import ByssusError, InputError
 from byssus.events import Event, MessageUpdate, TextDelta
@@ -60,7 +60,7 @@ def _prompt(question: str) -> str:
     return "\n\n".join(parts)
 
 
-async def _ask(source: Source, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult[Any]:
+async def _ask(source: AgentSource, checkpointer: Checkpointer, thread_id: str, prompt: str) -> RunResult[Any]:
     async with checkpointer as cp:
         agent = await source.agent(cp, thread_id)
         if await cp.state(thread_id) == "interrupted":

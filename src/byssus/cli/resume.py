@@ -8,7 +8,7 @@ from typing import Any
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import agents, database, terminal
-from byssus.cli.agents import Source
+from byssus.cli.agents import AgentSource
 from byssus.cli.subcommand import add
 from byssus.errors import ByssusError, InputError
 from byssus.values.results import RunResult
@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     return asyncio.run(_resume(agents.source_of(args), checkpointer, args.thread))
 
 
-async def _resume(source: Source, checkpointer: Checkpointer, thread_id: str | None) -> int:
+async def _resume(source: AgentSource, checkpointer: Checkpointer, thread_id: str | None) -> int:
     async with checkpointer as cp:
         threads = await _interrupted(cp) if thread_id is None else [await _known(cp, thread_id)]
         if not threads:
@@ -53,7 +53,7 @@ async def _interrupted(cp: Checkpointer) -> list[str]:
     return [info.id for info in listed]
 
 
-async def _is_finished(source: Source, cp: Checkpointer, thread_id: str) -> bool:
+async def _is_finished(source: AgentSource, cp: Checkpointer, thread_id: str) -> bool:
     """Resume one thread and print its line; False if it failed."""
     try:
         agent = await source.agent(cp, thread_id)
