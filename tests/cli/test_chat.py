@@ -210,6 +210,23 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str)
     assert "Traceback" not in tty.screen
 
 
+def test_pasted_lines_are_one_prompt(database: Database, byssus: Command) -> None:
+    tty = Terminal(*CHAT, env={"BYSSUS_DB": database.place, "TERM": "xterm"})
+    try:
+        tty.wait_for(r"Ctrl-D leaves\.\s+(\x1b\[\?2004h)?> ")
+        tty.type("\x1b[200~Tell a long story\nabout the sea.\x1b[201~\r")
+        tty.wait_for(r"about the sea\.[\s\S]*\x1b\[\?2004l\s+\w")  # the line was taken, and the reply has begun
+        tty.type("\x03")
+        tty.wait_for(r"\[stopped\]\s+\x1b\[\?2004h> ")
+        tty.press_until_it_ends("\x04")
+    finally:
+        tty.close()
+    shown = json.loads(byssus("show", "main", "--json").stdout)
+    assert [message["content"][0]["text"] for message in shown["messages"] if message["role"] == "user"] == [
+        "Tell a long story\nabout the sea."
+    ]
+
+
 def test_sigterm_ends_a_reply_in_good_order_and_the_chat_with_143(tty: Terminal, byssus: Command) -> None:
     tty.wait_for(r"Ctrl-D leaves\.\s+> ")
     tty.type("Tell a very long story about the sea.\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -92,6 +93,8 @@ def _prompts() -> Iterator[str]:
 
 def _take_pasted_text_as_one() -> None:
     """Pasted lines wait in the line that is edited until Enter, where GNU readline is; Python turns that off."""
+    if os.environ.get("TERM", "dumb") == "dumb":  # it would show the marks
+        return
     with suppress(ImportError):
         import readline  # noqa: PLC0415 - not every Python has it
 

@@ -15,6 +15,7 @@ from byssus.store.sqlite import file as sqlite_file
 
 _MAGIC = b"SQLite format 3\0"
 _ID_AT = 68  # where the application_id stands in the header
+_OURS = sqlite_file.APPLICATION_ID.to_bytes(4, "big")
 _BESIDE = ("", "-wal", "-shm")
 
 
@@ -58,7 +59,7 @@ def is_database(path: str) -> bool:
             header = file.read(_ID_AT + 4)
     except OSError:
         return False
-    return header.startswith(_MAGIC) and header[_ID_AT:] == sqlite_file.APPLICATION_ID.to_bytes(4, "big")
+    return header.startswith(_MAGIC) and header[_ID_AT:] == _OURS
 
 
 def sqlite_version() -> str:
