@@ -156,7 +156,8 @@ def test_a_chat_leaves_an_approved_call_to_the_program_that_has_the_tool(byssus:
             await cp.answer("main", "c1", "approve")
             run = byssus("chat", say="hello\n")
             assert run.returncode == 1
-            (line,) = run.stderr.splitlines()[3:]
+            interrupted, line = run.stderr.splitlines()[3:]
+            assert interrupted.endswith("To finish it first: byssus resume main")
             assert line.startswith("byssus: thread 'main' needs tool 'delete' for call 'c1'")
             return [record.status for record in await cp.tool_calls("main")]
 
