@@ -1,4 +1,4 @@
-"""Lists of threads: the state of each, which all that shows one agrees about."""
+"""Lists of threads: the state of each, which all that shows one agrees about, and the title."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from byssus import ToolCall, UserMessage
-from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, LeaseLost, ProviderError
+from byssus import AssistantMessage, ToolCall, UserMessage
+from byssus.checkpointer import Checkpointer, ThreadInfo
+from byssus.errors import InputError, LeaseLost, NotFound, ProviderError
 from byssus.storage import AgentStorage
+from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted
+from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
@@ -202,3 +204,136 @@ def test_the_storage_tells_the_state_too(database: Database) -> None:
     with AgentStorage(database.place) as storage:
         assert storage.state("t") == "interrupted"
         assert storage.state("another") == "idle"
+
+
+# --- titles -----------------------------------------------------------------------------------------------------------
+
+
+async def listed(cp: Checkpointer, thread_id: str = "t") -> ThreadInfo:
+    """A thread as a list shows it, which must be what is told of it alone."""
+    (found,) = [info for info in await cp.threads() if info.id == thread_id]
+    assert await cp.info(thread_id) == found
+    return found
+
+
+def test_a_thread_has_the_title_that_was_set_and_else_its_first_words(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await cp.append("t", [AssistantMessage("Welcome!"), UserMessage("Where is\n\n Oslo?"), UserMessage("Rome?")])
+        assert (await listed(cp))[-2:] == ("Where is Oslo?", "Where is Oslo?")
+        await cp.set_title("t", "  去奥斯陆 🧳 ")
+        assert (await listed(other))[-2:] == ("去奥斯陆 🧳", "Where is Oslo?")
+        for automatic in (None, "", " \n"):
+            await cp.set_title("t", "x")
+            await cp.set_title("t", automatic)
+            assert (await listed(other)).title == "Where is Oslo?"
+
+    with_two(database, use)
+
+
+def test_a_title_changes_nothing_else_and_may_be_set_while_a_run_goes_on(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        run = asyncio.create_task(agent_on(cp, [CALL_SLOW, "ok"], tools=[slow.tool]).prompt("go"))
+        await slow.begun.wait()
+        before, version = await listed(other), (await loaded(other, "t")).position.version
+        await other.set_title("t", "Slow things")
+        after = await listed(other)
+        assert after == before._replace(title="Slow things")
+        assert (await loaded(other, "t")).position.version == version
+        slow.let_go.set()
+        assert (await run).text == "ok"
+        assert (await listed(other)).title == "Slow things"
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize(
+    ("thread_id", "title", "told"),
+    [
+        ("nobody", "x", r"there is no thread 'nobody'; threads\(\) lists them"),
+        ("t", "a\0b", "title cannot contain NUL or lone surrogates"),
+        ("t", "\ud800", "title cannot contain NUL or lone surrogates"),
+        ("t", 7, "title must be a string, got 7"),
+        ("t", "x" * 501, "title can have 500 characters at most, got 501: 'xxx"),
+        ("", "x", "a thread id must be a string"),
+    ],
+)
+def test_a_title_that_cannot_be_set_is_refused(database: Database, thread_id: str, title: str, told: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", UserMessage("hello"))
+        with pytest.raises(NotFound if thread_id == "nobody" else InputError, match=told):
+            await cp.set_title(thread_id, title)
+        assert [info.title for info in await cp.threads()] == ["hello"]
+
+    with_cp(database, use)
+
+
+WORDS = "word " * 30
+OPENINGS: list[tuple[object, str]] = [
+    (UserMessage(WORDS), "word " * 11 + "word"),
+    (UserMessage("天气" * 100), "天气" * 30),
+    (UserMessage("x " * 1_000_000), ("x " * 30).strip()),
+    (UserMessage('"quoted" \\ é' + " more" * 2_000), '"quoted" \\ é' + " more" * 9),
+    (UserMessage("a\0b \ud800 c"), "a\\0b \\ud800 c"),
+    (UserMessage(""), ""),
+    ({"role": "user", "content": [{"type": "image", "data": "QUJD" * 5_000, "mime_type": "image/png"}]}, ""),
+    ({"role": "user", "content": "from a dict"}, "from a dict"),
+    ({"role": "user", "content": None}, ""),
+    (AssistantMessage("nobody asked"), ""),
+    ({"role": "note", "text": "user"}, ""),
+]
+
+
+@pytest.mark.parametrize(("message", "words"), OPENINGS, ids=range(len(OPENINGS)))
+def test_first_words_come_from_whatever_a_user_has_said(database: Database, message: object, words: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", message)  # type: ignore[arg-type]
+        assert (await listed(cp)).first_words == words
+
+    with_cp(database, use)
+
+
+def test_a_message_that_is_no_json_spoils_no_list(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for number, body in enumerate(['{"text": "cut \\u00', "", "nonsense"]):
+            await cp.append(f"t{number}", UserMessage("x"))
+            await cp.store.write(_set_body, f"t{number}", body)
+        assert [info.first_words for info in await cp.threads()] == ["", "", "cut"]
+
+    with_cp(database, use)
+
+
+def _set_body(tx: Tx, thread_id: str, body: str) -> None:
+    tx.run(
+        "UPDATE messages SET body = :body WHERE branch = (SELECT branch FROM threads WHERE id = :id)",
+        body=body,
+        id=thread_id,
+    )
+
+
+def test_a_fork_begins_with_the_first_words_of_its_origin(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [AssistantMessage("Hi!")] * 4)
+        await cp.fork("t", new_id="before")
+        await cp.append("t", [UserMessage("first"), UserMessage("second")])
+        await cp.fork("t", new_id="after")
+        await cp.append("before", UserMessage("another"))
+        await cp.append("after", UserMessage("third"))
+        assert [(await listed(cp, name)).first_words for name in ("t", "before", "after")] == [
+            "first",
+            "another",
+            "first",
+        ]
+
+    with_cp(database, use)
+
+
+def test_the_storage_sets_a_title_and_a_session_has_it(database: Database) -> None:
+    with AgentStorage(database.place) as storage:
+        storage.create_user("Ann", user_id="ann")
+        session = storage.create_session("ann", "Weather")["id"]
+        assert [info.title for info in storage.threads()] == ["Weather"]
+        storage.set_title(session, "Climate")
+        found = storage.get_session(session)
+        assert found is not None
+        assert found["title"] == "Climate"

@@ -1,17 +1,27 @@
-"""Lists of threads, and the state of each: running, waiting, interrupted or idle.
+"""Lists of threads, with the title and the state of each: running, waiting, interrupted or idle.
 
 `state_of` decides the state: for one thread, for each thread of a list, for `unfinished` and for the command line.
+
+A title is what somebody has set, and else the first words of the thread, which are read each time and stored nowhere.
 """
 
 from __future__ import annotations
 
-from byssus.errors import InputError
+import json
+import re
+
+from byssus.errors import InputError, StoreCorrupt
+from byssus.messages import decode
 from byssus.queries.log import listing
 from byssus.queries.log.listing import Facts, ListedRow
 from byssus.store.operations import Runner
 from byssus.threads.waiting import lease_is_dead
-from byssus.values.inputs import ThreadId, checked_count, checked_thread
+from byssus.values.inputs import ThreadId, checked_count, checked_text, checked_thread, column_text
 from byssus.values.thread_info import ThreadInfo, ThreadState
+
+LONGEST_TITLE = 500  # characters
+_FIRST_WORDS = 60  # characters
+_TEXT = re.compile(r'"(?:text|content)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')  # in JSON that may be cut off
 
 
 def state_of(store: Runner, facts: Facts) -> ThreadState:
@@ -65,5 +75,34 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
     return [thread for thread in listed if thread.state == "interrupted"]
 
 
+async def set_title(store: Runner, thread_id: ThreadId, title: str | None) -> None:
+    """Set the title of a thread; None or blank text brings the automatic one back, its first words.
+
+    Allowed while a run drives the thread. The thread keeps its place in the list.
+    """
+    text = "" if title is None else checked_text("title", title).strip()
+    if len(text) > LONGEST_TITLE:
+        raise InputError(f"title can have {LONGEST_TITLE} characters at most, got {len(text):,}: {text[:60]!r}...")
+    await store.write(listing.set_title, checked_thread(thread_id), text)
+
+
 def _info(store: Runner, row: ListedRow) -> ThreadInfo:
-    return ThreadInfo(*row[:5], state_of(store, row.facts))
+    first_words = "" if row.opening is None else _first_words(row.opening)
+    return ThreadInfo(*row[:5], state_of(store, row.facts), row.title or first_words, first_words)
+
+
+def _first_words(body: str) -> str:
+    """The first words of a message, on one line, from the beginning of its body."""
+    text = " ".join(column_text(_text(body)).split())
+    if len(text) <= _FIRST_WORDS:
+        return text
+    whole_words = text[: _FIRST_WORDS + 1].rpartition(" ")[0]
+    return whole_words if len(whole_words) > _FIRST_WORDS // 2 else text[:_FIRST_WORDS]
+
+
+def _text(body: str) -> str:
+    try:
+        return decode(body).text
+    except StoreCorrupt:  # it was cut off, or somebody else has written it: a list shows what there is
+        found = _TEXT.search(body)
+        return str(json.loads(f'"{found[1]}"', strict=False)) if found else ""

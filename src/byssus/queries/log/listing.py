@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from byssus.errors import NotFound
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -28,6 +29,8 @@ class ListedRow(NamedTuple):
     created_at: str
     updated_at: str
     user_id: str | None
+    title: str  # "" if nobody has set one
+    opening: str | None  # the first message of a user: the beginning of its body
     facts: Facts
 
 
@@ -37,7 +40,16 @@ _FACTS = (
     "CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, ''), t.run IS NOT NULL,"
     f" {_IS_WAITING}, {_IS_STOPPED}"
 )
-_SELECT = f"SELECT t.id, t.message_count, t.created_at, t.updated_at, t.owner, {_FACTS} FROM threads t"
+# The first message of a user, if it is among the first twenty: a few steps in an index, however long the thread is.
+# Of a body of megabytes the beginning is enough.
+_OPENING = (
+    "(SELECT substr(m.body, 1, 4000) FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq"
+    " AND m.seq <= CASE WHEN s.upto_seq < 20 THEN s.upto_seq ELSE 20 END"
+    " WHERE s.branch = t.branch AND s.after_seq < 20 AND m.role = 'user' ORDER BY s.after_seq, m.seq LIMIT 1)"
+)
+_SELECT = (
+    f"SELECT t.id, t.message_count, t.created_at, t.updated_at, t.owner, t.title, {_OPENING}, {_FACTS} FROM threads t"
+)
 
 
 def facts(tx: Tx, thread_key: ThreadKey) -> Facts | None:
@@ -88,7 +100,20 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
     return [_listed(row) for row in rows]
 
 
+def set_title(tx: Tx, thread_key: ThreadKey, title: str) -> None:
+    """Set the title of a thread, which must exist. A run that drives the thread does not notice."""
+    row = tx.one(
+        "UPDATE threads SET title = :title WHERE namespace = :namespace AND id = :id RETURNING key",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        title=title,
+    )
+    if row is None:
+        raise NotFound(f"there is no thread {thread_key.id!r}; threads() lists them")
+
+
 def _listed(row: Row) -> ListedRow:
     *columns, owner, until, has_run, is_waiting, is_stopped = row
-    name, count, created_at, updated_at, user_id = columns
-    return ListedRow(name, count, created_at, updated_at, user_id, Facts(owner, until, has_run, is_waiting, is_stopped))
+    name, count, created_at, updated_at, user_id, title, opening = columns
+    known = Facts(owner, until, has_run, is_waiting, is_stopped)
+    return ListedRow(name, count, created_at, updated_at, user_id, title, opening, known)
