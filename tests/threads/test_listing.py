@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from byssus.checkpointer import Checkpointer, ThreadInfo
 from byssus.errors import InputError, LeaseLost, NotFound, ProviderError
 from byssus.storage import AgentStorage
 from byssus.store.database import Tx
+from byssus.threads import listing
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted
 from tests.support.checkpointers import loaded, with_cp
@@ -337,3 +339,103 @@ def test_the_storage_sets_a_title_and_a_session_has_it(database: Database) -> No
         found = storage.get_session(session)
         assert found is not None
         assert found["title"] == "Climate"
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+async def ids(cp: Checkpointer, **filters: Any) -> list[str]:
+    return [info.id for info in await cp.threads(**filters)]
+
+
+def test_a_list_of_one_user_in_pages(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for name in ("ann", "bob"):
+            await cp.create_user(name, user_id=name)
+        for number in range(6):
+            await cp.append(f"t{number}", UserMessage("x"))
+            await cp.set_user(f"t{number}", ("ann", "bob", None)[number % 3])
+        assert await ids(cp, user_id="ann") == ["t3", "t0"]
+        assert await ids(cp, user_id="bob", limit=1) == ["t4"]
+        assert await ids(cp, user_id="bob", limit=1, before="t4") == ["t1"]
+        assert await ids(cp, user_id="bob", before="t1") == []
+        assert await ids(cp, user_id="nobody") == []
+
+    with_cp(database, use)
+
+
+def test_a_list_of_the_threads_in_a_state(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        with live_owner(cp) as lives:
+            await claim(cp, lives, "go", thread_id="lives")
+            await claim(cp, FAR_AWAY, "go", thread_id="away")
+            await claim(cp, dead_owner(cp), "go", thread_id="died")
+            await claim(cp, dead_owner(cp), "go", thread_id="paused")
+            await cp.pause_session("paused")
+            ask = Slow(approval=True)
+            await agent_on(cp, [[ToolCall("c1", "slow")]], "asks", tools=[ask.tool]).prompt("go")
+            await cp.append("idle", UserMessage("x"))
+            assert await ids(other, state="running") == ["away", "lives"]
+            assert await ids(other, state="waiting") == ["asks"]
+            assert await ids(other, state="interrupted") == ["died"]
+            assert await ids(other, state="idle") == ["idle", "paused"]
+            assert await ids(other, state="idle", limit=1, before="idle") == ["paused"]
+
+    with_two(database, use)
+
+
+def test_a_list_by_a_part_of_the_title_or_the_first_words(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for name, words in (("a", "STRASSE in Köln"), ("b", "上海的天气"), ("c", "100% sure")):
+            await cp.append(name, UserMessage(words))
+        await cp.set_title("b", "Wetter in KÖLN")
+        assert await ids(cp, title="straße") == ["a"]
+        assert await ids(cp, title=" köln ") == ["b", "a"]
+        assert await ids(cp, title="天气") == ["b"]
+        assert await ids(cp, title="0%") == ["c"]
+        assert await ids(cp, title="_") == await ids(cp, title="\ud800") == []
+
+    with_cp(database, use)
+
+
+def test_pages_are_read_until_enough_threads_are_found(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_PAGE", 3)
+
+    async def use(cp: Checkpointer) -> None:
+        for number in range(12):
+            await cp.append(f"t{number:02}", UserMessage("rare" if number % 5 == 0 else "common"))
+        assert await ids(cp, title="rare") == ["t10", "t05", "t00"]
+        assert await ids(cp, title="rare", state="idle", limit=2) == ["t10", "t05"]
+        assert await ids(cp, title="rare", limit=1, before="t10") == ["t05"]
+        assert await ids(cp, title="rare", limit=0) == []
+        assert len(await ids(cp, title="common", limit=7)) == 7
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize(
+    ("filters", "told"),
+    [
+        ({"user_id": ""}, "user_id must be a string with at least one character, got ''"),
+        ({"user_id": 7}, "user_id must be a string"),
+        ({"user_id": "a\0"}, "user_id cannot contain NUL"),
+        ({"state": "busy"}, "state must be one of 'running', 'waiting', 'interrupted', 'idle'; got 'busy'"),
+        ({"state": ["idle"]}, "state must be one of"),
+        ({"title": " "}, "title must be a part of a title, a string that is not blank; got ' '"),
+        ({"title": 7}, "title must be a part of a title"),
+    ],
+)
+def test_a_filter_that_cannot_be_meant_is_refused(database: Database, filters: dict[str, Any], told: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        with pytest.raises(InputError, match=told):
+            await cp.threads(**filters)
+
+    with_cp(database, use)
+
+
+def test_the_storage_filters_too(database: Database) -> None:
+    with AgentStorage(database.place) as storage:
+        storage.create_user("Ann", user_id="ann")
+        storage.create_session("ann", "Weather")
+        storage.create_session("ann", "Climate")
+        assert [info.title for info in storage.threads(user_id="ann", state="idle", title="wea")] == ["Weather"]

@@ -6,10 +6,11 @@ the caller decides (`threads/listing.py`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from byssus.errors import NotFound
 from byssus.store.database import Row, Tx
+from byssus.values.thread_info import ThreadState
 from byssus.values.thread_key import ThreadKey
 
 
@@ -40,6 +41,13 @@ _FACTS = (
     "CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, ''), t.run IS NOT NULL,"
     f" {_IS_WAITING}, {_IS_STOPPED}"
 )
+# What is true of each thread in a state, whether or not the process that holds its lease lives.
+_MAY_BE: Final[dict[ThreadState, str]] = {
+    "running": "t.lease_until > :now",
+    "waiting": _IS_WAITING,
+    "interrupted": f"t.run IS NOT NULL AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING}",
+    "idle": f"(t.run IS NULL OR {_IS_STOPPED}) AND NOT {_IS_WAITING}",
+}
 # The first message of a user, if it is among the first twenty: a few steps in an index, however long the thread is.
 # Of a body of megabytes the beginning is enough.
 _OPENING = (
@@ -73,12 +81,26 @@ def one(tx: Tx, thread_key: ThreadKey) -> ListedRow | None:
     return _listed(row) if row else None
 
 
-def page(tx: Tx, *, namespace: str = "", limit: int, before: tuple[str, str] | None = None) -> list[ListedRow]:
-    """Threads, most recently updated first; `before` is the time and the id of the last one of the previous page."""
+def page(
+    tx: Tx,
+    *,
+    namespace: str = "",
+    limit: int,
+    before: tuple[str, str] | None = None,
+    user_id: str | None = None,
+    state: ThreadState | None = None,
+) -> list[ListedRow]:
+    """Threads, most recently updated first; `before` is the time and the id of the last one of the previous page.
+
+    With `state`, at least the threads that are in it: the caller decides.
+    """
     updated_at, thread_id = before or ("~", "")
+    of_user = "" if user_id is None else " AND t.owner = :user"
+    in_state = "" if state is None else f" AND {_MAY_BE[state]}"
     rows = tx.all(
-        f"{_SELECT} WHERE t.namespace = :namespace AND (t.updated_at, t.id) < (:updated_at, :id)"
+        f"{_SELECT} WHERE t.namespace = :namespace AND (t.updated_at, t.id) < (:updated_at, :id){of_user}{in_state}"
         " ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit",
+        user=user_id or "",
         namespace=namespace,
         updated_at=updated_at,
         id=thread_id,
