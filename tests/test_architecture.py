@@ -309,7 +309,6 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/database.py": ["cli/test_chat.py"],
     "cli/pages.py": ["cli/test_show.py"],
     "cli/subcommand.py": ["cli/test_chat.py"],
-    "cli/threads.py": ["cli/test_chat.py"],
     "maintenance/lines.py": ["maintenance/test_export.py"],
     "maintenance/shapes.py": ["maintenance/test_export.py"],
     "memory/arguments.py": ["memory/test_memory.py"],
