@@ -41,7 +41,10 @@ def test_tasks_are_listed_by_urgency_status_and_thread(byssus: Here, tasks: list
 
 
 def test_a_status_or_a_thread_that_there_is_not_is_an_error(byssus: Here, tasks: list[str]) -> None:
-    assert "invalid choice: 'done'" in byssus("tasks", "--status", "done", code=2).stderr
+    told = (
+        "byssus: status must be one of 'pending', 'running', 'paused', 'completed', 'failed', 'cancelled'; got 'done'\n"
+    )
+    assert byssus("tasks", "--status", "done", code=1).stderr == told
     assert "there is no thread 'nothing'" in byssus("tasks", "nothing", code=1).stderr
 
 

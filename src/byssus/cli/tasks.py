@@ -8,13 +8,12 @@ from typing import Any
 from byssus.cli import terminal
 from byssus.cli.subcommand import add, number, work_on
 from byssus.cli.table import print_table
-from byssus.queries.accounts.tasks import STATUSES
 
 
 def add_to(commands: Any) -> None:
     parser = add(commands, "tasks", _list, "list the tasks", "The most urgent comes first.", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
-    parser.add_argument("--status", choices=STATUSES, help="only those with this status")
+    parser.add_argument("--status", metavar="STATUS", help="only those with this status: pending, running, failed ...")
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
 
 

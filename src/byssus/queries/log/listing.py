@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from byssus.errors import NotFound
 from byssus.store.database import Row, Tx
-from byssus.values.thread_info import ThreadState
 from byssus.values.thread_key import ThreadKey
 
 
@@ -42,7 +41,7 @@ _FACTS = (
     f" {_IS_WAITING}, {_IS_STOPPED}"
 )
 # What is true of each thread in a state, whether or not the process that holds its lease lives.
-_MAY_BE: Final[dict[ThreadState, str]] = {
+_MAY_BE: Final[dict[str, str]] = {
     "running": "t.lease_until > :now",
     "waiting": _IS_WAITING,
     "interrupted": f"t.run IS NOT NULL AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING}",
@@ -88,7 +87,7 @@ def page(
     limit: int,
     before: tuple[str, str] | None = None,
     user_id: str | None = None,
-    state: ThreadState | None = None,
+    state: str | None = None,
 ) -> list[ListedRow]:
     """Threads, most recently updated first; `before` is the time and the id of the last one of the previous page.
 
