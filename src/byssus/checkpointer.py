@@ -179,6 +179,7 @@ class Checkpointer(abc.ABC):
     state = awaited(listing.state)
     threads = awaited(listing.list_threads)
     unfinished = awaited(listing.unfinished)
+    set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
     watch = direct(watching.watch)
 

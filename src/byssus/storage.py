@@ -96,6 +96,7 @@ class AgentStorage:
     state = blocking(listing.state)
     threads = blocking(listing.list_threads)
     unfinished = blocking(listing.unfinished)
+    set_title = blocking(listing.set_title)
     abort = blocking(thread.abort)
     watch = iterated(watching.watch)
 

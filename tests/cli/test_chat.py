@@ -266,16 +266,6 @@ def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(database: Da
 # --- threads and show -------------------------------------------------------------------------------------------------
 
 
-def test_threads_lists_the_last_written_first(byssus: Command, database: Database) -> None:
-    fill(database, "older", UserMessage("hello"))
-    fill(database, "newer", UserMessage("hello"), AssistantMessage("hi"))
-    lines = byssus("threads").stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["THREAD", "MESSAGES"], ["newer", "2"], ["older", "1"]]
-    listed = json.loads(byssus("threads", "--json", "--limit", "1").stdout)
-    assert [(info["id"], info["message_count"]) for info in listed] == [("newer", 2)]
-    assert set(listed[0]) == {"id", "message_count", "created_at", "updated_at"}
-
-
 def test_an_empty_database_has_no_threads(byssus: Command, database: Database) -> None:
     fill(database, "main")
     assert byssus("threads").stdout.startswith("There are no threads yet")

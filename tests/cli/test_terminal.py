@@ -98,6 +98,7 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
     backup, restored = str(tmp_path / f"backup{NASTY}.db"), str(tmp_path / "restored.db")
     commands = [
         ["threads"],
+        ["users"],
         ["show", f"t{NASTY}"],
         ["memory"],
         ["memory", f"m{NASTY}", "--user", f"m{NASTY}"],
@@ -113,7 +114,13 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["restore", backup, "--db", restored],
         ["copy", str(db), str(tmp_path / f"copy{NASTY}.db")],
     ]
-    plain = [["unfinished"], ["diff", "c", f"f{NASTY}"], ["check"], ["usage", "--recount"]]  # without any such text
+    plain = [
+        ["unfinished"],
+        ["tasks"],
+        ["diff", "c", f"f{NASTY}"],
+        ["check"],
+        ["usage", "--recount"],
+    ]  # without any such text
     (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]
     with_json = {name for name, parser in parsers.choices.items() if "--json" in parser.format_help()}
     assert {name for name, *_ in commands + plain} == with_json, "add the new command here"

@@ -46,6 +46,7 @@ async def _use_threads(cp: Checkpointer) -> None:
     assert await cp.list_threads() == []
     assert await cp.load("trip")
     assert await cp.info("trip")
+    await cp.set_title("trip", "To Oslo")
     assert await cp.threads()
     receipt = cp.steer("trip", "stop there")
     await receipt

@@ -26,9 +26,11 @@ from byssus.cli import (
     runs,
     search,
     show,
+    tasks,
     terminal,
     threads,
     transfer,
+    users,
 )
 from byssus.errors import AnswerNeeded, ByssusError, InputError, ThreadBusy
 from byssus.values.places import redacted
@@ -115,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
         ask,
         resume,
         threads,
+        users,
+        tasks,
         show,
         memory,
         runs,

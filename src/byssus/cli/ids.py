@@ -39,5 +39,13 @@ async def known_thread(cp: Checkpointer, typed: str, *, whole: bool = False) -> 
     return meant
 
 
+async def known_user(cp: Checkpointer, typed: str) -> str:
+    """The id of a user that there is."""
+    meant = await whole_id(cp, "user", typed)
+    if await cp.get_user(meant) is None:
+        raise InputError(f"there is no user {typed!r} in {cp.name}; 'byssus users' lists them")
+    return meant
+
+
 def _listed(ids: list[str]) -> str:
     return ", ".join(map(repr, ids[:_SHOWN])) + ", ..." * (len(ids) > _SHOWN)

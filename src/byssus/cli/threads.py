@@ -1,36 +1,39 @@
-"""`byssus threads`: the conversations in a database."""
+"""`byssus threads|rename`: the conversations in a database, and what they are called."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-from typing import Any
+from typing import Any, get_args
 
-from byssus.checkpointer import Checkpointer, ThreadInfo
-from byssus.cli import database, terminal
-from byssus.cli.subcommand import number
+from byssus.checkpointer import Checkpointer, ThreadInfo, ThreadState
+from byssus.cli import terminal
+from byssus.cli.ids import known_user
+from byssus.cli.subcommand import add, add_thread, number, work_on
+from byssus.cli.table import print_table
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "threads",
-        help="list the threads",
-        description="`byssus threads`: the conversations in a database, the last one first.",
-    )
+    parser = add(commands, "threads", _list, "list the threads", "The last one that was written is first.", json=True)
+    parser.add_argument("--user", metavar="ID", help="only those of this user; 'byssus users' lists the users")
+    parser.add_argument("--state", choices=get_args(ThreadState), help="only those in this state")
+    parser.add_argument("--title", metavar="TEXT", help="only those with this text in the title or the first words")
     parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    database.add_option(parser)
-    parser.set_defaults(run=_list)
+    more = "An empty title brings the automatic one back: the first words of the thread."
+    parser = add(commands, "rename", _rename, "set the title of a thread", more)
+    add_thread(parser)
+    parser.add_argument("title", metavar="TITLE", help="the new title")
 
 
 def _list(args: argparse.Namespace) -> int:
-    listed = asyncio.run(_listed(database.existing_checkpointer_of(args), args.limit))
+    listed = work_on(args, lambda cp: _listed(cp, args))
     if args.json:
         terminal.print_json([info._asdict() for info in listed])
     elif listed:
-        _print_table(listed)
+        _print(listed, args.utc)
         if len(listed) == args.limit:
             terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
+    elif args.user or args.state or args.title:
+        print("No thread is like that; 'byssus threads' lists them all.")
     else:
         print("There are no threads yet; 'byssus chat' starts one.")
     if not listed and (hint := database.others_here(database.setting_of(args))):
@@ -38,14 +41,19 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _listed(checkpointer: Checkpointer, limit: int) -> list[ThreadInfo]:
-    async with checkpointer:
-        return await checkpointer.threads(limit=limit)
+async def _listed(cp: Checkpointer, args: argparse.Namespace) -> list[ThreadInfo]:
+    user = None if args.user is None else await known_user(cp, args.user)
+    return await cp.threads(args.limit, user_id=user, state=args.state, title=args.title)
 
 
-def _print_table(listed: list[ThreadInfo]) -> None:
-    rows = [("THREAD", "MESSAGES", "LAST WRITTEN (UTC)")]
-    rows += [(terminal.line(info.id), str(info.message_count), info.updated_at[:19]) for info in listed]
-    width = max(len(name) for name, _, _ in rows)
-    for name, messages, written in rows:
-        print(f"{name:{width}}  {messages:>8}  {terminal.line(written)}")
+def _print(listed: list[ThreadInfo], utc: bool) -> None:
+    rows = [
+        (info.id, info.title, info.state, str(info.message_count), terminal.when(info.updated_at, utc))
+        for info in listed
+    ]
+    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3])
+
+
+def _rename(args: argparse.Namespace) -> int:
+    work_on(args, lambda cp: cp.set_title(args.thread, args.title), args.thread)
+    return 0

@@ -1,17 +1,37 @@
-"""Lists of threads, and the state of each: running, waiting, interrupted or idle.
+"""Lists of threads, with the title and the state of each: running, waiting, interrupted or idle.
 
 `state_of` decides the state: for one thread, for each thread of a list, for `unfinished` and for the command line.
+
+A title is what somebody has set, and else the first words of the thread, which are read each time and stored nowhere.
 """
 
 from __future__ import annotations
 
-from byssus.errors import InputError
+import json
+import re
+from typing import cast, get_args
+
+from byssus.errors import InputError, StoreCorrupt
+from byssus.messages import decode
 from byssus.queries.log import listing
 from byssus.queries.log.listing import Facts, ListedRow
 from byssus.store.operations import Runner
 from byssus.threads.waiting import lease_is_dead
-from byssus.values.inputs import ThreadId, checked_count, checked_thread
+from byssus.values.inputs import (
+    ThreadId,
+    checked_choice,
+    checked_count,
+    checked_id,
+    checked_text,
+    checked_thread,
+    column_text,
+)
 from byssus.values.thread_info import ThreadInfo, ThreadState
+
+LONGEST_TITLE = 500  # characters
+_PAGE = 500  # threads that are read at once, to find those that are meant
+_FIRST_WORDS = 60  # characters
+_TEXT = re.compile(r'"(?:text|content)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')  # in JSON that may be cut off
 
 
 def state_of(store: Runner, facts: Facts) -> ThreadState:
@@ -42,11 +62,46 @@ async def info(store: Runner, thread_id: ThreadId) -> ThreadInfo | None:
     return None if row is None else _info(store, row)
 
 
-async def list_threads(store: Runner, limit: int = 50, before: ThreadInfo | str | None = None) -> list[ThreadInfo]:
-    """Threads, most recently updated first. For the next page, pass the last one of this list as `before`."""
+async def list_threads(
+    store: Runner,
+    limit: int = 50,
+    before: ThreadInfo | str | None = None,
+    *,
+    user_id: str | None = None,
+    state: ThreadState | None = None,
+    title: str | None = None,
+) -> list[ThreadInfo]:
+    """Threads, most recently updated first. For the next page, pass the last one of this list as `before`.
+
+    `user_id`, `state` and `title` leave out the others. `title` is a part of the title or of the first words; small and
+    capital letters are the same.
+    """
     checked_count("limit", limit)
-    start = await _start(store, before)
-    return [_info(store, row) for row in await store.read(listing.page, limit=limit, before=start)]
+    user = None if user_id is None else checked_id(user_id, "user_id")
+    wanted = None if state is None else cast("ThreadState", checked_choice("state", state, get_args(ThreadState)))
+    part = "" if title is None else _checked_part(title)
+    start, found = await _start(store, before), list[ThreadInfo]()
+    is_filtered = wanted is not None or part != ""
+    while (left := limit - len(found)) > 0:
+        size = _PAGE if is_filtered else left
+        rows = await store.read(listing.page, limit=size, before=start, user_id=user, state=wanted)
+        found += [each for row in rows if _is_meant(each := _info(store, row), wanted, part)]
+        if len(rows) < size:
+            break
+        start = (rows[-1].updated_at, rows[-1].id)
+    return found[:limit]
+
+
+def _checked_part(title: object) -> str:
+    if not isinstance(title, str) or not title.strip():
+        raise InputError(f"title must be a part of a title, a string that is not blank; got {title!r:.80}")
+    return title.strip().casefold()
+
+
+def _is_meant(thread: ThreadInfo, state: ThreadState | None, part: str) -> bool:
+    if state is not None and thread.state != state:
+        return False
+    return part in thread.title.casefold() or part in thread.first_words.casefold()
 
 
 async def _start(store: Runner, before: ThreadInfo | str | None) -> tuple[str, str] | None:
@@ -65,5 +120,34 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
     return [thread for thread in listed if thread.state == "interrupted"]
 
 
+async def set_title(store: Runner, thread_id: ThreadId, title: str | None) -> None:
+    """Set the title of a thread; None or blank text brings the automatic one back, its first words.
+
+    Allowed while a run drives the thread. The thread keeps its place in the list.
+    """
+    text = "" if title is None else checked_text("title", title).strip()
+    if len(text) > LONGEST_TITLE:
+        raise InputError(f"title can have {LONGEST_TITLE} characters at most, got {len(text):,}: {text[:60]!r}...")
+    await store.write(listing.set_title, checked_thread(thread_id), text)
+
+
 def _info(store: Runner, row: ListedRow) -> ThreadInfo:
-    return ThreadInfo(*row[:5], state_of(store, row.facts))
+    first_words = "" if row.opening is None else _first_words(row.opening)
+    return ThreadInfo(*row[:5], state_of(store, row.facts), row.title or first_words, first_words)
+
+
+def _first_words(body: str) -> str:
+    """The first words of a message, on one line, from the beginning of its body."""
+    text = " ".join(column_text(_text(body)).split())
+    if len(text) <= _FIRST_WORDS:
+        return text
+    whole_words = text[: _FIRST_WORDS + 1].rpartition(" ")[0]
+    return whole_words if len(whole_words) > _FIRST_WORDS // 2 else text[:_FIRST_WORDS]
+
+
+def _text(body: str) -> str:
+    try:
+        return decode(body).text
+    except StoreCorrupt:  # it was cut off, or somebody else has written it: a list shows what there is
+        found = _TEXT.search(body)
+        return str(json.loads(f'"{found[1]}"', strict=False)) if found else ""

@@ -16,3 +16,5 @@ class ThreadInfo(NamedTuple):
     updated_at: str
     user_id: str | None
     state: ThreadState
+    title: str  # as `set_title` has set it, else the first words
+    first_words: str  # of the first message of a user, on one line; "" if there is none

@@ -1,0 +1,37 @@
+"""`byssus tasks`: the tasks of all threads, or of one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from byssus.cli import terminal
+from byssus.cli.subcommand import add, number, work_on
+from byssus.cli.table import print_table
+
+
+def add_to(commands: Any) -> None:
+    parser = add(commands, "tasks", _list, "list the tasks", "The most urgent comes first.", json=True)
+    parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
+    parser.add_argument("--status", metavar="STATUS", help="only those with this status: pending, running, failed ...")
+    parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
+
+
+def _list(args: argparse.Namespace) -> int:
+    named = [] if args.thread is None else [args.thread]
+    tasks = work_on(args, lambda cp: cp.list_tasks(args.thread, args.status, args.limit), *named) or []
+    if args.json:
+        terminal.print_json(tasks)
+    elif tasks:
+        rows = [_row(task, args.utc) for task in tasks]
+        print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4])
+        if len(tasks) == args.limit:
+            terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
+    else:
+        print("There are no such tasks." if named or args.status else "There are no tasks; a program adds them.")
+    return 0
+
+
+def _row(task: dict[str, Any], utc: bool) -> tuple[str, ...]:
+    updated = terminal.when(task["updated_at"], utc)
+    return task["id"], task["session_id"], task["type"], task["status"], str(task["priority"]), updated
