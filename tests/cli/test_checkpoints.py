@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, CheckpointMetadata
+from byssus.cli import main
 from tests.support.checkpointers import fill_trip
-from tests.support.commands import Command, command
+from tests.support.commands import Command, Here, command, command_here
 from tests.support.databases import Database
 
 pytestmark = pytest.mark.processes
@@ -44,8 +47,9 @@ def texts(database: Database, thread_id: str) -> list[str]:
 
 def test_checkpoints_are_listed_with_the_latest_first(byssus: Command, trip: Database) -> None:
     head, *rows = byssus("checkpoints", "trip").stdout.splitlines()
-    assert head.split() == ["STEP", "CHECKPOINT", "MADE", "(UTC)", "TAGS", "SUMMARY"]
-    assert [row.split()[:2] for row in rows] == [["3", "c3"], ["2", "c2"], ["1", "c1"]]
+    assert head.split() == ["STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"]
+    assert [row.split()[:3] for row in rows] == [["3", "6", "c3"], ["2", "4", "c2"], ["1", "2", "c1"]]
+    assert re.search(r"\d\d:\d\d:\d\dZ", byssus("checkpoints", "trip", "--utc").stdout)
     assert rows[1].endswith("plan, agreed  step 2")
     assert rows[1].index("plan") == head.index("TAGS")
     last = byssus("checkpoints", "trip", "--limit", "1")
@@ -66,6 +70,7 @@ def test_a_script_gets_checkpoints_as_json(byssus: Command, trip: Database) -> N
         "parent_checkpoint_id": None,
         "tags": ["plan", "agreed"],
         "summary": "step 2",
+        "seq": 4,
     }
 
 
@@ -109,11 +114,12 @@ def test_a_tree_shows_checkpoints_forks_and_what_was_left(byssus: Command, trip:
     byssus("rewind", "trip", "c2")
     assert byssus("tree", "trip").stdout.splitlines() == [
         "trip (4 messages)",
-        "├── 1: c1  step 1",
-        "├── 2: c2  [plan, agreed]  step 2",
-        "├── 3: c3  step 3  (left)",
-        "└── fork at 4: other (4 messages)",
-        "    └── fork at 4: third (4 messages)",
+        "├── step 1 · message 2 · c1  step 1",
+        "├── step 2 · message 4 · c2  [plan, agreed]  step 2",
+        "├── message 4 · left behind",
+        "│   └── step 3 · message 6 · c3  step 3",
+        "└── message 4 · fork other (4 messages)",
+        "    └── message 4 · fork third (4 messages)",
     ]
     flat = json.loads(byssus("tree", "trip", "--json").stdout)
     assert [(node["thread_id"], node["forked_from"], node["forked_at"]) for node in flat] == [
@@ -123,7 +129,73 @@ def test_a_tree_shows_checkpoints_forks_and_what_was_left(byssus: Command, trip:
     ]
     assert [each["checkpoint_id"] for each in flat[0]["checkpoints"]] == ["c1", "c2"]
     assert [each["checkpoint_id"] for each in flat[0]["left"]] == ["c3"]
+    assert [each["seq"] for each in (*flat[0]["checkpoints"], *flat[0]["left"])] == [2, 4, 6]
+    assert flat[0]["left_branches"] == [{"parted_at": 4, "within": None, "checkpoints": ["c3"], "forks": []}]
     assert flat[1]["message_count"] == 4
+
+
+@pytest.fixture
+def here(trip: Database, capsys: pytest.CaptureFixture[str]) -> Here:
+    return command_here(capsys, trip.place)
+
+
+def test_forks_are_drawn_at_the_message_where_they_part(here: Here) -> None:
+    here("fork", "trip", "--at", "seq:3", "--as", "early")
+    here("fork", "trip", "--at", "seq:5", "--as", "late")
+    here("fork", "trip", "--at", "seq:1", "--as", "first")
+    here("fork", "trip", "--at", "seq:3", "--as", "early too")
+    here("rewind", "trip", "step:2")
+    here("fork", "early", "--as", "of early")
+    assert here("tree", "trip").stdout.splitlines() == [
+        "trip (4 messages)",
+        "├── message 1 · fork first (1 message)",
+        "├── step 1 · message 2 · c1  step 1",
+        "├── message 3 · fork early (3 messages)",
+        "│   └── message 3 · fork of early (3 messages)",
+        "├── message 3 · fork early too (3 messages)",
+        "├── step 2 · message 4 · c2  [plan, agreed]  step 2",
+        "└── message 4 · left behind",
+        "    ├── message 5 · fork late (5 messages)",
+        "    └── step 3 · message 6 · c3  step 3",
+    ]
+
+
+def test_a_left_branch_of_a_left_branch_hangs_there(here: Here, trip: Database) -> None:
+    async def go_on() -> None:
+        async with trip.checkpointer() as cp:
+            await cp.append("trip", UserMessage("another way"))
+
+    here("rewind", "trip", "c2")
+    asyncio.run(go_on())
+    here("rewind", "trip", "c1")
+    lines = here("tree", "trip").stdout.splitlines()
+    assert [re.sub("[0-9a-f]{32}.*", "ID", each) for each in lines] == [
+        "trip (2 messages)",
+        "├── step 1 · message 2 · c1  step 1",
+        "└── message 2 · left behind",
+        "    ├── step 2 · message 4 · c2  [plan, agreed]  step 2",
+        "    ├── message 4 · left behind",
+        "    │   └── step 3 · message 6 · c3  step 3",
+        "    └── step 3 · message 5 · ID",
+    ]
+
+
+def test_a_terminal_without_utf_8_gets_a_tree_in_ascii(here: Here, trip: Database) -> None:
+    here("rewind", "trip", "c2")
+    here("fork", "trip", "--as", "北京")
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", ascii_only)
+        assert main(["tree", "trip", "--db", trip.place]) == 0
+    ascii_only.seek(0)
+    assert ascii_only.read().splitlines() == [
+        "trip (4 messages)",
+        "|-- step 1 - message 2 - c1  step 1",
+        "|-- step 2 - message 4 - c2  [plan, agreed]  step 2",
+        "|-- message 4 - left behind",
+        "|   `-- step 3 - message 6 - c3  step 3",
+        "`-- message 4 - fork \\u5317\\u4eac (4 messages)",
+    ]
 
 
 def test_a_difference_says_where_two_threads_part(byssus: Command, trip: Database) -> None:
@@ -211,6 +283,6 @@ def test_text_from_elsewhere_cannot_drive_the_terminal(byssus: Command, database
     ]
     for output in outputs:
         assert output
-        assert not re.search(r"[^\n -~─-╿]", output), output
+        assert not re.search(r"[^\n -~─-╿·]", output), output
     assert len(outputs[0].splitlines()) == 2
-    assert len(outputs[1].splitlines()) == 5
+    assert len(outputs[1].splitlines()) == 6

@@ -430,7 +430,27 @@ def test_a_tree_shows_threads_forks_and_checkpoints(database: Database) -> None:
         (inner,) = fork.forks
         assert (inner.thread_id, inner.forked_from, inner.forked_at, inner.checkpoints) == ("g", "f", 1, [])
         assert await cp.tree("f") == fork
-        assert "fork at 2: f (3 messages)" in str(tree)
+        assert "message 2 · fork f (3 messages)" in str(tree)
+
+    with_cp(database, check)
+
+
+def test_a_tree_says_at_which_message_each_checkpoint_is_and_where_what_was_left_parts(database: Database) -> None:
+    async def check(cp: Checkpointer) -> None:
+        await tell(cp)
+        await cp.rewind("t", "c2")
+        await put(cp, "t", "d3", 3, [*WORDS[:2], UserMessage("x")])
+        await cp.fork("t", new_id="f")
+        await cp.rewind("t", "c1")
+        tree = await cp.tree("t")
+        assert tree is not None
+        assert [(about.checkpoint_id, about.seq) for about in tree.checkpoints] == [("c1", 1)]
+        later, earlier = tree.left_branches
+        assert [(about.checkpoint_id, about.seq) for about in later.checkpoints] == [("c2", 2), ("d3", 3)]
+        assert (later.parted_at, later.within, later.forks) == (1, None, ["f"])
+        assert [(about.checkpoint_id, about.seq) for about in earlier.checkpoints] == [("c3", 3)]
+        assert (earlier.parted_at, earlier.within, earlier.forks) == (2, 0, [])
+        assert [about.checkpoint_id for about in tree.left] == ["c3", "c2", "d3"]
 
     with_cp(database, check)
 

@@ -11,6 +11,7 @@ from byssus.checkpointer import (
     Checkpoint,
     CheckpointBackend,
     CheckpointMetadata,
+    LeftBranch,
     Retention,
     SQLiteCheckpointer,
     Tree,
@@ -23,7 +24,8 @@ from byssus.errors import InputError
 
 def tree(name: str, *forks: Tree, at: int | None = None, steps: int = 0, left: int = 0) -> Tree:
     made = [CheckpointMetadata(name, f"c{step}", step, summary="said") for step in range(steps + left)]
-    return Tree(name, 7, None, at, made[:steps], made[steps:], list(forks))
+    branches = (LeftBranch(1, None, made[steps:], []),) if left else ()
+    return Tree(name, 7, None, at, made[:steps], made[steps:], list(forks), branches)
 
 
 def test_a_checkpoint_without_a_time_is_of_now_in_utc() -> None:
@@ -93,12 +95,13 @@ def test_a_tree_is_drawn_with_what_was_left_and_with_its_forks() -> None:
     assert drawn == "\n".join(
         [
             "t (7 messages)",
-            "├── 0: c0  said",
-            "├── 1: c1  said  (left)",
-            "├── fork at 1: a (7 messages)",
-            "│   └── fork at 2: b (7 messages)",
-            "│       └── 0: c0  said",
-            "└── fork at 3: c (7 messages)",
+            "├── step 0 · c0  said",
+            "├── message 1 · left behind",
+            "│   └── step 1 · c1  said",
+            "├── message 1 · fork a (7 messages)",
+            "│   └── message 2 · fork b (7 messages)",
+            "│       └── step 0 · c0  said",
+            "└── message 3 · fork c (7 messages)",
         ]
     )
 

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from byssus.checkpointer import Checkpointer, CheckpointMetadata, Tree
-from byssus.cli import terminal
+from byssus.cli import table, terminal
 from byssus.cli.ids import chosen
 from byssus.cli.subcommand import add, add_thread, count, number, work_on
 from byssus.errors import InputError, NotFound
+from byssus.values.checkpoints import ASCII, Signs, drawn
 
 _POINT = "a checkpoint's id, or step:N for the checkpoint of a step, or seq:N for the place behind the Nth message"
 _PAGE = 500
@@ -48,24 +49,23 @@ def _checkpoints(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json([_as_dict(each) for each in listed])
     elif listed:
-        _print_table(listed)
+        rows = [
+            (
+                str(each.step),
+                str(each.seq),
+                each.checkpoint_id,
+                terminal.when(each.created_at.isoformat(), args.utc),
+                ", ".join(each.tags),
+                each.summary or "",
+            )
+            for each in listed
+        ]
+        table.print_table(("STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"), rows, right=(0, 1))
         if len(listed) == args.limit:
             terminal.remark(f"(the latest {args.limit}; --limit N shows more)\n")
     else:
         print(terminal.line(f"Thread {args.thread} has no checkpoints."))
     return 0
-
-
-def _print_table(listed: list[CheckpointMetadata]) -> None:
-    rows = [("STEP", "CHECKPOINT", "MADE (UTC)", "TAGS", "SUMMARY")]
-    for each in listed:
-        made = each.created_at.strftime("%Y-%m-%dT%H:%M:%S")
-        rows.append((str(each.step), each.checkpoint_id, made, ", ".join(each.tags), each.summary or ""))
-    rows = [(step, *map(terminal.line, others)) for step, *others in rows]  # type: ignore[misc]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for step, name, made, tags, summary in rows:
-        first = f"{step:>{widths[0]}}  {name:{widths[1]}}  {made:{widths[2]}}"
-        print(f"{first}  {tags:{widths[3]}}  {summary}".rstrip())
 
 
 def _tree(args: argparse.Namespace) -> int:
@@ -75,8 +75,16 @@ def _tree(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json(_flat(tree))
     else:
-        print(_cleaned(tree))
+        _draw(tree)
     return 0
+
+
+def _draw(tree: Tree) -> None:
+    can_draw = terminal.drawn("├└│─·", "") != ""
+    columns = terminal.columns()
+    for text in drawn(tree, Signs() if can_draw else ASCII):
+        text = terminal.printable(text)
+        print(text if columns is None else table.cut(text, columns))
 
 
 def _flat(tree: Tree) -> list[dict[str, Any]]:
@@ -84,24 +92,16 @@ def _flat(tree: Tree) -> list[dict[str, Any]]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        lists = {name: [_as_dict(each) for each in getattr(node, name)] for name in ("checkpoints", "left")}
+        lists: dict[str, Any] = {
+            name: [_as_dict(each) for each in getattr(node, name)] for name in ("checkpoints", "left")
+        }
+        lists["left_branches"] = [
+            {**each._asdict(), "checkpoints": [one.checkpoint_id for one in each.checkpoints]}
+            for each in node.left_branches
+        ]
         found.append({name: value for name, value in {**node._asdict(), **lists}.items() if name != "forks"})
         waiting += reversed(node.forks)
     return found
-
-
-def _cleaned(tree: Tree) -> Tree:
-    """The same tree with names and summaries that fit on a line and cannot drive the terminal."""
-    tree = tree._replace(thread_id=terminal.line(tree.thread_id))
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        for each in (*node.checkpoints, *node.left):
-            each.checkpoint_id, each.summary = terminal.line(each.checkpoint_id), terminal.line(each.summary or "")
-            each.tags = [terminal.line(tag) for tag in each.tags]
-        node.forks[:] = [fork._replace(thread_id=terminal.line(fork.thread_id)) for fork in node.forks]
-        waiting += node.forks
-    return tree
 
 
 def _fork(args: argparse.Namespace) -> int:
@@ -204,6 +204,6 @@ async def _at_step(cp: Checkpointer, thread_id: str, step: int) -> str:
 
 
 def _as_dict(each: CheckpointMetadata) -> dict[str, Any]:
-    names = ("thread_id", "checkpoint_id", "step", "parent_checkpoint_id", "tags", "summary")
+    names = ("thread_id", "checkpoint_id", "step", "parent_checkpoint_id", "tags", "summary", "seq")
     made = each.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # as the other commands write times
     return {**{name: getattr(each, name) for name in names}, "created_at": made}

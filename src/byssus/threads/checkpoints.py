@@ -256,7 +256,7 @@ def left_behind(summary: str) -> NewCheckpointRow:
 def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     about = json.loads(row.about)
     made = datetime.fromisoformat(row.created_at)
-    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"])
+    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"], row.seq)
 
 
 def _list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointMetadata]:

@@ -13,14 +13,14 @@ from byssus.errors import InputError
 from byssus.queries.log import branches, threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import forks
-from byssus.queries.versions.checkpoints import HIGHEST_STEP, ThreadState
+from byssus.queries.versions.checkpoints import HIGHEST_STEP, CheckpointRow, ThreadState
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.checkpoints import checked_checkpoint_id, is_same, left_behind, metadata_of
 from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import retry_while_driven
 from byssus.values import clock
-from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, Tree
+from byssus.values.checkpoints import Checkpoint, CheckpointMetadata, Difference, LeftBranch, Tree
 from byssus.values.inputs import ThreadId, checked_id, checked_new_id, checked_thread, checked_wait
 from byssus.values.thread_key import ThreadKey
 
@@ -95,8 +95,18 @@ def _bare_tree(tx: Tx, thread_key: ThreadKey) -> tuple[Tree, list[str]] | None:
     if node is None:
         return None
     name = thread_key.id
-    shown, left = ([metadata_of(name, row) for row in reversed(rows)] for rows in (node.shown, node.left))
-    return Tree(name, node.thread.message_count, node.origin, node.origin_seq, shown, left, []), node.forks
+    shown = _metadata(name, node.shown)
+    branches_left = tuple(
+        LeftBranch(left.parted_at, left.within, _metadata(name, left.shown), left.forks) for left in node.left
+    )
+    left = [each for branch in reversed(branches_left) for each in branch.checkpoints]
+    count, origin, origin_seq = node.thread.message_count, node.origin, node.origin_seq
+    return Tree(name, count, origin, origin_seq, shown, left, [], branches_left), node.forks
+
+
+def _metadata(thread_id: str, rows: list[CheckpointRow]) -> list[CheckpointMetadata]:
+    """The lowest step first."""
+    return [metadata_of(thread_id, row) for row in reversed(rows)]
 
 
 async def diff(store: Runner, a: str, b: str) -> Difference:

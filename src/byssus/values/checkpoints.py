@@ -5,10 +5,12 @@ Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), message
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -18,7 +20,10 @@ from byssus.values import clock
 
 @dataclass(slots=True)
 class CheckpointMetadata:
-    """What a list shows of a checkpoint. `created_at` is UTC, and now if it is not given."""
+    """What a list shows of a checkpoint. `created_at` is UTC, and now if it is not given.
+
+    `seq` is the place of its last message in the thread, 0 before the first one; None on one that was not stored yet.
+    """
 
     thread_id: str
     checkpoint_id: str = field(default_factory=clock.new_id)
@@ -27,6 +32,7 @@ class CheckpointMetadata:
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     tags: list[str] = field(default_factory=list)
     summary: str = ""
+    seq: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.created_at = _in_utc(self.created_at)
@@ -80,11 +86,21 @@ class CheckpointBackend(Protocol):
         """Delete the checkpoints below a step; returns how many."""
 
 
+class LeftBranch(NamedTuple):
+    """What a rewind or a put has left: where it parts, from which branch, its checkpoints, its forks by their ids."""
+
+    parted_at: int  # the seq up to which it shares the past
+    within: int | None  # the place of the other left branch in the list that it parts from; None: the thread's line
+    checkpoints: list[CheckpointMetadata]
+    forks: list[str]
+
+
 class Tree(NamedTuple):
     """A thread, its checkpoints, what rewinds have left, and its forks. `print(tree)` draws it.
 
     `checkpoints` are those that were made on this thread, the lowest step first; what it shares with the thread that it
     was forked from stands there. `left` are those that are not on its line any more: rewind to one to have it back.
+    `left_branches` says which of those belong together.
     """
 
     thread_id: str
@@ -94,9 +110,10 @@ class Tree(NamedTuple):
     checkpoints: list[CheckpointMetadata]
     left: list[CheckpointMetadata]
     forks: list[Tree]
+    left_branches: tuple[LeftBranch, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(_drawn(self))
+        return "\n".join(drawn(self))
 
 
 class Difference(NamedTuple):
@@ -182,24 +199,62 @@ def _in_utc(moment: Any) -> datetime:
         raise InputError(f"created_at is beyond the years that can be stored: {moment!r}") from error
 
 
-def _drawn(tree: Tree) -> Iterator[str]:
+class Signs(NamedTuple):
+    """What a tree is drawn with."""
+
+    arm: str = "├── "
+    last_arm: str = "└── "
+    trunk: str = "│   "
+    dot: str = " · "
+
+
+ASCII = Signs("|-- ", "`-- ", "|   ", " - ")
+
+_Part: TypeAlias = tuple[Tree, int | None]  # a thread's line, or the left branch of it at this place
+_Row: TypeAlias = tuple[str, _Part | None]  # a line of the drawing, and what hangs below it
+
+
+def drawn(tree: Tree, signs: Signs = Signs()) -> Iterator[str]:  # noqa: B008 - it does not change
     """The lines of a drawing, without recursion: a thread may be forked from a fork a thousand times over."""
-    waiting = [("", "", "", tree)]  # what stands before its first line, that line's branch, before the others, the node
+    first: _Row = (_titled(tree), (tree, None))
+    waiting = [("", "", first)]  # what stands before its line, before those below it, the line
     while waiting:
-        before, arm, below, node = waiting.pop()
-        at = "" if not arm else f"fork at {node.forked_at}: "
-        count = f"{node.message_count} message{'' if node.message_count == 1 else 's'}"
-        yield f"{before}{arm}{at}{_one_line(node.thread_id)} ({count})"
-        rows = [*map(_line, node.checkpoints), *(f"{_line(each)}  (left)" for each in node.left)]
-        for number, row in enumerate(rows, 1):
-            yield f"{below}{'└── ' if number == len(rows) and not node.forks else '├── '}{row}"
-        for number, fork in enumerate(reversed(node.forks)):
-            last = number == 0
-            waiting.append((below, "└── " if last else "├── ", below + ("    " if last else "│   "), fork))
+        before, below, (text, part) = waiting.pop()
+        yield before + text
+        rows = _rows_of(*part, signs.dot) if part else []
+        for number, row in enumerate(reversed(rows)):
+            arm, trunk = (signs.last_arm, "    ") if number == 0 else (signs.arm, signs.trunk)
+            waiting.append((below + arm, below + trunk, row))
 
 
-def _line(metadata: CheckpointMetadata) -> str:
-    parts = [f"{metadata.step}: {metadata.checkpoint_id}"]
+def _rows_of(tree: Tree, branch: int | None, dot: str) -> list[_Row]:
+    """What hangs on a thread's line or on a left branch: checkpoints, and what parts there, each at its message."""
+    on_left = {fork for left in tree.left_branches for fork in left.forks}
+    mine = None if branch is None else tree.left_branches[branch]
+    made = tree.checkpoints if mine is None else mine.checkpoints
+    # Steps need not go up with the messages: what parts stands behind the last checkpoint that is not after it.
+    lowest = list(accumulate((each.seq or 0 for each in reversed(made)), min))[::-1]
+    rows: list[tuple[tuple[int, int], _Row]] = [
+        ((place, -1), (_line(each, dot), None)) for place, each in enumerate(made)
+    ]
+    for place, left in enumerate(tree.left_branches):
+        if left.within == branch:
+            at = left.parted_at
+            rows.append(((bisect_right(lowest, at) - 1, at), (f"message {at}{dot}left behind", (tree, place))))
+    for fork in tree.forks:
+        if fork.thread_id in mine.forks if mine else fork.thread_id not in on_left:
+            at = fork.forked_at or 0
+            rows.append(((bisect_right(lowest, at) - 1, at), (f"message {at}{dot}fork {_titled(fork)}", (fork, None))))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def _titled(tree: Tree) -> str:
+    return f"{_one_line(tree.thread_id)} ({tree.message_count} message{'s' * (tree.message_count != 1)})"
+
+
+def _line(metadata: CheckpointMetadata, dot: str) -> str:
+    at = "" if metadata.seq is None else f"{dot}message {metadata.seq}"
+    parts = [f"step {metadata.step}{at}{dot}{metadata.checkpoint_id}"]
     parts += [f"[{', '.join(metadata.tags)}]"] if metadata.tags else []
     parts += [metadata.summary] if metadata.summary else []
     return "  ".join(map(_one_line, parts))

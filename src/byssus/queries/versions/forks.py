@@ -11,7 +11,7 @@ from typing import NamedTuple
 from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas
 from byssus.queries.log import branches, marks, threads
-from byssus.queries.log.branches import Point
+from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints, putting
@@ -38,6 +38,18 @@ class Parting(NamedTuple):
     version: int
 
 
+class Left(NamedTuple):
+    """What a rewind has left: where it parts, from which other one of them (None: from what is shown), and its forks.
+
+    `shown` has what neither the thread's line nor one before this shows, the highest step first.
+    """
+
+    shown: list[CheckpointRow]
+    parted_at: int
+    within: int | None
+    forks: list[str]
+
+
 class Node(NamedTuple):
     """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
 
@@ -45,7 +57,7 @@ class Node(NamedTuple):
     origin: str | None
     origin_seq: int | None
     shown: list[CheckpointRow]
-    left: list[CheckpointRow]
+    left: list[Left]
     forks: list[str]
 
 
@@ -220,18 +232,42 @@ def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
         return None
     above = _lines_above(tx, thread.key)
     shown = [row for row in checkpoints.shown(tx, thread.line) if row.line not in above]
-    known = {row.key for row in shown}
-    left: list[CheckpointRow] = []
-    for line in checkpoints.lines(tx, thread.key):
-        fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
-        known.update(row.key for row in fresh)
-        left += fresh
     origin = tx.one(
         "SELECT o.id, t.origin_seq FROM threads t JOIN threads o ON o.key = t.origin WHERE t.key = :key", key=thread.key
     )
-    forks = tx.all("SELECT id FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
+    forks = tx.all("SELECT id, branch, head FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
     name, seq = origin or (None, None)
-    return Node(thread, name, seq, shown, left, [fork_id for (fork_id,) in forks])
+    left = _left(tx, thread, shown, above, forks)
+    return Node(thread, name, seq, shown, left, [fork_id for fork_id, _, _ in forks])
+
+
+def _left(
+    tx: Tx, thread: ThreadState, shown: list[CheckpointRow], above: set[int], forks: list[tuple[str, int, int]]
+) -> list[Left]:
+    """What rewinds have left, the last one first. Each of them, and each fork, hangs where it parts last."""
+    known = {row.key for row in shown}
+    paths = [branches.segments_of(tx, thread.branch, thread.head)]
+    found: list[Left] = []
+    for line in checkpoints.lines(tx, thread.key):
+        fresh = [row for row in checkpoints.shown(tx, line) if row.line not in above and row.key not in known]
+        if fresh:
+            known.update(row.key for row in fresh)
+            path = branches.segments_of(tx, fresh[0].branch, fresh[0].seq)
+            place, seq = _parts_last(paths, path)
+            found.append(Left(fresh, seq, place - 1 if place else None, []))
+            paths.append(path)
+    for fork_id, branch, head in forks if found else []:
+        place, _ = _parts_last(paths, branches.segments_of(tx, branch, head))
+        if place:
+            found[place - 1].forks.append(fork_id)
+    return found
+
+
+def _parts_last(paths: list[list[Segment]], path: list[Segment]) -> tuple[int, int]:
+    """Which of these a branch shares most with, and up to which seq."""
+    partings = [branches.parting(each, path) for each in paths]
+    most = max(partings)
+    return partings.index(most), most
 
 
 def _lines_above(tx: Tx, thread: int) -> set[int]:
