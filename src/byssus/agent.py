@@ -51,6 +51,7 @@ from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, check
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
+from byssus.values.shown import reason
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -511,8 +512,8 @@ class Agent:
         thread_id, error = self._setup.thread_id, self._error
         if error is None or isinstance(error, asyncio.CancelledError):
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
-        else:  # its text may quote what was said
-            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, type(error).__name__)
+        else:
+            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
 
