@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -632,10 +633,11 @@ def test_nothing_is_recorded_after_disable_nor_by_a_sampler_that_wants_nothing(t
     assert traces.spans == []
 
 
-def run_python(code: str, database: Database) -> str:
+def run_python(code: str, place: str) -> tuple[str, str]:
+    """What a program that does not set up logging prints, and what it has on stderr."""
     source = str(Path(byssus.__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, database.place],
+        [sys.executable, "-W", "error", "-c", code, place],
         capture_output=True,
         text=True,
         check=False,
@@ -643,8 +645,7 @@ def run_python(code: str, database: Database) -> str:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 AGENT = """
@@ -664,9 +665,43 @@ async def run():
 
 
 @pytest.mark.processes
-def test_a_process_without_telemetry_never_imports_opentelemetry_and_logs_nowhere(database: Database) -> None:
+def test_a_process_without_telemetry_never_imports_opentelemetry_and_has_warnings_on_stderr(
+    database: Database,
+) -> None:
     code = f"{AGENT}\nasyncio.run(run())\nprint([name for name in sys.modules if name.startswith('opentelemetry')])"
-    assert run_python(code, database) == "[]\n"
+    printed, warned = run_python(code, database.place)
+    assert printed == "[]\n"
+    assert re.fullmatch(r"run \S+ on thread 'trip' failed: AuthenticationFailed: no\n", warned), warned
+
+
+SILENT = """
+import asyncio
+from byssus import Agent, Model
+from byssus.providers.openai import OpenAIProvider
+from byssus.testing import ScriptedProvider
+
+def listen(event):
+    print(evnt)
+
+async def run():
+    agent = Agent(provider=ScriptedProvider(["hi"]), model=Model("m"))
+    agent.subscribe(listen)
+    await agent.prompt("hello")
+    provider = OpenAIProvider(api_key="sk-the-secret", base_url="http://127.0.0.1:1/v1")
+    await Agent(provider=provider, model=Model("m"), max_retries=0).prompt("hello")
+
+asyncio.run(run())
+"""
+
+
+@pytest.mark.processes
+def test_a_typo_in_a_listener_and_a_model_that_cannot_be_reached_are_on_stderr() -> None:
+    _, warned = run_python(SILENT, "")
+    assert warned.count("NameError: name 'evnt' is not defined") == warned.count("Traceback") == 1
+    last = warned.splitlines()[-1]
+    assert " failed: NetworkFailed: " in last
+    assert "127.0.0.1" in last
+    assert SECRET not in warned
 
 
 @pytest.mark.processes
@@ -683,7 +718,7 @@ trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
 asyncio.run(run())
 print(len(exporter.get_finished_spans()))
 """
-    assert run_python(code, database) == "10\n"
+    assert run_python(code, database.place)[0] == "10\n"
 
 
 def test_enable_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -724,7 +759,7 @@ def test_retries_fallbacks_and_failed_runs_are_warnings_with_their_reason(caplog
     assert logged(caplog, logging.WARNING) == [
         ("byssus.model", "WARNING", "RateLimited; asking model 'm1' of 'scripted' again in 0.0 s"),
         ("byssus.model", "WARNING", "AuthenticationFailed; asking model 'm2' of 'scripted' instead"),
-        ("byssus.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed"),
+        ("byssus.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed: no"),
     ]
 
 
@@ -742,14 +777,20 @@ def test_a_failed_hook_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
         prompt([ToolCall("c1", "look", {})], tools=[look], middleware=[Guard(lambda: 1 / 0)])
     first, second = logged(caplog, logging.WARNING)
     assert first == ("byssus.tool", "WARNING", "a hook failed around call 'c1' of tool 'look'")
-    assert second[2].endswith("failed: HookFailed")
+    assert "failed: HookFailed: the hook " in second[2]
+    assert second[2].endswith("ZeroDivisionError: division by zero")
 
 
-def test_no_log_above_debug_quotes_what_was_said(caplog: pytest.LogCaptureFixture, database: Database) -> None:
+def test_no_log_above_debug_quotes_what_was_said_but_for_the_reason_of_a_failed_run(
+    caplog: pytest.LogCaptureFixture, database: Database
+) -> None:
     caplog.set_level(logging.DEBUG, "byssus")
     say_all(database)
     assert any(SECRET in text for _, _, text in logged(caplog, logging.DEBUG))
-    assert [text for _, _, text in logged(caplog, logging.INFO) if SECRET in text or "hello" in text] == []
+    above = [text for _, _, text in logged(caplog, logging.INFO) if SECRET in text or "hello" in text]
+    assert [text.partition("failed: ")[2] for text in above] == [
+        f"AuthenticationFailed: {SECRET}"
+    ]  # what the model said
 
 
 def test_a_lock_that_outlasts_the_wait_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

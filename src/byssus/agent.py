@@ -51,6 +51,7 @@ from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, check
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
+from byssus.values.shown import reason
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -119,6 +120,8 @@ class Agent:
 
     `checkpoint_every` is "turn", or a number of turns, after which a checkpoint is made by itself. `at` is a checkpoint
     or a seq of the thread from which this agent starts: on a fork, whose id is `agent.thread_id`.
+
+    With `raise_errors`, a run raises what `result.error` would hold; each call can say otherwise.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class Agent:
         save_partial: float | None = 1.0,
         checkpoint_every: Literal["turn"] | int | None = None,
         at: At | None = None,
+        raise_errors: bool = False,
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
@@ -160,13 +164,12 @@ class Agent:
             None if user_id is None else checked_id(user_id, "a user id"),
             settings.checked_every(checkpoint_every, checkpointer),
         )
-        modes, seconds = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
+        self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._checkpointer = checkpointer
-        self._modes, self._wait = modes, seconds
-        self._journal = _journal(checkpointer, thread_id, self._setup, modes, seconds, at)
+        self._journal = _journal(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
         self._history = history.ValidHistory(max_result_chars)
-        self._listeners = Listeners()
-        self._listener_timeout = listener_timeout
+        self._listeners, self._listener_timeout = Listeners(), listener_timeout
+        self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self._task: asyncio.Task[Any] | None = None
         self._run: Run | None = None
         self._error: BaseException | None = None
@@ -243,58 +246,80 @@ class Agent:
     # --- running ------------------------------------------------------------------------------------------------------
 
     @overload
-    async def prompt(self, message: Prompt, *, output: type[T]) -> RunResult[T]: ...
+    async def prompt(self, message: Prompt, *, output: type[T], raise_errors: bool | None = None) -> RunResult[T]: ...
     @overload
-    async def prompt(self, message: Prompt, *, output: None = None) -> RunResult[None]: ...
-    async def prompt(self, message: Prompt, *, output: type[Any] | None = None) -> RunResult[Any]:
+    async def prompt(
+        self, message: Prompt, *, output: None = None, raise_errors: bool | None = None
+    ) -> RunResult[None]: ...
+    async def prompt(
+        self, message: Prompt, *, output: type[Any] | None = None, raise_errors: bool | None = None
+    ) -> RunResult[Any]:
         """Say something and run until the agent has nothing left to do.
 
-        A model's failure does not raise: look at `result.error`, or call `result.raise_for_error()`. With `output=` (a
-        msgspec Struct, pydantic model, dataclass, ...) the final reply is read as that type: `result.output`.
+        A model's failure does not raise: look at `result.error`, or pass `raise_errors=True`. With `output=` (a msgspec
+        Struct, pydantic model, dataclass, ...) the final reply is read as that type: `result.output`.
         """
+        raises = self._raises(raise_errors)
         prompts = [stamped(prompt) for prompt in as_prompts(message)]
         wanted = None if output is None else Output(output)
-        return await self._start(prompts, wanted)
+        return _outcome(await self._start(prompts, wanted), raises)
 
     @overload
-    async def resume(self, *, output: type[T]) -> RunResult[T]: ...
+    async def resume(self, *, output: type[T], raise_errors: bool | None = None) -> RunResult[T]: ...
     @overload
-    async def resume(self, *, output: None = None) -> RunResult[None]: ...
-    async def resume(self, *, output: type[Any] | None = None) -> RunResult[Any]:
+    async def resume(self, *, output: None = None, raise_errors: bool | None = None) -> RunResult[None]: ...
+    async def resume(self, *, output: type[Any] | None = None, raise_errors: bool | None = None) -> RunResult[Any]:
         """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
-        return await self._start(None, None if output is None else Output(output))
+        raises = self._raises(raise_errors)
+        return _outcome(await self._start(None, None if output is None else Output(output)), raises)
 
     @overload
-    def run_sync(self, message: Prompt | None = None, *, output: type[T]) -> RunResult[T]: ...
+    def run_sync(
+        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None
+    ) -> RunResult[T]: ...
     @overload
-    def run_sync(self, message: Prompt | None = None, *, output: None = None) -> RunResult[None]: ...
-    def run_sync(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> RunResult[Any]:
+    def run_sync(
+        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None
+    ) -> RunResult[None]: ...
+    def run_sync(
+        self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
+    ) -> RunResult[Any]:
         """As `prompt()`, or without a message as `resume()`, for a program without an event loop: blocks until the end.
 
         Inside a running event loop (a notebook, a web service) it raises; write `await agent.prompt(...)` there.
         """
 
         def run() -> Coroutine[Any, Any, RunResult[Any]]:
-            return self.resume(output=output) if message is None else self.prompt(message, output=output)
+            if message is None:
+                return self.resume(output=output, raise_errors=raise_errors)
+            return self.prompt(message, output=output, raise_errors=raise_errors)
 
         instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
         return run_blocking(run, "run_sync()", instead)
 
-    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
+    def stream(
+        self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
+    ) -> EventStream:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
-        down; one that leaves early aborts it. `events.result` is there in the end.
+        down; one that leaves early aborts it. `events.result` is there in the end. With `raise_errors`, a failure is
+        raised out of the iteration, after the last event.
         """
+        raises = self._raises(raise_errors)
 
         async def run(backlog: Backlog) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
-            if message is None:
-                return await self._start(None, wanted, backlog)
-            prompts = [stamped(prompt) for prompt in as_prompts(message)]
-            return await self._start(prompts, wanted, backlog)
+            prompts = None if message is None else [stamped(prompt) for prompt in as_prompts(message)]
+            return _outcome(await self._start(prompts, wanted, backlog), raises)
 
         return EventStream(run, self._listener_timeout)
+
+    def _raises(self, raise_errors: bool | None) -> bool:
+        """Whether a call raises the error of its result: as it says itself, else as the agent does."""
+        if raise_errors is None:
+            return self._raise_errors
+        return settings.checked_flag(raise_errors, "raise_errors")
 
     async def load(self) -> None:
         """Load the thread now, rather than with the first run."""
@@ -487,8 +512,8 @@ class Agent:
         thread_id, error = self._setup.thread_id, self._error
         if error is None or isinstance(error, asyncio.CancelledError):
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
-        else:  # its text may quote what was said
-            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, type(error).__name__)
+        else:
+            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
 
@@ -516,6 +541,12 @@ def _journal(
         user_id=setup.user_id,
         origin=origin,
     )
+
+
+def _outcome(result: RunResult[Any], raises: bool) -> RunResult[Any]:
+    if raises:
+        result.raise_for_error()
+    return result
 
 
 def _id_of(thread: ThreadId | None) -> str | None:

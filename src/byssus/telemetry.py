@@ -11,7 +11,8 @@
   `capture_content=True`.
 - Messages are known here by their shape and not by their class: the store, which knows no messages, is traced too.
 
-The logs under `byssus` need no switch; as usual for a library, they are silent until the program sets up `logging`.
+The logs under `byssus` need no switch. There is no NullHandler: in a program that has not set up `logging`, warnings
+and errors reach stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ __all__ = ["disable", "enable", "is_enabled"]
 
 E = TypeVar("E")
 
-logging.getLogger("byssus").addHandler(logging.NullHandler())
 _log = logging.getLogger("byssus.telemetry")
 
 _conversation: ContextVar[str | None] = ContextVar("byssus_conversation", default=None)

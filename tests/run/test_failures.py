@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from byssus import ToolCall, ToolResult, tool
+from byssus import Limits, ToolCall, ToolResult, tool
 from byssus.errors import (
     ByssusError,
+    InputError,
     NetworkFailed,
     ProviderError,
     RateLimited,
@@ -90,6 +92,68 @@ def test_a_run_after_a_failure_starts_with_a_clean_slate() -> None:
         result.raise_for_error()
 
     within(main())
+
+
+def test_an_agent_or_a_call_can_have_the_models_failure_raised(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            script = [ProviderError(f"cut {number}") for number in range(4)]
+            agent = make([*script, "ok"], checkpointer=cp, thread_id="t", max_retries=0, raise_errors=True)
+            heard = Heard(agent)
+            with pytest.raises(ProviderError, match="cut 0"):
+                await agent.prompt("hi")
+            assert "cut 0" in str(agent.state.error)
+            with pytest.raises(ProviderError, match="cut 1"):
+                await agent.resume()
+            with pytest.raises(ProviderError, match="cut 2"):
+                await agent.prompt("hi", raise_errors=True)
+            result = await agent.prompt("again", raise_errors=False)
+            assert "cut 3" in str(result.error)
+            assert (await agent.resume()).text == "ok"
+            check_whole(heard)
+
+    within(main())
+
+
+def test_a_stream_that_raises_failures_tells_all_events_first(database: Database) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            agent = make([ProviderError("cut"), ProviderError("cut")], checkpointer=cp, thread_id="t", max_retries=0)
+            stream = agent.stream("hi", raise_errors=True)
+            last: Event | None = None
+            with pytest.raises(ProviderError, match="cut"):
+                async for event in stream:
+                    last = event
+            assert isinstance(last, AgentEnd)
+            with pytest.raises(ProviderError, match="cut"):
+                _ = stream.result
+            async with agent.stream() as quiet:
+                assert isinstance([event async for event in quiet][-1], AgentEnd)
+            assert "cut" in str(quiet.result.error)
+
+    within(main())
+
+
+def test_run_sync_raises_failures_too_and_only_failures(database: Database) -> None:
+    @tool(approval=True)
+    def pay() -> str:
+        return "paid"
+
+    with database.checkpointer() as cp:
+        script: list[Any] = [ProviderError("cut"), [ToolCall("c1", "pay")]]
+        agent = make(script, checkpointer=cp, thread_id="t", tools=[pay], max_retries=0)
+        with pytest.raises(ProviderError, match="cut"):
+            agent.run_sync("hi", raise_errors=True)
+        assert agent.run_sync(raise_errors=True).stop_reason == "waiting"
+    limited = make([[ToolCall("c1", "pay")]], limits=Limits(turns=1), raise_errors=True)
+    assert limited.run_sync("hi").stop_reason == "turn_limit"
+
+
+def test_raise_errors_is_true_or_false() -> None:
+    with pytest.raises(InputError, match="raise_errors must be True or False, got 'yes'"):
+        make([], raise_errors="yes")
+    with pytest.raises(InputError, match="raise_errors must be True or False, got 1"):
+        make([]).stream("hi", raise_errors=1)  # type: ignore[arg-type]
 
 
 def test_the_tools_of_a_reply_that_failed_do_not_run(database: Database) -> None:

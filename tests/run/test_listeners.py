@@ -143,17 +143,48 @@ def test_a_listener_that_fails_is_reported_and_harms_nobody(kind: str, caplog: p
         fail(event)
 
     heard: list[Event] = []
-    agent = make(["word"])
+    agent = make(["word", "again"])
     agent.subscribe(fail if kind == "sync" else later)
-    agent.subscribe(heard.append)
+    leave = agent.subscribe(heard.append)
     with caplog.at_level(logging.ERROR, "byssus"):
         result = within(agent.prompt("hi"))
+        leave()
     assert (result.stop_reason, result.text) == ("stop", "word")
     assert kinds(heard) == KINDS
     assert agent.state.error is None
-    assert len(caplog.records) == len(KINDS)
-    assert "failed on agent_start" in caplog.records[0].getMessage()
+    (record,) = caplog.records
+    assert "failed on agent_start" in record.getMessage()
     assert "no agent_start" in caplog.text
+    within(agent.prompt("hi"))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_each_kind_of_failure_of_each_listener_is_reported_once_in_a_run(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(event: Event) -> None:
+        raise (KeyError if event.type.startswith("message") else ValueError)(event.type)
+
+    async def later(event: Event) -> None:
+        fail(event)
+
+    agent = make(["word"])
+    for _ in range(2):
+        agent.subscribe(fail if kind == "sync" else later)
+    within(agent.prompt("hi"))
+    told = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert sorted(map(str, told)) == sorted(map(str, [KeyError, KeyError, ValueError, ValueError]))
+
+
+def test_a_listener_that_returns_coroutines_is_reported_once_in_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    async def later() -> None: ...
+
+    agent = make(["word"])
+    agent.subscribe(lambda _: later())
+    within(agent.prompt("hi"))
+    (record,) = caplog.records
+    assert "returned a coroutine" in record.getMessage()
 
 
 def test_a_slow_async_listener_does_not_stall_the_run() -> None:

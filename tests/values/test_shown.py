@@ -10,7 +10,7 @@ from byssus.messages import Failure, Note, ThinkingContent
 from byssus.providers.anthropic import AnthropicProvider
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.scripted import ScriptedProvider
-from byssus.values.shown import safe_markdown
+from byssus.values.shown import reason, safe_markdown
 from tests.support.agents import make, within
 
 
@@ -87,3 +87,17 @@ def test_agents_and_streams_tell_their_state() -> None:
     assert repr(stream) == "EventStream(over: stop)"
     assert repr(agent.state) == "AgentState(2 messages, idle)"
     assert repr(agent).startswith("Agent('scripted:")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no\n\tnetwork"), "ValueError: no network"),
+        (ValueError(), "ValueError"),
+        (ValueError("\x1b[31m \u202e \ud800 错误"), "ValueError: \\x1b[31m \\u202e \\ud800 错误"),
+        (ValueError("at postgresql://eve:hush@db/chat"), "ValueError: at postgresql://***@db/chat"),
+        (ValueError("x" * 600), f"ValueError: {'x' * 500}..."),
+    ],
+)
+def test_a_reason_is_one_line_that_can_be_printed_and_holds_no_password(error: Exception, line: str) -> None:
+    assert reason(error) == line

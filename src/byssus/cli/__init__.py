@@ -7,6 +7,7 @@ reader that went away and a SIGTERM.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ from byssus.cli import (
 from byssus.errors import AnswerNeeded, ByssusError, InputError, ThreadBusy
 from byssus.values.places import redacted
 
+_SILENT = logging.NullHandler()
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
@@ -50,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(map(redacted, more))}")
     if args.db is not None and not getattr(args, "has_database", False):
         parser.error(f"this command takes no --db, got {redacted(args.db)!r}")
+    _choose_logs(args.debug)
     try:
         code: int = args.run(args)
         terminal.flush()
@@ -65,6 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.complain(in_words(error))
         return 1
     return code
+
+
+def _choose_logs(debug: bool) -> None:
+    """A person at a shell gets one line for a failure, not its warning too; an app that sets up logging hears all."""
+    log = logging.getLogger("byssus")
+    if debug:
+        log.removeHandler(_SILENT)
+    else:
+        log.addHandler(_SILENT)
 
 
 def in_words(error: Exception) -> Exception:

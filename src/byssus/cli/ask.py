@@ -67,7 +67,7 @@ async def _ask(source: AgentSource, checkpointer: Checkpointer, thread_id: str, 
             terminal.remark(agents.interrupted(thread_id))
         if sys.stdout.isatty():
             return await _shown(agent, prompt)
-        result = await agent.prompt(prompt)
+        result = await agent.prompt(prompt, raise_errors=False)
         if result.text:
             terminal.write(f"{result.text.rstrip()}\n")
         return result
@@ -81,7 +81,7 @@ async def _shown(agent: Agent, prompt: str) -> RunResult[Any]:
             terminal.write(event.stream_event.delta)
 
     agent.subscribe(hear)
-    result = await agent.prompt(prompt)
+    result = await agent.prompt(prompt, raise_errors=False)
     terminal.write("\n")
     return result
 

@@ -118,7 +118,7 @@ class _Chat:
                 return 0
             for prompt in _prompts():
                 if prompt.strip():
-                    self._reply(self._agent.prompt(prompt.rstrip("\n")))
+                    self._reply(self._agent.prompt(prompt.rstrip("\n"), raise_errors=False))
         except KeyboardInterrupt:
             terminal.write("\n")
         except SystemExit:
@@ -135,7 +135,7 @@ class _Chat:
         terminal.write(_told(half_done))
         answer = _yes_or_no("Finish it? [Y/n] ")
         if answer:
-            self._reply(self._agent.resume())
+            self._reply(self._agent.resume(raise_errors=False))
         return answer is not None
 
     def _reply(self, run: Coroutine[Any, Any, RunResult[Any]]) -> None:

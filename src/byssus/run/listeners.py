@@ -1,8 +1,9 @@
 """The subscribers of an agent's events; a listener that fails or is slow does no harm to the run.
 
-A plain function is called inline and in order; what it raises is reported, not raised into the run. A coroutine
-function has a queue and a task of its own, so that it cannot stall the run: when it falls too far behind, it misses
-`message_update`s and `tool_execution_update`s; only one that has stopped listening altogether misses more.
+A plain function is called inline and in order; what it raises is reported, not raised into the run, and only once for
+each kind of exception and run: a typo would fail on every event. A coroutine function has a queue and a task of its
+own, so that it cannot stall the run: when it falls too far behind, it misses `message_update`s and
+`tool_execution_update`s; only one that has stopped listening altogether misses more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias
 
 from byssus.errors import InputError
@@ -72,6 +73,7 @@ class _Queued:
         self._wants_signal = wants_signal
         self._events: deque[tuple[Event, Signal]] = deque()
         self._missed = 0
+        self._failures = _Failures(listener)
         self.task: asyncio.Task[None] | None = None
 
     def put(self, event: Event, signal: Signal) -> None:
@@ -91,8 +93,8 @@ class _Queued:
                 event, signal = self._events.popleft()
                 try:
                     await self._call(event, signal)
-                except Exception:  # noqa: BLE001 - reported, not raised into the run
-                    _report(self._listener, event)
+                except Exception as error:  # noqa: BLE001 - reported, not raised into the run
+                    self._failures.report(error, event, signal)
             if self._missed:
                 _log.warning("listener %r was too slow and missed %d updates", self._listener, self._missed)
                 self._missed = 0
@@ -105,20 +107,42 @@ class _Queued:
 
 
 def _guarded(listener: Listener, wants_signal: bool) -> Callable[[Event, Signal], None]:
+    failures = _Failures(listener)
+
     def call(event: Event, signal: Signal) -> None:
         try:
             result = listener(event, signal) if wants_signal else listener(event)
             if inspect.iscoroutine(result):
                 result.close()
-                _log.error("listener %r returned a coroutine, which is not awaited; subscribe an async def", listener)
-        except Exception:  # noqa: BLE001 - reported, not raised into the run
-            _report(listener, event)
+                if failures.is_new(Coroutine, signal):
+                    what = "listener %r returned a coroutine, which is not awaited; subscribe an async def"
+                    _log.error(what, listener)
+        except Exception as error:  # noqa: BLE001 - reported, not raised into the run
+            failures.report(error, event, signal)
 
     return call
 
 
-def _report(listener: Listener, event: Event) -> None:
-    _log.exception("listener %r failed on %s; the run goes on", listener, event.type)
+class _Failures:
+    """What was reported of one listener in the run that is going on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._signal: Signal | None = None  # of that run
+        self._kinds: set[type] = set()
+
+    def is_new(self, kind: type, signal: Signal) -> bool:
+        """Whether this kind of failure is the first of its run."""
+        if self._signal is not signal:
+            self._signal, self._kinds = signal, set()
+        is_new = kind not in self._kinds
+        self._kinds.add(kind)
+        return is_new
+
+    def report(self, error: Exception, event: Event, signal: Signal) -> None:
+        if self.is_new(type(error), signal):
+            what = "listener %r failed on %s, and the run goes on; another %s in this run is not reported"
+            _log.error(what, self._listener, event.type, type(error).__name__, exc_info=error)
 
 
 def _wants_signal(listener: Listener) -> bool:

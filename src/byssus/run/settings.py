@@ -129,6 +129,12 @@ def checked_every(every: object, checkpointer: object) -> int:
     return turns
 
 
+def checked_flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, got {value!r:.80}")
+    return value
+
+
 def check_options(tool_mode: object, system_prompt: object, limits: object) -> None:
     if tool_mode not in ("parallel", "sequential"):
         raise InputError(f"tool_mode must be 'parallel' or 'sequential', got {tool_mode!r}")

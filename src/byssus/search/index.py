@@ -27,6 +27,7 @@ from byssus.queries.search.kinds import CALL, MESSAGE, Batch, IndexEntry, State,
 from byssus.search import tokens
 from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
+from byssus.values.shown import reason
 
 KINDS = {"message": MESSAGE, "tool_call": CALL}
 
@@ -232,7 +233,7 @@ class Indexer:
             except StoreNotOpen:
                 return
             except ByssusError as error:  # whoever writes hears of it, too
-                _log.warning("%r could not be indexed: %s", store.name, type(error).__name__)
+                _log.warning("%r could not be indexed: %s", store.name, reason(error))
                 pause = _TROUBLE
             del store
 

@@ -17,6 +17,7 @@ from byssus.store.operations import Runner
 from byssus.threads.encoding import message_row
 from byssus.values.inputs import ThreadId, checked_new_thread, checked_thread, column_id
 from byssus.values.prompts import Prompt, single
+from byssus.values.shown import reason
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
 _log = logging.getLogger("byssus")
@@ -122,4 +123,4 @@ def id_of(message: object) -> str:
 def _report(write: Future[None]) -> None:
     """Log a lost message: the sender may never await its receipt."""
     if (error := write.exception()) is not None:
-        _log.error("a message could not be put into the inbox: %s", type(error).__name__)
+        _log.error("a message could not be put into the inbox: %s", reason(error))

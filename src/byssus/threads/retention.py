@@ -22,6 +22,7 @@ from byssus.store.operations import Runner
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, checked_wait
+from byssus.values.shown import reason
 from byssus.values.thread_key import ThreadKey
 
 _SMALLEST_STEP = 16  # rows
@@ -104,7 +105,7 @@ async def prune_by_ttl(store: Runner, thread_key: ThreadKey, ttl: str) -> None:
     try:
         await _prune(store, thread_key, decoded(ttl))
     except ByssusError as error:
-        _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_key.id, type(error).__name__)
+        _log.warning("old checkpoints of thread %r could not be pruned: %s", thread_key.id, reason(error))
 
 
 async def _prune_expired(store: Runner) -> Pruned:

@@ -4,6 +4,7 @@
   fetched from somewhere as soon as they are shown. Inside code nothing is changed.
 - What comes from tools is shown as code.
 - A text can always be printed: lone surrogates are written as escapes.
+- The reason of a failure is one line for the logs, without passwords and control characters.
 
 It takes anything shaped like a message (a role and blocks with a `type`), so that `messages` can use it.
 """
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from byssus.values.inputs import column_text
+from byssus.values.places import redacted
 
 _LONGEST_CALL = 200  # characters of a tool call's arguments in a printed line
+_LONGEST_REASON = 500  # characters of an error's text in the logs
 _LARGEST_IMAGE = 2_000_000  # characters of base64 that a notebook gets to show
 
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
@@ -76,6 +79,19 @@ def code(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, on one line: the class of the error and its text."""
+    text = " ".join(redacted(str(error)).split())
+    if len(text) > _LONGEST_REASON:
+        text = f"{text[:_LONGEST_REASON]}..."
+    said = text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def _defused(line: str) -> str:
