@@ -52,3 +52,38 @@ def test_each_python_block_passes_mypy_strict_as_it_stands(tmp_path: Path) -> No
     done = mypy(tmp_path, sorted(page_of))
     told = re.sub(r"^([^:\n]+\.py):", lambda name: f"{page_of.get(name[1], name[1])}:", done.stdout, flags=re.MULTILINE)
     assert (told, done.stderr, done.returncode) == ("", "", 0), f"{told}\n{done.stderr}"
+
+
+RUNS = """
+from typing import assert_type
+
+from byssus import Agent, RunResult
+from byssus.stream import EventStream
+
+
+class Trip:
+    days: int
+
+
+async def runs(agent: Agent) -> None:
+    assert_type(await agent.prompt("a"), RunResult[None])
+    assert_type(await agent.prompt("a", output=Trip), RunResult[Trip])
+    assert_type(await agent.resume(), RunResult[None])
+    assert_type(await agent.resume(output=Trip), RunResult[Trip])
+    assert_type(agent.run_sync("a"), RunResult[None])
+    assert_type(agent.run_sync("a", output=Trip), RunResult[Trip])
+    assert_type(agent.stream("a"), EventStream[None])
+    async with agent.stream("a", output=Trip) as events:
+        assert_type(events.result, RunResult[Trip])
+        assert_type(events.result.output.days, int)
+    if (await agent.prompt("a")).stop_reason == "stoped":  # no stop reason: mypy says so
+        pass
+"""
+
+
+@pytest.mark.processes
+def test_the_result_of_a_run_has_the_type_of_its_output(tmp_path: Path) -> None:
+    (tmp_path / "runs.py").write_text(RUNS, "utf-8")
+    (told,) = mypy(tmp_path, ["runs.py"]).stdout.splitlines()
+    assert "Non-overlapping equality check" in told
+    assert "stoped" in told

@@ -280,14 +280,18 @@ class Agent:
         instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
         return run_blocking(run, "run_sync()", instead)
 
-    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream:
+    @overload
+    def stream(self, message: Prompt | None = None, *, output: type[T]) -> EventStream[T]: ...
+    @overload
+    def stream(self, message: Prompt | None = None, *, output: None = None) -> EventStream[None]: ...
+    def stream(self, message: Prompt | None = None, *, output: type[Any] | None = None) -> EventStream[Any]:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
         down; one that leaves early aborts it. `events.result` is there in the end.
         """
 
-        async def run(backlog: Backlog) -> RunResult[Any]:
+        async def run(backlog: Backlog[Any]) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
             if message is None:
                 return await self._start(None, wanted, backlog)
@@ -381,7 +385,7 @@ class Agent:
         self,
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
-        backlog: Backlog | None = None,
+        backlog: Backlog[Any] | None = None,
     ) -> RunResult[Any]:
         await self._loaded()
         self._check_idle()
