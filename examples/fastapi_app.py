@@ -106,7 +106,7 @@ class Said(BaseModel):
     conversation: Name = "main"
 
 
-async def run_of(said: Said, user: User, service: Here) -> AsyncIterator[EventStream]:
+async def run_of(said: Said, user: User, service: Here) -> AsyncIterator[EventStream[None]]:
     """The run that a request starts, and that ends with it at the latest."""
     async with service.agent(f"{user}:{said.conversation}").stream(said.message) as events:
         try:
@@ -125,7 +125,7 @@ def shown(message: Message) -> dict[str, str]:
 
 
 @router.post("/chat", response_class=EventSourceResponse)
-async def chat(events: Annotated[EventStream, Depends(run_of)]) -> AsyncIterator[ServerSentEvent]:
+async def chat(events: Annotated[EventStream[None], Depends(run_of)]) -> AsyncIterator[ServerSentEvent]:
     """`text` as it arrives, `tool` when one begins, `message` when it is stored; in the end, `done` or `error`."""
     async for event in events:
         match event:

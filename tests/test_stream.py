@@ -68,7 +68,7 @@ SIZE = 1_000  # events that wait for a consumer before the run does
 LONG = 3600.0  # seconds that no test has
 
 
-async def taken(stream: EventStream) -> list[Event]:
+async def taken(stream: EventStream[Any]) -> list[Event]:
     return [event async for event in stream]
 
 
@@ -84,7 +84,7 @@ def other_than_updates(events: list[Event]) -> list[str]:
     return [event.type for event in events if not isinstance(event, MessageUpdate | ToolExecutionUpdate)]
 
 
-async def until_delta(stream: EventStream) -> None:
+async def until_delta(stream: EventStream[Any]) -> None:
     """Take events until a part of the reply has come."""
     async for event in stream:
         if isinstance(event, MessageUpdate) and isinstance(event.stream_event, TextDelta):
@@ -583,7 +583,7 @@ def test_a_loop_that_shuts_down_under_a_stream_ends_its_run_in_good_order(
     database: Database, kept: bool, quiet: None
 ) -> None:
     cp = database.checkpointer()
-    streams: list[EventStream] = []
+    streams: list[EventStream[Any]] = []
     heards: list[Heard] = []
 
     async def main() -> None:
@@ -611,7 +611,7 @@ def test_a_loop_that_shuts_down_under_a_stream_ends_its_run_in_good_order(
 def test_a_stream_whose_loop_was_closed_is_dropped_without_a_word() -> None:
     """A loop that is merely closed takes its tasks with it, and asyncio says so; the stream adds nothing to that."""
 
-    async def run(backlog: Backlog) -> RunResult[Any]:
+    async def run(backlog: Backlog[Any]) -> RunResult[Any]:
         backlog.put(AgentStart("r"), Signal())
         await asyncio.Event().wait()
         raise AssertionError

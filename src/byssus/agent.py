@@ -297,9 +297,17 @@ class Agent:
         instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
         return run_blocking(run, "run_sync()", instead)
 
+    @overload
+    def stream(
+        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None
+    ) -> EventStream[T]: ...
+    @overload
+    def stream(
+        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None
+    ) -> EventStream[None]: ...
     def stream(
         self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
-    ) -> EventStream:
+    ) -> EventStream[Any]:
         """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
@@ -308,7 +316,7 @@ class Agent:
         """
         raises = self._raises(raise_errors)
 
-        async def run(backlog: Backlog) -> RunResult[Any]:
+        async def run(backlog: Backlog[Any]) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
             prompts = None if message is None else [stamped(prompt) for prompt in as_prompts(message)]
             return _outcome(await self._start(prompts, wanted, backlog), raises)
@@ -406,7 +414,7 @@ class Agent:
         self,
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
-        backlog: Backlog | None = None,
+        backlog: Backlog[Any] | None = None,
     ) -> RunResult[Any]:
         await self._loaded()
         self._check_idle()

@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from byssus.errors import InputError
 from byssus.events import AgentEnd, Event, MessageUpdate, StreamDone, ToolExecutionUpdate
@@ -32,16 +32,18 @@ from byssus.values.results import RunResult
 
 __all__ = ["EventStream"]
 
+T = TypeVar("T")
+
 _SIZE = 1_000  # events that wait for the consumer before the run waits for it
 _FULL = 100_000  # and behind this everything is missed: it has stopped listening
 _log = logging.getLogger("byssus")
 
 
-class Backlog:
+class Backlog(Generic[T]):
     """The events of one run that its consumer has not taken yet, and in the end how the run came out."""
 
     def __init__(self, patience: float) -> None:
-        self.result: RunResult[Any] | None = None
+        self.result: RunResult[T] | None = None
         self.error: Exception | None = None
         self.is_over = False
         self.is_closed = False
@@ -59,13 +61,13 @@ class Backlog:
     def beside(self, publish: Publish) -> Publish:
         """Tell the listeners first, then the consumer."""
 
-        def both(event: Event, signal: Signal) -> Backlog | None:
+        def both(event: Event, signal: Signal) -> Backlog[T] | None:
             publish(event, signal)
             return self.put(event, signal)
 
         return both
 
-    def put(self, event: Event, signal: Signal) -> Backlog | None:
+    def put(self, event: Event, signal: Signal) -> Backlog[T] | None:
         """Add an event; returns the backlog itself when the run had better wait for `room()` in it."""
         self._signal = signal
         waiting = len(self._events)
@@ -91,7 +93,7 @@ class Backlog:
                 self._taken = None
             self._is_behind = not done
 
-    async def follow(self, run: Callable[[Backlog], Awaitable[RunResult[Any]]]) -> None:
+    async def follow(self, run: Callable[[Backlog[T]], Awaitable[RunResult[T]]]) -> None:
         """See the run to its end. What it raises is the consumer's to hear, not the event loop's."""
         try:
             self.result = await run(self)
@@ -159,10 +161,10 @@ class Backlog:
             task.cancel()
 
 
-Publish: TypeAlias = Callable[[Event, Signal], Backlog | None]
+Publish: TypeAlias = Callable[[Event, Signal], Backlog[Any] | None]
 
 
-class EventStream:
+class EventStream(Generic[T]):
     """The events of one run, as an async iterator. The first `anext` starts the run; without one, nothing happens.
 
     What `prompt()` would raise is raised out of the iteration. Whoever leaves early with `async with` or `aclose()`, or
@@ -170,13 +172,13 @@ class EventStream:
     the background; `await agent.wait_for_idle()` waits for that.
     """
 
-    def __init__(self, run: Callable[[Backlog], Awaitable[RunResult[Any]]], patience: float) -> None:
+    def __init__(self, run: Callable[[Backlog[T]], Awaitable[RunResult[T]]], patience: float) -> None:
         self._run = run
-        self._backlog = Backlog(patience)
+        self._backlog: Backlog[T] = Backlog(patience)
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def result(self) -> RunResult[Any]:
+    def result(self) -> RunResult[T]:
         """What the run came to, when it is over. Raises what it raised."""
         if self._backlog.result is not None:
             return self._backlog.result

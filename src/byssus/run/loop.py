@@ -64,8 +64,9 @@ from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.output import Output
 from byssus.values.release import Release
-from byssus.values.results import RunResult
+from byssus.values.results import RunResult, StopReason
 
+_ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
 
@@ -103,7 +104,7 @@ class Run:
         self._usage = Usage()
         self._unsettled = 0  # tokens that hooks have spent since the last reply
         self._turns = 0
-        self._stop_reason = "stop"
+        self._stop_reason: StopReason = "stop"
         self._open_turn = False
         self._replies: int | None = None  # in the whole history, once they are counted
         self._is_due = False  # whether the turn ends with a checkpoint
@@ -206,7 +207,7 @@ class Run:
                 has_taken = await self._take_from_inbox(stopping=not reply.tool_calls)
                 if not has_taken and not reply.tool_calls:  # it was withdrawn, or another run took it
                     if self._is_satisfied(reply):
-                        self._stop_reason = "error" if self._error else reply.stop_reason
+                        self._stop_reason = "error" if self._error else _ending_of(reply)
                         break
                     await self._take_from_inbox(stopping=True)
                 reply, outcomes = await self._turn()
@@ -305,12 +306,12 @@ class Run:
         elif self._is_waiting:
             self._stop_reason = "waiting"
         elif reply.failed:
-            self._stop_reason = reply.stop_reason
+            self._stop_reason = _ending_of(reply)
         elif stops:
             self._stop_reason = "stopped"
             self._conclude(reply)
         elif done and self._is_satisfied(reply):
-            self._stop_reason = "error" if self._error else reply.stop_reason
+            self._stop_reason = "error" if self._error else _ending_of(reply)
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
             self._conclude(reply)
@@ -342,7 +343,7 @@ class Run:
             return False
         return True
 
-    def _abort_reason(self) -> str:
+    def _abort_reason(self) -> StopReason:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
@@ -516,6 +517,11 @@ class Run:
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
+
+
+def _ending_of(reply: AssistantMessage) -> StopReason:
+    """The stop reason of a run that ends with this reply. A provider's own word for it is in the reply alone."""
+    return _ENDINGS.get(reply.stop_reason, "stop")
 
 
 def _nothing(event: Event, signal: Signal) -> None:

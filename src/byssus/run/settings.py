@@ -14,6 +14,7 @@ from byssus.middleware import Chain
 from byssus.providers.model_call import Patience, Route
 from byssus.signals import Aborted, Signal, until_aborted
 from byssus.tools import Tool
+from byssus.values.results import StopReason
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Limits(Struct, frozen=True):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
                 raise InputError(f"the limit on {name} must be a number above 0, or None for no limit; got {value!r}")
 
-    def reached(self, turns: int, usage: Usage) -> str | None:
+    def reached(self, turns: int, usage: Usage) -> StopReason | None:
         """The stop reason of the first limit that has been reached."""
         if self.turns is not None and turns >= self.turns:
             return "turn_limit"

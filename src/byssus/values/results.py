@@ -53,7 +53,7 @@ class RunResult(Struct, Generic[T], frozen=True):
     run_id: str
     text: str
     messages: list[Message]
-    stop_reason: str
+    stop_reason: StopReason
     usage: Usage
     error: ByssusError | None = None
     output: T = None  # type: ignore[assignment]
