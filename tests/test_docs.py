@@ -64,7 +64,7 @@ def run(
 @pytest.mark.parametrize(("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 40 else "code")
 def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: Path) -> None:
     steps: list[Step] = []
-    if "AnthropicProvider" in code:
+    if "AnthropicProvider" in code or '"anthropic:' in code:
         steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
     with Server(steps) as server, databases(code) as variables:
         run("-c", code, folder=tmp_path, server=server, variables=variables, agentscope="agentscope" in code)
