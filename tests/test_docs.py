@@ -22,6 +22,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATION = ROOT / "README.zh-CN.md"  # whose code is that of the README
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -64,7 +65,7 @@ def run(
 @pytest.mark.parametrize(("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 40 else "code")
 def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: Path) -> None:
     steps: list[Step] = []
-    if "AnthropicProvider" in code:
+    if "AnthropicProvider" in code or '"anthropic:' in code:
         steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
     with Server(steps) as server, databases(code) as variables:
         run("-c", code, folder=tmp_path, server=server, variables=variables, agentscope="agentscope" in code)
@@ -83,12 +84,26 @@ def databases(code: str) -> Iterator[dict[str, str]]:
 
 def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_another_thread(tmp_path: Path) -> None:
     code = snippets("python")[0][1]
+    other = code.replace('thread_id="trip"', 'thread_id="other"')
+    assert other != code
     with Server([Anthropic.answer(text) for text in ("a", "b", "c", "d", "e", "f")]) as server:
-        assert run("-c", code, "trip", folder=tmp_path, server=server) == "ab\n"
-        assert run("-c", code, "trip", folder=tmp_path, server=server) == "cd\n"
-        assert run("-c", code, "other", folder=tmp_path, server=server) == "ef\n"
+        assert run("-c", code, folder=tmp_path, server=server) == "a\nb\n"
+        assert run("-c", code, folder=tmp_path, server=server) == "c\nd\n"
+        assert run("-c", other, folder=tmp_path, server=server) == "e\nf\n"
         lengths = [len(request.body["messages"]) for request in server.requests]
     assert lengths == [1, 3, 5, 7, 1, 3]
+
+
+def test_the_readme_is_short_and_its_agent_has_twelve_lines() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+    assert len([line for line in snippets("python")[0][1].splitlines() if line]) == 12
+
+
+def test_the_chinese_readme_has_the_same_code_links_and_sections() -> None:
+    english, chinese = (page.read_text("utf-8") for page in (PAGES[0], TRANSLATION))
+    assert FENCE.findall(chinese) == FENCE.findall(english)
+    for shared in (r"\]\(([^)]+)\)", r"^(#+ |\| |- |\d\. )"):
+        assert re.findall(shared, chinese, re.MULTILINE) == re.findall(shared, english, re.MULTILINE)
 
 
 def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
@@ -113,7 +128,9 @@ def test_each_byssus_command_of_the_readme_runs(tmp_path: Path) -> None:
     for arguments in chats:
         stdin = "Say hello.\n" if arguments[0] == "chat" else ""
         said = run("-m", "byssus", *arguments, folder=tmp_path, stdin=stdin).strip()
-        assert bool(said) != (arguments in (["unfinished"], ["pending"], ["memory"]))  # of which there are none here
+        assert bool(said) != (
+            arguments in (["unfinished"], ["pending"], ["memory"], ["resume"])
+        )  # of which there are none here
 
 
 def test_example_chat_goes_on_in_a_second_process(tmp_path: Path) -> None:
@@ -240,11 +257,11 @@ def test_each_example_has_a_test() -> None:
 
 
 def test_no_page_holds_a_placeholder() -> None:
-    for page in PAGES:
+    for page in (*PAGES, TRANSLATION):
         assert not re.search(r"^[A-Z_]{5,}$|TODO|FIXME", page.read_text("utf-8"), re.MULTILINE), page.name
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+    for page in (*PAGES, TRANSLATION):
+        for target in re.findall(r"(?:\]\(|<a href=\")([^)#:\"]+)[)\"]", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
