@@ -89,7 +89,7 @@ class SearchPairs(SearchEnglish):  # type: ignore[misc]
 
     lang = "pairs"
     js_splitter_code = r"""
-const splitQuery = (query) =>
+var splitQuery = (query) =>
   (query.match(/[CHINESE]+|(?:(?![CHINESE])[\p{L}\p{M}\p{N}_])+/gu) ?? []).flatMap((run) =>
     !/[CHINESE]/.test(run) || run.length < 3 ? [run] : [...run].slice(1).map((last, at) => run[at] + last));
 """.replace("CHINESE", _CHINESE)
