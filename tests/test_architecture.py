@@ -377,7 +377,6 @@ COVERED_BY: dict[str, list[str]] = {
     "testing.py": ["providers/test_scripted.py"],
     "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
     "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
-    "values/thread_info.py": ["threads/test_listing.py"],
 }
 
 

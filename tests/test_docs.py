@@ -210,7 +210,7 @@ def test_example_time_travel_tells_the_same_story_each_time(tmp_path: Path) -> N
     assert plan.splitlines()[-1] == "  assistant: Booked: two beds."
     assert "They share 2 messages; then 4 follow here, and 2 there." in parted
     assert changed.splitlines()[-1] == "  assistant: Booked: two seats."
-    assert "3: ID  [turn]  Booked: two beds.  (left)" in tree
+    assert "left behind\n│   └── step 3 · message 6 · ID  [turn]  Booked: two beds." in tree
     assert pruned.startswith("Pruned: 3 checkpoints and 2 messages went.")
     assert "beds" not in pruned
     assert whole.splitlines()[1:] == other.splitlines()[1:]

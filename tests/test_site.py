@@ -30,6 +30,7 @@ globalThis.document = {
 };
 globalThis._removeChildren = nothing;
 globalThis._ready = nothing;
+globalThis._ = (text) => text;
 const SPHINX_HIGHLIGHT_ENABLED = false;
 """
 
@@ -88,9 +89,7 @@ def searcher(site: Path) -> Callable[[str], list[str]]:
     engine.eval(BROWSER)
     for script in ("_static/language_data.js", "_static/searchtools.js", "searchindex.js"):
         engine.eval((site / script).read_text("utf-8"))
-    engine.eval(
-        "const find = (query) => Search._performSearch(...Search._parseQuery(query)).map((hit) => hit[0]).join()"
-    )
+    engine.eval("var find = (query) => Search._performSearch(...Search._parseQuery(query)).map((hit) => hit[0]).join()")
     find = engine.get("find")
     return lambda query: sorted(set(filter(None, find(query).split(","))))
 

@@ -32,6 +32,7 @@ from byssus.threads import approvals, checkpoints, erasure, forks, listing, rete
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
 from byssus.threads.inbox import Receipt, Waiting
+from byssus.threads.listing import ThreadInfo, ThreadState
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -48,7 +49,6 @@ from byssus.values.checkpoints import (
     keep_tagged,
 )
 from byssus.values.places import redacted
-from byssus.values.thread_info import ThreadInfo, ThreadState
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim, Lease
 from byssus.store.database import Store
+from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 from tests.support.commands import Command, command
 from tests.support.databases import Database
@@ -117,15 +118,23 @@ def test_a_run_that_another_process_drives_is_told_to_end(byssus: Command, store
     assert store.read_now(lambda tx: tx.one("SELECT lease_abort FROM threads")) == (1,)
 
 
-def test_a_reply_that_was_arriving_is_shown_as_interrupted(byssus: Command, store: Store) -> None:
+def test_a_reply_is_shown_as_arriving_while_its_run_goes_on_and_then_as_interrupted(
+    byssus: Command, store: Store
+) -> None:
     claim = Claim("elsewhere:1", "run-1", 60)
     position = store.write_now(threads.append, ThreadKey("", "t"), [], by=claim)
     lease = Lease(position.epoch, 60)
     body = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
     store.write_now(threads.save_partial, ThreadKey("", "t"), body, by=lease)
     shown = byssus("show", "t").stdout
+    assert "assistant, still arriving\nOnce upon" in shown
+    assert "A run drives this thread now" in shown
+    assert json.loads(byssus("threads", "--json").stdout)[0]["state"] == "running"
+    store.write_now(threads.append, ThreadKey("", "t"), [], by=lease, release=Release.PAUSE)
+    shown = byssus("show", "t").stdout
     assert "aborted: its run was interrupted" in shown
     assert "Once upon" in shown
+    assert json.loads(byssus("threads", "--json").stdout)[0]["state"] == "interrupted"
     assert json.loads(byssus("show", "t", "--json").stdout)["partial"]["content"][0]["text"] == "Once upon"
 
 

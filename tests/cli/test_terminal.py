@@ -119,6 +119,8 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["tasks"],
         ["diff", "c", f"f{NASTY}"],
         ["check"],
+        ["doctor"],
+        ["where"],
         ["usage", "--recount"],
     ]  # without any such text
     (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]

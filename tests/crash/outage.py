@@ -22,7 +22,7 @@ from byssus.messages import Message, UserMessage
 from byssus.providers.history import valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash.power import Disk, Log, Synced, SyncFailed, Told, write_image
-from tests.crash.power_scenes import DATABASE, SHARED, is_whole
+from tests.crash.power_scenes import DATABASE, SHARED, is_whole, quick, slow
 from tests.support.histories import flaws
 
 _ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def _check_agents(threads: dict[str, Thread | None], told: list[Told]) -> list[t
 async def _go_on(cp: SQLiteCheckpointer, thread: str, found: list[tuple[str, str]]) -> None:
     """The next user of the thread: it is not in anybody's way, and the model gets a valid history."""
     provider = ScriptedProvider(["here"])
-    agent = Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id=thread)
+    agent = Agent(provider=provider, model=Model("m"), tools=[quick, slow], checkpointer=cp, thread_id=thread)
     result = await agent.prompt("and now?")
     if result.text != "here":
         found.append(("garbled", f"{thread}: {result.error!r}"))

@@ -778,7 +778,10 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             lines = [line for line in await exported(cp, name) if '"reply":0,' not in line]
             lines = sealed(lines)
             assert await bring(there, as_before(lines)) == [name]
-            assert (await view(there, name))[:4] == (await view(cp, name))[:4]
+            (thread, info, *ours), (same, had, *theirs) = await view(there, name), await view(cp, name)
+            assert thread == same
+            assert info == had._replace(title=had.first_words)  # titles came with the next version
+            assert ours[:2] == theirs[:2]
             assert await marked(there, name) == ("", {})
             again = await exported(there, name)
             assert as_before(again) == as_before(lines)

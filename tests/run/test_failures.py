@@ -153,7 +153,7 @@ def test_raise_errors_is_true_or_false() -> None:
     with pytest.raises(InputError, match="raise_errors must be True or False, got 'yes'"):
         make([], raise_errors="yes")
     with pytest.raises(InputError, match="raise_errors must be True or False, got 1"):
-        make([]).stream("hi", raise_errors=1)  # type: ignore[arg-type]
+        make([]).stream("hi", raise_errors=1)  # type: ignore[call-overload]
 
 
 def test_the_tools_of_a_reply_that_failed_do_not_run(database: Database) -> None:

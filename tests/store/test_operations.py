@@ -133,7 +133,7 @@ def test_help_shows_the_parameters_what_comes_back_and_what_it_is_for() -> None:
     told = "".join(text.split())  # newer versions of Python show one parameter a line
     assert "create_user(self,name:'str',email:'str'='',quota_total:'int|None'=100000" in told
     assert "-> 'dict[str, Any]'" in text
-    assert "Make a user who may spend so many tokens" in text
+    assert "Create a user with a quota of tokens" in text
     assert "store" not in inspect.signature(AgentStorage.create_user).parameters
     assert all(getattr(AgentStorage, name).__doc__ for name in OPERATIONS)
 

@@ -16,7 +16,7 @@ _SOURCE = str(Path(byssus.__file__).parents[1])
 
 # What most of the scripts need.
 PRELUDE = """\
-import asyncio, json, os, sys, threading, warnings
+import asyncio, json, logging, os, sys, threading, warnings
 from byssus.errors import *
 from byssus.store import sharing
 from byssus.store.sqlite import store as sqlite

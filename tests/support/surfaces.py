@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from byssus import Agent, Limits, Model, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
 from byssus.providers.scripted import ScriptedProvider, Step
+from byssus.threads.prefixes import starting_with
 
 if TYPE_CHECKING:
     from byssus.storage import AgentStorage
@@ -48,6 +49,7 @@ async def _use_threads(cp: Checkpointer) -> None:
     assert await cp.info("trip")
     await cp.set_title("trip", "To Oslo")
     assert await cp.threads()
+    assert await starting_with(cp.store, "thread", "tr", 5)
     receipt = cp.steer("trip", "stop there")
     await receipt
     await cp.follow_up("trip", "go on")

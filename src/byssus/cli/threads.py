@@ -6,7 +6,7 @@ import argparse
 from typing import Any, get_args
 
 from byssus.checkpointer import Checkpointer, ThreadInfo, ThreadState
-from byssus.cli import terminal
+from byssus.cli import database, terminal
 from byssus.cli.ids import known_user
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.cli.table import print_table

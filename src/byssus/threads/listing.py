@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from byssus.errors import InputError, StoreCorrupt
 from byssus.messages import decode
@@ -26,12 +26,26 @@ from byssus.values.inputs import (
     checked_thread,
     column_text,
 )
-from byssus.values.thread_info import ThreadInfo, ThreadState
+
+ThreadState: TypeAlias = Literal["running", "waiting", "interrupted", "idle"]
 
 LONGEST_TITLE = 500  # characters
 _PAGE = 500  # threads that are read at once, to find those that are meant
 _FIRST_WORDS = 60  # characters
 _TEXT = re.compile(r'"(?:text|content)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')  # in JSON that may be cut off
+
+
+class ThreadInfo(NamedTuple):
+    """A thread as a list shows it. Times are ISO 8601 UTC text."""
+
+    id: str
+    message_count: int
+    created_at: str
+    updated_at: str
+    user_id: str | None
+    state: ThreadState
+    title: str  # as `set_title` has set it, else the first words
+    first_words: str  # of the first message of a user, on one line; "" if there is none
 
 
 def state_of(store: Runner, facts: Facts) -> ThreadState:
