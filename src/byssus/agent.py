@@ -3,9 +3,9 @@
     agent = Agent(provider=..., model=Model(id="..."), checkpointer=cp, thread_id="trip")
     result = await agent.prompt("hello")
 
-A run is a task of its own. Cancelling `prompt()` aborts the run, waits until it has ended in good order, and then
-raises. A database that does not answer is not waited for: see `run/leaving.py`. An agent without a checkpointer works
-in memory.
+A run is an asyncio task of its own. Cancelling `prompt()` aborts the run, waits until its end is recorded, and then
+raises. It does not wait for a database that does not answer: see `run/leaving.py`. An agent without a checkpointer
+works in memory.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from byssus.values.thread_key import ThreadKey
 T = TypeVar("T")
 InboxMode: TypeAlias = Literal["one-at-a-time", "all"]
 
-_A_MOMENT = 0.005  # seconds until a run has begun or ended, about which a checkpoint asks again
-_A_WHILE = 0.1  # seconds between two looks at whether a run that was aborted has been left
+_A_MOMENT = 0.005  # seconds before a checkpoint is tried again, while a run is beginning or ending
+_A_WHILE = 0.1  # seconds between two checks of whether an aborted run has ended
 _log = logging.getLogger("byssus.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("byssus_runs", default=frozenset())
 
 
 class AgentState:
-    """What an agent knows now. Read it; the run writes it. `extra` is yours to change."""
+    """The current state of an agent. Read-only, except `extra`, which your program may change."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -82,12 +82,12 @@ class AgentState:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a run is going on."""
+        """Whether a run is in progress."""
         return self._agent._run is not None
 
     @property
     def error(self) -> BaseException | None:
-        """How the last run failed, or None."""
+        """The error of the last run, or None."""
         return self._agent._error
 
     @property
@@ -106,22 +106,23 @@ class Agent:
 
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
     `model` is a `Model`, or a string that names the service too: "anthropic:<model id>", "openai:<model id>", "local".
-    It may be a list: when one fails and nothing of its reply was shown, the next is asked. `provider` is for keys
-    in the program, other servers and providers of your own; with several, a model goes to the one that it names.
+    A list names fallbacks: if a model fails before any of its reply was shown, the next one is called. `provider` is
+    optional; pass one to set keys in the program, to use another server, or for a provider of your own. With several
+    providers, each model goes to the one that it names.
 
-    `max_retries` is how often a model call is repeated after a passing failure (too many requests, an overload, a
+    `max_retries` is how often a model call is repeated after a transient failure (too many requests, an overload, a
     dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
     provider or a tool that does not stop; `idle_timeout` how long a stream may be silent; `listener_timeout` how long a
-    finished run waits for async listeners. Of a tool result longer than `max_result_chars` the model sees the beginning
-    and the end; the database keeps it whole.
+    finished run waits for async listeners. If a tool result is longer than `max_result_chars`, the model sees its
+    beginning and its end; the database stores all of it.
 
-    `wait` is how many seconds a run waits for a thread that somebody else drives, before it raises `ThreadBusy`.
-    `save_partial` is how often what has arrived of a reply is saved, in seconds; None saves only whole replies.
+    `wait` is how many seconds a run waits for a thread that another run drives, before it raises `ThreadBusy`.
+    `save_partial` is how often an incomplete reply is saved, in seconds; None saves only complete replies.
 
-    `checkpoint_every` is "turn", or a number of turns, after which a checkpoint is made by itself. `at` is a checkpoint
-    or a seq of the thread from which this agent starts: on a fork, whose id is `agent.thread_id`.
+    `checkpoint_every` is "turn" or a number of turns: a checkpoint is made automatically after each. `at` is a
+    checkpoint or a seq of the thread. The agent then works on a fork from that point, whose id is `agent.thread_id`.
 
-    With `raise_errors`, a run raises what `result.error` would hold; each call can say otherwise.
+    With `raise_errors`, a run raises the error that `result.error` would hold. Each call can override it.
     """
 
     def __init__(
@@ -182,12 +183,12 @@ class Agent:
 
     @property
     def user_id(self) -> str | None:
-        """The user that owns the thread, if one was named."""
+        """The user that owns the thread, or None."""
         return self._setup.user_id
 
     @property
     def checkpointer(self) -> Checkpointer | None:
-        """Where the thread is kept; None for an agent that works in memory."""
+        """The checkpointer that stores the thread; None for an agent that works in memory."""
         return self._checkpointer
 
     def attach(self, checkpointer: Checkpointer, thread_id: ThreadId, *, user_id: str | None = None) -> None:
@@ -210,14 +211,14 @@ class Agent:
         return f"Agent({models!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
 
     async def __aenter__(self) -> Self:
-        """Load the thread, so that `state` and `pending` are known."""
+        """Load the thread, so that `state` and `pending` can be read."""
         await self.load()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the run that is going on, if any; after an exception, abort it first.
+        """Wait for the current run, if any; after an exception, abort it first.
 
         The checkpointer stays open: it belongs to the code that opened it.
         """
@@ -254,10 +255,10 @@ class Agent:
     async def prompt(
         self, message: Prompt, *, output: type[Any] | None = None, raise_errors: bool | None = None
     ) -> RunResult[Any]:
-        """Say something and run until the agent has nothing left to do.
+        """Send a message and run until the agent has nothing left to do.
 
-        A model's failure does not raise: look at `result.error`, or pass `raise_errors=True`. With `output=` (a msgspec
-        Struct, pydantic model, dataclass, ...) the final reply is read as that type: `result.output`.
+        A failure of the model is returned in `result.error`; pass `raise_errors=True` to raise it. With `output=` (a
+        msgspec Struct, pydantic model, dataclass, ...) the final reply is parsed as that type: `result.output`.
         """
         raises = self._raises(raise_errors)
         prompts = [stamped(prompt) for prompt in as_prompts(message)]
@@ -269,7 +270,10 @@ class Agent:
     @overload
     async def resume(self, *, output: None = None, raise_errors: bool | None = None) -> RunResult[None]: ...
     async def resume(self, *, output: type[Any] | None = None, raise_errors: bool | None = None) -> RunResult[Any]:
-        """Go on where the thread stopped, also in a fresh process: after a crash, an abort, a failure or an answer."""
+        """Continue where the thread stopped: after a crash, an abort, a failure or an answer. Works in a new process.
+
+        Raises `NothingToResume` if there is nothing to continue.
+        """
         raises = self._raises(raise_errors)
         return _outcome(await self._start(None, None if output is None else Output(output)), raises)
 
@@ -284,9 +288,9 @@ class Agent:
     def run_sync(
         self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
     ) -> RunResult[Any]:
-        """As `prompt()`, or without a message as `resume()`, for a program without an event loop: blocks until the end.
+        """Run `prompt(message)`, or `resume()` without a message, and block until the end.
 
-        Inside a running event loop (a notebook, a web service) it raises; write `await agent.prompt(...)` there.
+        Raises inside a running event loop (a notebook, a web service); write `await agent.prompt(...)` there.
         """
 
         def run() -> Coroutine[Any, Any, RunResult[Any]]:
@@ -308,11 +312,11 @@ class Agent:
     def stream(
         self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
     ) -> EventStream[Any]:
-        """The same as `prompt()`, or without a message as `resume()`, for whoever takes the events one by one.
+        """Run `prompt(message)`, or `resume()` without a message, and iterate over its events.
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
-        down; one that leaves early aborts it. `events.result` is there in the end. With `raise_errors`, a failure is
-        raised out of the iteration, after the last event.
+        down; leaving early aborts it. `events.result` is set when the iteration has ended. With `raise_errors`, the
+        iteration raises the run's error after the last event.
         """
         raises = self._raises(raise_errors)
 
@@ -324,13 +328,13 @@ class Agent:
         return EventStream(run, self._listener_timeout)
 
     def _raises(self, raise_errors: bool | None) -> bool:
-        """Whether a call raises the error of its result: as it says itself, else as the agent does."""
+        """Whether a call raises the error of its result: its own argument, or else the agent's default."""
         if raise_errors is None:
             return self._raise_errors
         return settings.checked_flag(raise_errors, "raise_errors")
 
     async def load(self) -> None:
-        """Load the thread now, rather than with the first run."""
+        """Load the thread now instead of at the first run."""
         await self._loaded()
         self._check_idle()
         self._task = task = asyncio.create_task(self._journal.history.load())
@@ -338,27 +342,28 @@ class Agent:
         await asyncio.shield(task)
 
     def abort(self) -> None:
-        """End the run that is going on, if any. What was already said is kept. May be called from any thread."""
+        """Stop the current run, if any. Messages so far are kept. May be called from any OS thread."""
         if self._run is not None:
             self._run.signal.abort()
 
     def steer(self, message: Prompt) -> Receipt:
-        """Say something into the run: the model sees it before its next turn. May be called from any thread.
+        """Queue a message for the current run: the model sees it before its next turn.
 
-        The message is on its way to the disk when this returns; await what it returns to know that it is there.
+        The write is submitted when this returns; await the receipt to wait for the commit. May be called from any OS
+        thread.
         """
         return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
 
     def follow_up(self, message: Prompt) -> Receipt:
-        """As `steer`, for the moment when the run would stop."""
+        """Queue a message that is delivered when the run would otherwise stop. Await the receipt as with `steer`."""
         return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
 
     async def inbox(self) -> list[Waiting]:
-        """What was said and not heard yet, in order, whoever said it."""
+        """The queued messages that were not delivered yet, in order, from all senders."""
         return await self._journal.inbox.waiting()
 
     async def withdraw(self, message: str | Receipt | Waiting) -> bool:
-        """Take back what was not heard yet; False if it is too late."""
+        """Remove a queued message; False if it was already delivered."""
         return await self._journal.inbox.withdraw(inbox.id_of(message))
 
     @property
@@ -368,24 +373,24 @@ class Agent:
         return pending(self._setup.thread_id, self._journal.ledger)
 
     async def answer(self, call_id: str, answer: Answer) -> None:
-        """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+        """Answer a waiting tool call: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
 
-        It is recorded, from whatever process; `resume()` (or `prompt()`) goes on with it, here or elsewhere.
+        The answer is stored. The next `resume()` or `prompt()`, in any process, carries it out.
         """
         await self._journal.ledger.answer(call_id, encode_answer(answer))
 
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
-        """Make a checkpoint of the thread as it stands, also in the middle of a run; returns its id.
+        """Make a checkpoint of the thread as it is now, also during a run; returns its id.
 
-        Without a summary, it is the beginning of what was said last.
+        The default summary is the beginning of the last message.
         """
         checkpoint = NewCheckpoint(clock.new_id(), tags, summary, {} if state is None else state)
-        while not await self._checkpointed(checkpoint):  # noqa: ASYNC110 - nobody tells when a lease is claimed or given back
+        while not await self._checkpointed(checkpoint):  # noqa: ASYNC110 - no event tells that a lease was claimed
             await asyncio.sleep(_A_MOMENT)
         return checkpoint.id
 
     async def _checkpointed(self, checkpoint: NewCheckpoint) -> bool:
-        """Make the checkpoint, unless a run is just about to begin or to end. Between runs, none begins meanwhile."""
+        """Make the checkpoint, unless a run is about to begin or to end. Between runs, none can begin meanwhile."""
         if self._run is not None:
             return await self._journal.history.checkpoint(checkpoint)
         await self._loaded()
@@ -400,11 +405,11 @@ class Agent:
         return await self._journal.history.checkpoint(checkpoint)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear every event: `listener(event)` or `listener(event, signal)`. Returns a function that ends it."""
+        """Call `listener(event)` or `listener(event, signal)` for every event. Returns a function that unsubscribes."""
         return self._listeners.add(listener)
 
     async def wait_for_idle(self) -> None:
-        """Wait until no run is going on."""
+        """Wait until no run is in progress."""
         if self._run in _inside.get():
             raise AgentBusy("wait_for_idle() was called from inside the agent's own run, which it would wait for")
         while self._task is not None:
@@ -442,7 +447,7 @@ class Agent:
             run.signal.abort("cancelled")
             waits: set[asyncio.Future[Any]] = {task, left}
             with shielded():
-                while not task.done() and not left.done():  # soon: an aborted run does not wait for anybody
+                while not task.done() and not left.done():  # soon: an aborted run waits for nothing else
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -455,14 +460,14 @@ class Agent:
                 self._become_idle(task, ended)
 
     def _left(self, run: Run, task: asyncio.Task[RunResult[Any]]) -> RunResult[Any]:
-        """An aborted run that waits for its database: it goes on in the background, and the next one waits for it."""
+        """Leave an aborted run that waits for its database: it ends in the background, before the next run begins."""
         _log.warning("run %s on thread %r was aborted; the database does not answer", run.id, self._setup.thread_id)
         task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._run = None
         return run.leave()
 
     async def _loaded(self) -> None:
-        """Let a `load()` finish first that is under way, or an aborted run that is still being recorded."""
+        """Wait for a `load()` in progress, or for an aborted run that is still being recorded."""
         if self._run is None and self._task is not None:
             await asyncio.wait({self._task})
 
@@ -479,7 +484,7 @@ class Agent:
             raise AgentBusy("the agent is loading its thread; await that first, or await wait_for_idle()")
 
     def _check_provider(self) -> None:
-        """A missing key or package is said before anything is stored; with several models, another one may serve."""
+        """Raise for a missing key or package before anything is stored; with several models, another one may do."""
         check = getattr(self._setup.routes[0].provider, "check", None)
         if check is not None and len(self._setup.routes) == 1:
             check()

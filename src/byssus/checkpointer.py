@@ -1,11 +1,11 @@
-"""Where an agent's threads are kept.
+"""Checkpointers: they store the threads of agents.
 
     async with SQLiteCheckpointer("chat.db") as cp:
         await cp.append("trip", [UserMessage("hello")])
         thread = await cp.load("trip")
 
-One checkpointer serves any number of threads and agents. Several on one database share what is below them. What a
-checkpointer can do is a table of operations, which `AgentStorage` offers without an event loop.
+One checkpointer serves any number of threads and agents. Several on one database share its connections. The methods are
+a table of operations; `AgentStorage` offers the same ones without an event loop.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ __all__ = [
 
 
 class Checkpointer(abc.ABC):
-    """Keeps threads. Which database it is, only `SQLiteCheckpointer` and `PostgresCheckpointer` know."""
+    """Stores threads. Make one with `SQLiteCheckpointer`, `PostgresCheckpointer` or `checkpointer_for`."""
 
     def __init__(self, open_store: Callable[[], Store], *, lease_seconds: float) -> None:
         if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, int | float) or not 0 < lease_seconds < 1e6:
@@ -110,13 +110,13 @@ class Checkpointer(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The database, as people may see it."""
+        """The database, without its password."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {'open' if self._handle.known() else 'not open'})"
 
     async def open(self) -> Self:
-        """Open the database, made and migrated if need be. `async with` does it for you."""
+        """Open the database; create or migrate it if needed. `async with` calls this for you."""
         self._handle.reopen()
         try:
             await self._handle.store()
@@ -127,7 +127,7 @@ class Checkpointer(abc.ABC):
         return self
 
     async def close(self) -> None:
-        """Finish what was submitted and let go of the database."""
+        """Finish the submitted writes and close the database."""
         self._blocks = 0
         await self._handle.close()
 
@@ -144,7 +144,7 @@ class Checkpointer(abc.ABC):
             await self.close()
 
     def __enter__(self) -> Self:
-        """Open it in a program without an event loop, for `agent.run_sync()`."""
+        """Open the database in a program without an event loop, for `agent.run_sync()`."""
         kind = type(self).__name__
         refuse_in_loop(f"'with {kind}(...)'", f"'async with {kind}(...) as cp:'")
         self._handle.reopen()
@@ -161,7 +161,7 @@ class Checkpointer(abc.ABC):
 
     @property
     def store(self) -> Store:
-        """What runs the queries; an error while the checkpointer is not open."""
+        """The store that runs the queries. Raises `StoreNotOpen` while the checkpointer is not open."""
         known = self._handle.known()
         if known is None:
             kind = type(self).__name__
@@ -273,13 +273,13 @@ class Checkpointer(abc.ABC):
 
 
 class SQLiteCheckpointer(Checkpointer):
-    """Keeps threads in one SQLite file.
+    """Stores threads in one SQLite file.
 
-    `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, and may lose
-    the last moments when the machine itself goes down. `lease_seconds` is how long a thread stays reserved for a run
-    whose process has stopped without a word; a run that lives renews it. `busy_timeout` is how many seconds a write
-    waits while another process holds the write lock, before it raises `StoreBusy` (30 by default). Leases last at least
-    a third longer, so that a run can wait that long.
+    `durability="full"` (the default) survives a power cut; `"normal"` survives a crash of the process, but can lose
+    the last commits when the machine goes down. `lease_seconds` is how long a thread stays reserved for a run whose
+    process has died or hangs; a live run renews its lease. `busy_timeout` is how many seconds a write waits while
+    another process holds the write lock, before it raises `StoreBusy` (30 by default). Leases last at least a third
+    longer, so that a run can wait that long.
     """
 
     def __init__(
@@ -308,13 +308,13 @@ class SQLiteCheckpointer(Checkpointer):
 
 
 class PostgresCheckpointer(Checkpointer):
-    """Keeps threads in a Postgres database, which any number of processes on any number of machines may share.
+    """Stores threads in a Postgres database, which any number of processes and machines can share.
 
-    `dsn` is `postgresql://user:password@host:5432/database`, or several hosts of which the one that can be written is
-    used. The tables are made where they are not there yet, in the schema "byssus"; `schema`, or `?schema=` in the
-    DSN, names another. `pool_size` is how many connections this process works with at most; two more serve leases and
-    notifications. `listen_dsn` leads to the server itself where `dsn` leads to a pooler, which cannot pass
-    notifications on. The rest is as with `SQLiteCheckpointer`.
+    `dsn` is `postgresql://user:password@host:5432/database`, or lists several hosts: the writable one is used. Missing
+    tables are created in the schema "byssus"; `schema`, or `?schema=` in the DSN, names another. `pool_size` is the
+    maximum number of connections of this process; two more serve leases and notifications. If `dsn` points to a
+    pooler, which cannot forward notifications, `listen_dsn` must point to the server itself. The other parameters are
+    those of `SQLiteCheckpointer`.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class PostgresCheckpointer(Checkpointer):
 
 
 def checkpointer_for(place: str | os.PathLike[str], **options: Any) -> Checkpointer:
-    """The checkpointer for a path or a DSN, for programs that are told their database from outside."""
+    """Return the checkpointer for a path or a DSN, for programs whose database is configured from outside."""
     if is_dsn(place):
         return PostgresCheckpointer(os.fspath(place), **options)
     return SQLiteCheckpointer(place, **options)

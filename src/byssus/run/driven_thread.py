@@ -152,7 +152,7 @@ class DrivenThread:
         return Lease(self.held.epoch, self.held.seconds)
 
     def right_to_write(self) -> tuple[Lease | Unleased, int]:
-        """The lease; or outside a run, that the thread must still have the version that is known."""
+        """The lease; or outside a run, the condition that the thread still has the known version."""
         if self.held is not None:
             return self.lease(), threads.ANY
         return threads.UNLEASED, threads.ANY if self.position is None else self.position.version
@@ -185,7 +185,7 @@ class DrivenThread:
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when the oldest write that is under way waits for the database, by the monotonic clock."""
+        """When the oldest pending write was submitted, by the monotonic clock."""
         return next(iter(self._under_way.values()), None)
 
     # --- what could not be written ------------------------------------------------------------------------------------
@@ -258,4 +258,4 @@ def may_be_late(write: asyncio.Future[Any] | None) -> bool:
     """Whether a write failed only because it could not be made in time."""
     if write is None or not write.done():
         return False
-    return isinstance(write.exception(), (*late_writes.PASSING, LeaseLost))
+    return isinstance(write.exception(), (*late_writes.TRANSIENT, LeaseLost))

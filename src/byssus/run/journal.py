@@ -1,4 +1,4 @@
-"""What a run records, and where it reads what earlier runs recorded.
+"""The journal: what a run records, and what earlier runs have recorded.
 
 A journal has three parts, and a caller takes the one that it needs:
 
@@ -37,7 +37,7 @@ class Driver(NamedTuple):
 class Ending(NamedTuple):
     """What is committed together with a reply."""
 
-    release: Release | None = None  # give the lease back
+    release: Release | None = None  # release the lease
     checkpoint: NewCheckpoint | None = None  # make a checkpoint of the thread; only behind a reply without tool calls
     spent: int | None = None  # the tokens that the model call used, if a quota set some aside for it
 
@@ -63,14 +63,14 @@ class History(Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when a write waits for the database, by the monotonic clock; None if none is under way."""
+        """When the oldest pending write was submitted, by the monotonic clock; None if there is none."""
 
     @property
     def payer(self) -> str | None:
         """The user whose quota the run spends."""
 
     async def load(self, *, again: bool = False) -> None:
-        """Load the thread if it is not known, or no longer as it is stored; with `again`, in any case."""
+        """Load the thread if it is unknown or stale; with `again`, in any case."""
 
     async def begin(self, driver: Driver, messages: Sequence[Message] = (), /) -> None:
         """Take the lease and, in the same commit, append the messages. Without messages, load what changed."""
@@ -100,10 +100,10 @@ class History(Protocol):
         """Delete the saved part of the reply when the run ends: a hook rejected the reply."""
 
     async def finish(self, release: Release, spent: int = 0, /) -> bool:
-        """Save the extra and give the lease back. False: a message waits in the inbox, and the lease is still held."""
+        """Save the extra and release the lease. False: a message waits in the inbox, and the lease is still held."""
 
     def leave(self, spent: int = 0, /) -> None:
-        """Give the lease back without waiting for the commit: the run was interrupted."""
+        """Release the lease without waiting for the commit: the run was interrupted."""
 
     async def tidy(self) -> None:
         """Remove the checkpoints that have expired."""
@@ -160,13 +160,13 @@ class Inbox(Protocol):
     """Messages that were queued for a run: steering for its next turn, follow-ups for when it would stop."""
 
     def send(self, kind: str, message: UserMessage, /) -> Receipt:
-        """Queue a message behind all others, without waiting for the commit."""
+        """Queue a message after all others, without waiting for the commit."""
 
     async def waiting(self) -> list[Waiting]:
         """The queued messages, in order."""
 
     async def withdraw(self, message_id: str, /) -> bool:
-        """Remove a queued message; False if it was delivered already."""
+        """Remove a queued message; False if it was already delivered."""
 
     def has_mail(self, *, stopping: bool) -> bool:
         """Whether a message is known to wait for the next turn or, if the run is `stopping`, for its end."""

@@ -1,11 +1,11 @@
-"""What a run has finished and could not record: written as soon as the database can be written again.
+"""Late writes: results that a run could not store are written as soon as the database is writable again.
 
-A tool that ran and a reply that was paid for are not thrown away because another process holds the write lock, the disk
-is full or the server is away. The run ends with that error. What it had finished is kept here, in memory, and tried
-again until it is written, until another run has taken the thread (then it is too late, which is logged), or until the
-process ends. Each query here can be repeated: it raises `ThreadMoved` if it was committed before.
+The result of a tool that ran and a reply that was paid for are not lost because another process holds the write lock,
+the disk is full or the server is unreachable. The run ends with that error. Its results are kept here, in memory, and
+retried until they are written, until another run has taken the thread (then it is too late, which is logged), or until
+the process ends. Each query here is idempotent: it raises `ThreadMoved` if it was already committed.
 
-The store stays open as long as something waits. A program that ends gives it a few seconds more.
+The store stays open while a write is waiting. At exit, the program waits a few seconds for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from byssus.store import sharing
 from byssus.store.database import Store
 from byssus.values.thread_key import ThreadKey
 
-PASSING = (StoreBusy, StoreFull, StoreUnreachable)  # what a later attempt may not meet
+TRANSIENT = (StoreBusy, StoreFull, StoreUnreachable)  # transient: a later attempt can succeed
 _TOO_LATE = (LeaseLost, ThreadMoved)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts
 _AT_EXIT = 10.0  # seconds for which the end of the program waits
@@ -34,7 +34,7 @@ _log = logging.getLogger("byssus.agent")
 
 
 class LateWrite(NamedTuple):
-    """A write that waits. `what` is what it stores, for the log."""
+    """A waiting write. `what` names what it stores, for the log."""
 
     what: str
     thread: ThreadKey
@@ -52,7 +52,7 @@ class LateWrites:
         self._worker: threading.Thread | None = None
 
     def add(self, write: LateWrite) -> None:
-        """Write it in the background, as soon as that is possible."""
+        """Write in the background as soon as that is possible."""
         store = self._store()
         assert store is not None
         with self._changed:
@@ -66,16 +66,16 @@ class LateWrites:
         return any(write.thread == thread for write in self._waiting)
 
     async def catch_up(self, thread: ThreadKey) -> None:
-        """Write what waits for a thread before its next run; raises what keeps it from being written."""
+        """Write what waits for a thread before its next run; raises the error if that fails."""
         store = self._store()
         for write in [write for write in self._waiting if write.thread == thread]:
             assert store is not None
-            with contextlib.suppress(*_TOO_LATE):  # the worker was faster, or tells it
+            with contextlib.suppress(*_TOO_LATE):  # the worker was faster, or logs it
                 await store.write(write.query, write.thread, **write.arguments)
                 self._drop(write)
 
     def wait(self, deadline: float) -> None:
-        """Wait until nothing waits, for a while."""
+        """Wait until all is written, for a limited time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, max(0.0, deadline - time.monotonic()))
 
@@ -106,7 +106,7 @@ class LateWrites:
         try:
             outcome.result()
             _log.info("%s of thread %r could not be written in time, and is written now", what, thread_id)
-        except PASSING:
+        except TRANSIENT:
             return False
         except _TOO_LATE:
             if write in self._waiting:

@@ -1,7 +1,7 @@
-"""The caller of a run that was aborted does not wait for a database that does not answer.
+"""The caller of an aborted run does not wait for a database that does not answer.
 
-A run that was aborted still records how it ended. While another process holds the write lock, or a server hangs, that
-may take long. The caller gets its result after a second; the run goes on in the background until all is recorded.
+An aborted run still records how it ended. While another process holds the write lock, or a server hangs, that may take
+long. The caller gets its result after a second; the run continues in the background until all is recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from byssus.signals import Signal
 
 _PATIENCE = 1.0  # seconds for which an aborted run may wait for one write
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.1  # seconds between two checks
 
 
 class Leaving:

@@ -1,9 +1,9 @@
-"""The subscribers of an agent's events; a listener that fails or is slow does no harm to the run.
+"""The subscribers of an agent's events. A listener that fails or is slow does not affect the run.
 
-A plain function is called inline and in order; what it raises is reported, not raised into the run, and only once for
-each kind of exception and run: a typo would fail on every event. A coroutine function has a queue and a task of its
-own, so that it cannot stall the run: when it falls too far behind, it misses `message_update`s and
-`tool_execution_update`s; only one that has stopped listening altogether misses more.
+A plain function is called inline and in order. An exception in it is logged, not raised into the run, and only once per
+kind of exception and run: a typo would fail on every event. A coroutine function has its own queue and task, so it
+cannot stall the run: when it falls too far behind, it misses `message_update`s and `tool_execution_update`s. It misses
+other events only if it has stopped reading altogether.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from byssus.signals import Signal
 Listener: TypeAlias = Callable[..., Any]
 _log = logging.getLogger("byssus")
 _QUEUE = 1_000  # behind this, a listener misses deltas and progress
-_FULL = 100_000  # and behind this everything: it has stopped listening
+_FULL = 100_000  # and behind this everything: it has stopped reading
 
 
 class Listeners:
@@ -124,7 +124,7 @@ def _guarded(listener: Listener, wants_signal: bool) -> Callable[[Event, Signal]
 
 
 class _Failures:
-    """What was reported of one listener in the run that is going on."""
+    """What was reported of one listener in the current run."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

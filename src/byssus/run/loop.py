@@ -184,7 +184,7 @@ class Run:
         return result
 
     async def _let_go(self, error: BaseException) -> None:
-        """Give the thread back after a failure. What tools and hooks wrote to extra counts, if it can be stored."""
+        """Release the thread after a failure. What tools and hooks wrote to extra is saved, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
                 release = Release.PAUSE if self._journal.ledger.open_calls() else Release.END
@@ -279,7 +279,7 @@ class Run:
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
-        """The usual case: with nothing to mend, the lease and the prompts are one commit."""
+        """The usual case: with nothing to settle, the lease and the prompts are one commit."""
         journal = self._journal
         for _ in range(_ATTEMPTS):
             if journal.history.partial is not None or recovery.open_calls(journal.history.messages):
@@ -294,7 +294,7 @@ class Run:
         return False
 
     async def _goes_on(self, reply: AssistantMessage, outcomes: list[Outcome]) -> bool:
-        """Whether there is another turn. What waits in the inbox stays there when a run breaks off."""
+        """Whether there is another turn. Queued messages stay in the inbox when a run breaks off."""
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
@@ -328,7 +328,7 @@ class Run:
                 self._error = error
 
     def _is_satisfied(self, reply: AssistantMessage) -> bool:
-        """Whether the final reply is what was asked for; it gets one chance to be mended."""
+        """Whether the final reply is valid output; the model gets one chance to correct it."""
         if self._output is None:
             return True
         try:
@@ -347,7 +347,7 @@ class Run:
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
-        """Move what is due into the history; False if there was nothing."""
+        """Move the messages that are due into the history; False if there are none."""
         if self._repair is not None:
             taken, self._repair = [stamped(self._repair)], None
             await self._journal.history.append(taken)
@@ -370,7 +370,7 @@ class Run:
     # --- the model ----------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> AssistantMessage:
-        """One model call, recorded. Its failure is a reply too."""
+        """One model call, recorded. A failed call is recorded as a reply too."""
         setup = self._setup
         request = await setup.unless_aborted(self._request(), self.signal)
         provider, model = setup.routes[0]
@@ -403,7 +403,7 @@ class Run:
         return message
 
     async def _checked(self, reply: AssistantMessage) -> AssistantMessage:
-        """The reply as the hooks want it stored."""
+        """The reply after the hooks have changed it."""
         setup = self._setup
         hooks = setup.middleware.reply(reply, self.signal, self._context)
         withheld = msgspec.structs.replace(reply, content=[], stop_reason="aborted")
@@ -416,7 +416,7 @@ class Run:
         return msgspec.structs.replace(checked, id=reply.id)
 
     async def _within_quota(self, request: Request) -> list[Route]:
-        """The models to ask, after the tokens for that were set aside. With few left, a reply may only be short."""
+        """The models to call, after reserving tokens of the quota. With few left, the reply is limited to these."""
         routes = self._setup.routes
         if self._journal.history.payer is None:
             return routes
@@ -431,7 +431,7 @@ class Run:
         every = self._setup.checkpoint_every
         if every == 0 or reply.failed:
             return False
-        if self._replies is None:  # of all runs: the thread's turns are counted, and not a process's
+        if self._replies is None:  # of all runs: turns are counted per thread, not per process
             replies = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
             self._replies = sum(not message.failed for message in replies) if every > 1 else 0
         self._replies += 1
@@ -441,7 +441,7 @@ class Run:
         return NewCheckpoint(clock.new_id(), ["turn"], recovery.one_line(reply), {})
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
-        """Whether the run can give its thread back together with this reply: then no commit is needed for that."""
+        """Whether the lease can be released in the commit of this reply, which saves a commit."""
         if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
             return None
         return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
@@ -492,14 +492,14 @@ class Run:
         self._publish_to(event, self.signal)
 
     def leave(self) -> RunResult[Any]:
-        """End the run for its listeners and its caller. What is still being recorded is recorded without a word."""
+        """End the run for its listeners and its caller. Writes that are still pending publish no more events."""
         self._stop_reason = self._abort_reason()
         for call in list(self._open_calls.values()):
             result = ToolResultMessage(call.tool_call_id, call.tool_name, _NOT_RECORDED, is_error=True)
             self._publish(ToolExecutionEnd(call.tool_call_id, call.tool_name, result, is_error=True, stored=False))
         self._close_what_is_open()
         told = self._result()
-        self._messages = list(self._messages)  # what is recorded later is not added to what was told
+        self._messages = list(self._messages)  # what is recorded later is not added to the published list
         self._publish(AgentEnd(self.id, told.messages, self._stop_reason, self._usage, None))
         self._publish_to = _nothing
         return told
@@ -520,12 +520,12 @@ class Run:
 
 
 def _ending_of(reply: AssistantMessage) -> StopReason:
-    """The stop reason of a run that ends with this reply. A provider's own word for it is in the reply alone."""
+    """The stop reason of a run that ends with this reply. A provider's own stop reason is only in the reply."""
     return _ENDINGS.get(reply.stop_reason, "stop")
 
 
 def _nothing(event: Event, signal: Signal) -> None:
-    """What listeners hear of a run that they were told has ended."""
+    """The listener of a run whose `agent_end` was already published: it ignores all events."""
 
 
 def _is_waiting(ledger: Ledger) -> bool:

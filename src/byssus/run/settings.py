@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Limits(Struct, frozen=True):
-    """Where a run is stopped: turns, tokens (all of them), cost, and seconds of wall time. None: no limit."""
+    """Limits that stop a run: turns, tokens (input and output), cost, and seconds of wall time. None: no limit."""
 
     turns: int | None = 100
     tokens: int | None = None
@@ -65,8 +65,8 @@ class Setup(Struct, frozen=True):
         return await until_aborted(hook, signal, self.patience.grace)
 
     async def checked(self, hooks: Coroutine[Any, Any, T], signal: Signal, *, withheld: T) -> T:
-        """What hooks make of something that is already there. They get a moment also in an aborted run, because it
-        cannot be kept without them; if they need longer, it is withheld."""
+        """Apply hooks to a reply or result that exists already. They run briefly even in an aborted run, because it
+        cannot be stored without them; if they take longer, it is withheld."""
         try:
             if signal.aborted and not self.middleware.is_empty:
                 return await asyncio.wait_for(hooks, self.patience.grace)
@@ -116,7 +116,7 @@ def is_stored(checkpointer: object, thread_id: object, at: object) -> bool:
             f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
         )
     if thread_id is None:
-        raise InputError("a checkpointer without a thread_id: pass thread_id=... to say which thread is driven")
+        raise InputError("a checkpointer without a thread_id: pass thread_id=... to name the thread")
     return True
 
 

@@ -1,14 +1,14 @@
-"""SIGTERM: the runs that are going on end as by `abort()`, and then the program exits with the code 143.
+"""SIGTERM: current runs end as by `abort()`, and then the program exits with the code 143.
 
-- Nothing is taken away from the program: only the default, which is to die at once, is replaced, only while there is a
-  run in the main thread, and it is put back afterwards. A program that handles SIGTERM handles it alone.
+- Only the default action, which ends the process immediately, is replaced, only while there is a run in the main
+  thread, and it is restored afterwards. If a program has its own SIGTERM handler, that one is used alone.
 - `finally`, `async with` and atexit do their work on the way out. When all runs are over, SystemExit comes out of
   `asyncio.run()`: by way of `prompt()`, if that is what the program's main task waits for. Elsewhere `prompt()` is
   cancelled with all other tasks; SystemExit from one of them would be raised again by a task that waits for it, in the
   middle of the shutdown.
 - A SIGTERM is never lost. Where there is no run to end, it does what it would have done without us.
-- A second one changes nothing: the end is near, because an abort waits only a short time. What comes after the
-  last run can be ended by it, as ever.
+- A second SIGTERM changes nothing, because an abort waits only a short time. Code that follows the last run can be
+  ended by it as usual.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class _Exit:
 def _is_main(task: Any) -> bool:
     """Whether what the task raises comes out of the event loop, and not out of another task that waits for it.
 
-    asyncio knows the task until whose end it runs by this callback alone. Where it is not to be seen, on a loop of
-    another make, the task is taken for one of many; that is no harm.
+    asyncio marks the task that `asyncio.run()` waits for only by this callback. On other event loops it is not
+    visible; then the task counts as one of many, which is harmless.
     """
     mark = getattr(asyncio.base_events, "_run_until_complete_cb", None)
     return any(callback is mark for callback, *_ in getattr(task, "_callbacks", None) or ())
@@ -116,7 +116,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Comes between any two instructions, also those of a lock: it takes note, and the event loops do the rest."""
+    """Can run between any two instructions, even inside a lock: it only takes note; the event loops do the rest."""
     guards = list(_guards)
     if not any(guard.is_home and guard.loop.is_running() for guard in guards):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

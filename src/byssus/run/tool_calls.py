@@ -12,10 +12,10 @@ anything is written, so that an approval or a policy is not lost. Only a call th
 result: `mark_invented` notes that in the reply, because a later run could not tell it from a tool that was removed.
 
 A call that a fork, a rewind or an import has brought along may have run on the other side, under a key that is not
-known here: it is never run again by itself, whatever the policy.
+known here: it is never run again automatically, whatever the policy.
 
-An idempotency key is made by chance and recorded with the start of its call or the question about it, before the tool
-gets it. Later attempts read it from the ledger. So no two calls can have the same key.
+An idempotency key is random and is recorded with the start of its call or the question about it, before the tool gets
+it. Later attempts read it from the ledger. So no two calls can have the same key.
 """
 
 from __future__ import annotations

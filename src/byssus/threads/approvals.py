@@ -14,7 +14,7 @@ from byssus.values.inputs import ThreadId, checked_thread, column_id
 
 
 class ToolCallRecord(NamedTuple):
-    """What the ledger says about a tool call.
+    """A tool call in the ledger.
 
     `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown,
     left (by a rewind, unanswered).
@@ -40,9 +40,9 @@ async def pending(store: Runner, thread_id: ThreadId | None = None) -> list[Pend
 
 
 async def answer(store: Runner, thread_id: ThreadId, call_id: str, answer: Answer) -> None:
-    """Say what shall become of a call that waits: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+    """Answer a waiting tool call: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
 
-    It is recorded; the thread's next run (`resume()`, `prompt()`) acts upon it, or the one that is going on.
+    The answer is stored. The current run carries it out, or else the next one (`resume()`, `prompt()`).
     """
     await record_answer(store, thread_id, call_id, encode_answer(answer))
 
@@ -55,7 +55,7 @@ async def record_answer(store: Runner, thread_id: ThreadId, call_id: str, encode
 
 
 async def tool_calls(store: Runner, thread_id: ThreadId) -> list[ToolCallRecord]:
-    """The ledger of the thread: every tool call that was begun or put before a person, oldest first."""
+    """The ledger of the thread: every tool call that was started or waited for a person, oldest first."""
     thread_key, after, found = checked_thread(thread_id), 0, list[ToolCallRecord]()
     while True:
         rows = await store.read(ledger.records, thread_key, after=after, limit=PAGE)

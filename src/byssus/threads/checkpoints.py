@@ -50,10 +50,10 @@ class _Matched(NamedTuple):
 
 
 async def put(store: Runner, checkpoint: Checkpoint, *, wait: float = 0) -> str:
-    """Store a checkpoint, and of its messages those that the thread does not hold yet; returns its id.
+    """Store a checkpoint and those of its messages that the thread does not have yet; returns its id.
 
-    Messages that go on from the thread's are appended to it. Messages that differ become a branch, which the thread
-    goes over to unless it has a checkpoint with a higher step. An id that is there already is replaced.
+    Messages that continue the thread are appended to it. Messages that differ become a branch, and the thread switches
+    to it unless it has a checkpoint with a higher step. A checkpoint with the same id is replaced.
     """
     seconds, new, given = checked_wait(wait), encoded(checkpoint), list(_checked_messages(checkpoint.messages))
     thread_key = checked_new_thread(checkpoint.metadata.thread_id)
@@ -122,7 +122,7 @@ def _stored_at(value: Any, position: int) -> MessageRow:
 
 
 def _body_at(value: Any, position: int) -> tuple[str, int]:
-    """As much of it as a comparison needs: most of a list is there already, and is not to be stored again."""
+    """The part that a comparison needs: most messages of a list are stored already."""
     try:
         return body_of(value)
     except InputError as error:
@@ -139,7 +139,7 @@ def _sorted(text: str) -> str:
 
 
 async def get(store: Runner, checkpoint_id: str, thread_id: ThreadId | None = None) -> Checkpoint | None:
-    """A checkpoint with all its messages, or None. Without a thread id, it must be the only one of its name."""
+    """A checkpoint with all its messages, or None. Without a thread id, the checkpoint id must be unique."""
     name = checked_checkpoint_id(checkpoint_id)
     if thread_id is not None:
         return await _load(store, checked_thread(thread_id), name)
@@ -155,7 +155,7 @@ async def get_latest(store: Runner, thread_id: ThreadId) -> Checkpoint | None:
 async def list_checkpoints(
     store: Runner, thread_id: ThreadId, limit: int = 100, offset: int = 0
 ) -> list[CheckpointMetadata]:
-    """The thread's checkpoints, the highest step first."""
+    """The thread's checkpoints, highest step first."""
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     return await store.read(_list_page, checked_thread(thread_id), limit=limit, offset=offset)
 
@@ -249,7 +249,7 @@ def encoded_checkpoint(checkpoint: NewCheckpoint) -> NewCheckpointRow:
 
 
 def left_behind(summary: str) -> NewCheckpointRow:
-    """A checkpoint for what a thread leaves."""
+    """A checkpoint of the branch that a thread leaves."""
     return NewCheckpointRow(clock.new_id(), 0, None, encoded_about(["left"], summary), "{}")
 
 

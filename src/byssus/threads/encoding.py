@@ -32,7 +32,7 @@ _MESSAGES = frozenset(get_args(Message))
 
 
 def message_row(message: Appendable) -> MessageRow:
-    """A message as the store takes it. Plain dicts are welcome, whether they are messages for a model or not."""
+    """A message as the store takes it. Dicts are accepted; one that is no message for a model is stored as a note."""
     if isinstance(message, dict):
         return json_row(message)
     if type(message) not in _MESSAGES:
@@ -56,7 +56,7 @@ def json_row(value: Any) -> MessageRow:
 
 
 def spent_by(message: Message) -> Spent | None:
-    """What a message cost; None if nothing says so."""
+    """The tokens and the cost of a message; None if they are unknown."""
     if type(message) is AssistantMessage:
         usage = message.usage.plausible()
         if usage.total or usage.cost:
@@ -75,7 +75,7 @@ def spent_by(message: Message) -> Spent | None:
 
 
 def _tokens_noted(message: Message) -> Spent | None:
-    """The number of tokens that an application has noted in a message: of a reply it is output, and else input."""
+    """The number of tokens that an application stored in a message: output tokens for a reply, else input tokens."""
     noted = message.body if isinstance(message, Note) else message.unknown
     count = noted.get("token_count") if isinstance(noted, dict) else None
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < MOST_TOKENS:
@@ -94,7 +94,7 @@ def body_of(value: Any) -> tuple[str, int]:
 
 
 def as_list(messages: object) -> list[Any]:
-    """One message, or whatever gives several."""
+    """One message, or an iterable of messages."""
     if type(messages) in _MESSAGES:
         return [messages]
     if isinstance(messages, Iterable) and not isinstance(messages, str | dict):
@@ -124,12 +124,12 @@ def encode_json(name: str, value: Any) -> str:
 
 
 def readable_json(value: Any) -> str:
-    """JSON text for people and programs: any script as it is, and not in escapes."""
+    """JSON text with non-ASCII characters as they are, not escaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def encode_strictly(name: str, value: Any) -> str:
-    """The same, for what other programs read too: NaN and the infinite are no JSON."""
+    """JSON text that other programs can read: raises for NaN and infinite numbers."""
     text = encode_json(name, value)
     if "NaN" in text or "Infinity" in text:
         try:

@@ -1,8 +1,8 @@
-"""Erasure: everything of a thread or of a user goes, down to the bytes in the files.
+"""Erasure: removes all data of a thread or of a user, down to the bytes in the files.
 
-First the threads cease to exist, in one transaction. Then what they held is removed piece by piece, and at last the
-database is asked to scrub its files. Somebody who still reads an old state keeps its pages in the file: that is told,
-and they are scrubbed as soon as nobody reads them any more, by this process or the next one that opens the database.
+First the threads are deleted in one transaction. Then their rows are removed in steps, and finally the database scrubs
+its files. A reader of an older state keeps its pages in the file: the result says so, and they are scrubbed as soon as
+that reader has ended, by this process or by the next one that opens the database.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Forks: TypeAlias = Literal["keep", "erase"]
 
 _FORKS = ("keep", "erase")
 _NAMED = 5  # backups in a note
-_LOOK = 0.5  # seconds between two attempts to scrub what somebody still reads
+_LOOK = 0.5  # seconds between two attempts to scrub pages that are still being read
 _PINNED = (
-    "Somebody is still reading an older state of the database, which keeps old pages in its files; they are removed "
+    "A reader of an older state of the database keeps old pages in its files; they are removed "
     "when that ends, or when the database is opened next. "
 )
 _NO_ROOM = (
-    "It is deleted, but there was no room to write the files anew, so old pages of it may still be in them; free some "
+    "It is deleted, but there was no room to rewrite the files, so old pages of it may still be in them; free some "
     "disk space: they are removed when the database is opened next. "
 )
 _NOTHING = (
@@ -53,10 +53,10 @@ def _checked_forks(forks: object) -> str | None:
 
 
 async def erase_thread(store: Runner, thread_id: ThreadId, *, forks: Forks | None = None, wait: float = 0) -> Erased:
-    """Remove every byte of the thread, from the files of the database too; the answer says what that was.
+    """Remove every byte of the thread, also from the files of the database; returns what was removed.
 
-    If it has forks, say what becomes of them: "keep" leaves them with the past that they share, "erase" erases them
-    too. Take an `export_thread` first if it may be wanted again. Waits for a run as `append` does.
+    If the thread has forks, `forks` is required: "keep" leaves them the past that they share, "erase" erases them too.
+    Use `export_thread` first if you may need it again. Waits for a run as `append` does.
     """
     decided, thread_key = _checked_forks(forks), checked_thread(thread_id)
     begun = await retry_while_driven(
@@ -68,9 +68,9 @@ async def erase_thread(store: Runner, thread_id: ThreadId, *, forks: Forks | Non
 
 
 async def erase_user(store: Runner, user_id: str, *, forks: Forks | None = None, wait: float = 0) -> Erased:
-    """Remove every byte of a user and of all threads of theirs.
+    """Remove every byte of a user and of all their threads.
 
-    `forks` decides about forks of these threads that belong to others, as in `erase_thread`.
+    `forks` is for forks of these threads that belong to other users, as in `erase_thread`.
     """
     decided, user = _checked_forks(forks), checked_id(user_id, "a user id")
     begun = await retry_while_driven(
@@ -89,7 +89,7 @@ async def _erase(store: Runner, begun: ErasedRows, whose: str) -> Erased:
             "forks='keep' leaves them the past that they share, forks='erase' erases them too",
             [fork.id for fork in begun.undecided],
         )
-    if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is gone on with
+    if begun.threads == 0 and not await store.read(erasure_notes.unfinished):  # else an earlier one is continued
         return Erased(0, 0, 0, True, [], _NOTHING, [])
     keys = await store.read(erasure_notes.unfinished)  # these are in the trash by now
     messages = await empty_trash(store)
@@ -121,7 +121,7 @@ def _told(backups: Sequence[str]) -> str:
 
 
 def finish_what_was_left(store: Store) -> None:
-    """Go on with erasures that another process has begun: without waiting for them."""
+    """Continue erasures that another process has begun, without waiting for them."""
     if store.has_files and store.read_now(erasure_notes.unfinished):
         go_on(store)
 
@@ -133,10 +133,10 @@ def go_on(store: Store) -> None:
 
 
 def _finish_later(store: Store, *, rewrite: bool = False) -> None:
-    """Scrub the files when nobody reads the old pages any more.
+    """Scrub the files when no reader needs the old pages any more.
 
-    The thread keeps the store open and the process alive while it scrubs, so that a program which only lives for a
-    moment finishes it too; it does not stay for a reader who has not ended.
+    The OS thread keeps the store open and the process alive while it scrubs, so that a short-lived program finishes it
+    too. It does not wait for a reader that has not ended.
     """
     sharing.retain(store)
     threading.Thread(target=_finish, args=(store, rewrite), name="byssus-scrub").start()
@@ -149,8 +149,8 @@ def _finish(store: Store, rewrite: bool) -> None:
             pass
         while not _scrubbed(store, rewrite=rewrite):
             rewrite = False
-            if store.users == 1 or not threading.main_thread().is_alive():  # nobody else is here any more
-                return  # whoever opens the database next goes on
+            if store.users == 1 or not threading.main_thread().is_alive():  # no other user is left
+                return  # the next process that opens it continues
             time.sleep(_LOOK)
         store.write_now(erasure_notes.finish, keys)
     except ByssusError as error:
@@ -162,5 +162,5 @@ def _finish(store: Store, rewrite: bool) -> None:
 def _scrubbed(store: Store, *, rewrite: bool) -> bool:
     try:
         return store.scrub(rewrite=rewrite)
-    except StoreBusy:  # somebody else writes a lot, or does the same
+    except StoreBusy:  # another process writes a lot, or scrubs too
         return False

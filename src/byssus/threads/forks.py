@@ -30,10 +30,10 @@ At: TypeAlias = str | int | CheckpointMetadata | Checkpoint  # a point of a thre
 async def fork(
     store: Runner, thread_id: ThreadId, at: At | None = None, *, new_id: str | None = None, user_id: str | None = None
 ) -> str:
-    """A new thread that shares the past of this one: up to a checkpoint, a seq, or its head. Returns its id.
+    """Make a thread that shares the past of this one up to a checkpoint, a seq, or its head. Returns its id.
 
-    Messages are not copied, and what is written to either side never shows on the other. The fork belongs to the
-    same user, unless `user_id` says otherwise.
+    No message is copied, and what is written to one thread never shows in the other. The fork belongs to the same
+    user, unless `user_id` names another.
     """
     new = clock.new_id() if new_id is None else checked_new_id(new_id)
     point = None if at is None else checked_at(at, "at")
@@ -43,10 +43,10 @@ async def fork(
 
 
 async def rewind(store: Runner, thread_id: ThreadId, to: At, *, wait: float = 0) -> str:
-    """Let the thread go on from an earlier checkpoint or seq.
+    """Continue the thread from an earlier checkpoint or seq.
 
-    Nothing is removed: what came after stays in the tree. Returns the id of the checkpoint that holds where the
-    thread stood (made if there was none), so that rewinding to that one undoes this.
+    Nothing is removed: what came after stays in the tree. Returns the id of a checkpoint of the former head (created
+    if there was none); rewind to it to undo this.
     """
     point, thread_key = checked_at(to, "to"), checked_thread(thread_id)
     left = left_behind(f"where the thread stood before it was rewound to {to!r}")
@@ -60,7 +60,7 @@ async def rewind(store: Runner, thread_id: ThreadId, to: At, *, wait: float = 0)
 
 
 def checked_at(at: object, what: str) -> str | int:
-    """A point of a thread as callers name it: a checkpoint, its metadata or its id, or a seq."""
+    """Check a point of a thread: a checkpoint, its metadata or its id, or a seq."""
     if isinstance(at, Checkpoint):
         at = at.metadata
     if isinstance(at, CheckpointMetadata):

@@ -1,4 +1,4 @@
-"""Messages for a run while it goes on: steering messages for its next turn, follow-ups for when it would stop."""
+"""Queued messages for a run: steering messages for its next turn, follow-ups for when it would stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Modes(NamedTuple):
     follow_up: int
 
     def limits(self, *, stopping: bool) -> dict[str, int]:
-        """What may be taken now, in this order: follow-ups only when the run would stop."""
+        """The kinds that may be taken now, in this order: follow-ups only when the run would stop."""
         steering = {STEER: self.steering}
         return {**steering, FOLLOW_UP: self.follow_up} if stopping else steering
 
@@ -43,7 +43,7 @@ def modes(steering_mode: str, follow_up_mode: str) -> Modes:
 
 
 class Waiting(NamedTuple):
-    """A message that waits in an inbox. `kind` is steer or follow_up."""
+    """A queued message. `kind` is "steer" or "follow_up"."""
 
     id: str
     kind: str
@@ -52,7 +52,7 @@ class Waiting(NamedTuple):
 
 
 class Receipt:
-    """A message on its way into an inbox: `await` it to know that it is on disk. `id` withdraws it."""
+    """The receipt of a queued message: `await` it to wait for the commit; pass `id` to `withdraw()`."""
 
     def __init__(self, message: UserMessage, write: Future[None] | None = None) -> None:
         assert message.id is not None
@@ -64,7 +64,7 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """Whether it is known if the message was stored."""
+        """Whether the write has ended: the message was stored, or that failed."""
         return self._write is None or self._write.done()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
@@ -73,7 +73,7 @@ class Receipt:
         return self
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """As awaiting it, for code without an event loop."""
+        """Block until the commit, in code without an event loop."""
         if self._write is not None:
             self._write.result(timeout)
         return self
@@ -83,37 +83,37 @@ class Receipt:
 
 
 def steer(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
-    """Queue a message for the run that drives the thread, in whatever process: it is delivered before the next turn.
+    """Queue a message for the run that drives the thread, in any process: it is delivered before the next turn.
 
-    Without a run, it waits for the next one. Await the receipt to know that the message is on disk.
+    Without a run, it waits for the next one. Await the receipt to wait for the commit.
     """
     return send(store, thread_id, STEER, single(message, "steer"))
 
 
 def follow_up(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
-    """Queue a message for the moment when the run would stop. Await the receipt to know that it is on disk."""
+    """Queue a message that is delivered when the run would stop. Await the receipt to wait for the commit."""
     return send(store, thread_id, FOLLOW_UP, single(message, "follow_up"))
 
 
 def send(store: Store, thread_id: ThreadId, kind: str, message: UserMessage) -> Receipt:
-    """Submit the message at once, behind all that was sent before."""
+    """Submit the message, after all earlier ones, without waiting."""
     message = stamped(message)
     return Receipt(message, store.submit(queue.send, checked_new_thread(thread_id), kind, message_row(message)))
 
 
 async def inbox(store: Runner, thread_id: ThreadId) -> list[Waiting]:
-    """The messages that were queued and not delivered yet, in order."""
+    """The queued messages that were not delivered yet, in order."""
     rows = await store.read(queue.waiting, checked_thread(thread_id))
     return [Waiting(row.id, row.kind, decode(row.body), row.created_at) for row in rows]  # type: ignore[arg-type]
 
 
 async def withdraw(store: Runner, thread_id: ThreadId, message: str | Receipt | Waiting) -> bool:
-    """Take back a queued message; False if it was delivered already."""
+    """Remove a queued message; False if it was already delivered."""
     return await store.write(queue.withdraw, checked_thread(thread_id), column_id(id_of(message)))
 
 
 def id_of(message: object) -> str:
-    """The id of a message in an inbox, by whatever a caller names it."""
+    """The id of a queued message, from its id or its receipt."""
     message_id = message if isinstance(message, str) else getattr(message, "id", None)
     if not isinstance(message_id, str):
         raise InputError(f"withdraw() takes the id of a message, or what steer() returned; got {message!r:.80}")

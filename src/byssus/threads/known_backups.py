@@ -1,8 +1,8 @@
 """The backups of a database that are known: each is recorded before its file gets its name.
 
-A backup is known until its file is known to be gone: it is not in its directory any more, on the machine that wrote it,
-and that directory is on the same disk as before. What another machine wrote, or a disk that is not mounted holds,
-cannot be told, and stays known.
+A backup stays in the list until its file is known to be gone: it is no longer in its directory, on the machine that
+wrote it, and that directory is on the same disk as before. Backups of other machines and on disks that are not mounted
+cannot be checked, and stay in the list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def remember(store: Store, path: str) -> None:
 
 
 def still_known(store: Store) -> list[str]:
-    """The backups that may still be there, as people find them. Blocks."""
+    """The backups that may still exist, as paths to show. Blocks."""
     known = [each for each in store.read_now(known_backups.all_of) if not _is_gone(each, store)]
     here = socket.gethostname()
     return [each.path if store.has_files or each.host == here else f"{each.host}:{each.path}" for each in known]

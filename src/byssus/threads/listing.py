@@ -2,7 +2,7 @@
 
 `state_of` decides the state: for one thread, for each thread of a list, for `unfinished` and for the command line.
 
-A title is what somebody has set, and else the first words of the thread, which are read each time and stored nowhere.
+A title is what `set_title` has set, or else the first words of the thread, which are read each time and not stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from byssus.values.inputs import (
 ThreadState: TypeAlias = Literal["running", "waiting", "interrupted", "idle"]
 
 LONGEST_TITLE = 500  # characters
-_PAGE = 500  # threads that are read at once, to find those that are meant
+_PAGE = 500  # threads per read while filtering
 _FIRST_WORDS = 60  # characters
 _TEXT = re.compile(r'"(?:text|content)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')  # in JSON that may be cut off
 
@@ -49,9 +49,9 @@ class ThreadInfo(NamedTuple):
 
 
 def state_of(store: Runner, facts: Facts) -> ThreadState:
-    """The state of a thread, from what was read just now.
+    """The state of a thread, computed from its row.
 
-    A paused or cancelled session is never interrupted: no run may take it up until it is active again.
+    A paused or cancelled session is never interrupted: no run may continue it until it is active again.
     """
     if facts.owner is not None and not lease_is_dead(store, facts.owner, facts.until):
         return "running"
@@ -61,17 +61,17 @@ def state_of(store: Runner, facts: Facts) -> ThreadState:
 
 
 async def state(store: Runner, thread_id: ThreadId) -> ThreadState:
-    """What goes on in a thread, in any process.
+    """The state of a thread, whatever process works on it.
 
-    "running": a run drives it. "waiting": a tool call waits for a person, and no run goes on. "interrupted": a run
-    began and did not come to its end; `unfinished()` lists these. "idle": nothing of that, also for an unknown id.
+    "running": a run drives it. "waiting": a tool call waits for a person, and there is no run. "interrupted": a run
+    began and did not end; `unfinished()` lists these. "idle": none of these, also for an unknown id.
     """
     facts = await store.read(listing.facts, checked_thread(thread_id))
     return "idle" if facts is None else state_of(store, facts)
 
 
 async def info(store: Runner, thread_id: ThreadId) -> ThreadInfo | None:
-    """A thread as a list shows it, or None when nothing was ever stored under this id."""
+    """The title, state, user and times of a thread, or None for an unknown id."""
     row = await store.read(listing.one, checked_thread(thread_id))
     return None if row is None else _info(store, row)
 
@@ -87,8 +87,8 @@ async def list_threads(
 ) -> list[ThreadInfo]:
     """Threads, most recently updated first. For the next page, pass the last one of this list as `before`.
 
-    `user_id`, `state` and `title` leave out the others. `title` is a part of the title or of the first words; small and
-    capital letters are the same.
+    `user_id`, `state` and `title` filter the list. `title` matches a part of the title or of the first words, and
+    ignores case.
     """
     checked_count("limit", limit)
     user = None if user_id is None else checked_id(user_id, "user_id")
@@ -135,7 +135,7 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
 
 
 async def set_title(store: Runner, thread_id: ThreadId, title: str | None) -> None:
-    """Set the title of a thread; None or blank text brings the automatic one back, its first words.
+    """Set the title of a thread; None or blank text restores the automatic title, its first words.
 
     Allowed while a run drives the thread. The thread keeps its place in the list.
     """
@@ -162,6 +162,6 @@ def _first_words(body: str) -> str:
 def _text(body: str) -> str:
     try:
         return decode(body).text
-    except StoreCorrupt:  # it was cut off, or somebody else has written it: a list shows what there is
+    except StoreCorrupt:  # it was cut off, or another program wrote it: the list shows what is readable
         found = _TEXT.search(body)
         return str(json.loads(f'"{found[1]}"', strict=False)) if found else ""

@@ -1,8 +1,8 @@
-"""Retention: which checkpoints stay, and how the others go; and whole threads.
+"""Retention: which checkpoints are kept, how the others are removed, and how whole threads are deleted.
 
-Deleting happens in steps that are transactions of their own. Whatever step is the last one before a crash, the database
-is whole, and the next prune or deletion goes on. On a full disk the steps become smaller, because each needs room for
-the pages that it changes.
+A deletion is a sequence of transactions. After a crash between two of them the database is consistent, and the next
+prune or deletion continues. On a full disk the steps become smaller, because each needs room for the pages that it
+changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encoded(retention: Retention) -> str:
 
 
 def time_to_live(days: float, keep: Retention | None) -> str:
-    """A retention as it stands with a thread: so many days, and in any case the latest checkpoint."""
+    """The stored retention of a thread: a number of days, and always the latest checkpoint."""
     return encoded(keep_age(days) | keep_last(1) | (Retention() if keep is None else checked(keep)))
 
 
@@ -47,37 +47,39 @@ def decoded(text: str) -> Retention:
 def checked(retention: object) -> Retention:
     if not isinstance(retention, Retention) or retention == Retention():
         raise InputError(
-            f"a prune needs to know what to keep: keep_last(n), keep_age(days), keep_tagged(...), joined with |; "
+            f"prune() needs a policy: keep_last(n), keep_age(days), keep_tagged(...), joined with |; "
             f"got {retention!r:.80}"
         )
     return retention
 
 
 async def prune(store: Runner, thread_id: ThreadId | None = None, keep: Retention | None = None) -> Pruned:
-    """Remove the checkpoints that `keep` does not keep, and messages that nothing leads to any more.
+    """Remove the checkpoints that `keep` does not keep, and messages that are no longer reachable.
 
-    `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: what any of them
-    keeps, stays. Without arguments, each thread that has a time to live is pruned by it.
+    `keep` is keep_last(n), keep_age(days) or keep_tagged(...), or several of them joined with |: a checkpoint stays if
+    any of them keeps it. Without arguments, every thread with a time to live is pruned by it.
     """
     if thread_id is None and keep is None:
         return await _prune_expired(store)
     if thread_id is None:
-        raise InputError("prune(keep=...) needs a thread's id; prune() alone goes by the threads' time to live")
+        raise InputError(
+            "prune(keep=...) needs a thread id; prune() without arguments applies each thread's time to live"
+        )
     return await _prune(store, checked_thread(thread_id), checked(keep))
 
 
 async def set_ttl(store: Runner, thread_id: ThreadId, days: float | None, keep: Retention | None = None) -> None:
-    """Remove the thread's checkpoints when they are so many days old; None ends that.
+    """Remove the thread's checkpoints when they are `days` old; None disables this.
 
-    The latest one always stays, and so does what `keep` keeps. It happens with each put, at the end of each run,
-    and when `prune()` is called.
+    The latest one always stays, and so does what `keep` keeps. Checkpoints are removed with each put, at the end of
+    each run, and when `prune()` is called.
     """
     text = None if days is None else time_to_live(days, keep)
     await store.write(deleting.set_ttl, checked_thread(thread_id), text)
 
 
 async def delete_before(store: Runner, thread_id: ThreadId, before_step: int) -> int:
-    """Delete the thread's checkpoints below a step; returns how many. Its messages stay."""
+    """Delete the thread's checkpoints below a step; returns their number. Messages stay."""
     thread_key, step = checked_thread(thread_id), checked_count("before_step", before_step)
     taken, _ = await _drop(store, thread_key, await store.read(deleting.below, thread_key, step))
     return len(taken)
@@ -118,7 +120,7 @@ async def _prune_expired(store: Runner) -> Pruned:
 
 
 async def _drop(store: Runner, thread_key: ThreadKey, doomed: Sequence[CheckpointRef]) -> tuple[set[int], int]:
-    """Take checkpoints away, some at a time; returns the keys of those, and how many messages went with them."""
+    """Remove checkpoints in steps; returns their keys, and the number of messages removed with them."""
     taken: set[int] = set()
     messages, start, steps = 0, 0, _Steps(store)
     while some := doomed[start : start + steps.size // 4]:
@@ -164,7 +166,7 @@ class _Steps:
 
 
 async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) -> int:
-    """Delete the thread with all that belongs to it; returns how many checkpoints it had.
+    """Delete the thread and everything that belongs to it; returns the number of its checkpoints.
 
     Forks keep the past that they share. Waits for a run as `append` does.
     """
@@ -179,7 +181,7 @@ async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) 
 
 
 async def empty_trash(store: Runner) -> int:
-    """Remove what deleted threads and interrupted imports have left; returns how many messages that were."""
+    """Remove what deleted threads and interrupted imports have left; returns the number of messages."""
     await store.write(deleting.discard_stale_imports)
     messages, has_more, steps = 0, True, _Steps(store)
     while has_more:

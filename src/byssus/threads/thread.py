@@ -1,4 +1,4 @@
-"""Threads: load, append, and stop what drives one.
+"""Threads: load them, append to them, and stop their runs.
 
 A thread is read and decoded page by page on a reader, so that a long one does not stall the event loop.
 """
@@ -24,8 +24,8 @@ from byssus.values.thread_key import ThreadKey
 class Thread(NamedTuple):
     """A thread as it was loaded.
 
-    `partial` is what has arrived of a reply that is not complete: its run goes on elsewhere, or was interrupted. The
-    rest is for the agent: the messages' seqs, where the thread stands, and the run that has not ended.
+    `partial` is an incomplete reply: its run is still going on in another process, or was interrupted. The other
+    fields are for the agent: the messages' seqs, the position of the thread, and the run that has not ended.
     """
 
     messages: list[Message]
@@ -41,7 +41,7 @@ class Thread(NamedTuple):
 
 
 async def load(store: Runner, thread_id: ThreadId) -> Thread | None:
-    """The whole thread, or None when nothing was ever stored under this id."""
+    """The whole thread, or None for an unknown id."""
     thread_key = checked_thread(thread_id)
     while True:
         row, page = await store.read(_first_page, thread_key)
@@ -76,9 +76,9 @@ def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Mess
 async def append(
     store: Runner, thread_id: ThreadId, messages: Appendable | Iterable[Appendable], *, wait: float = 0
 ) -> None:
-    """Add messages at the end, all or none; they are on disk when this returns.
+    """Append messages atomically; they are on disk when this returns.
 
-    While a run drives the thread, it raises `ThreadBusy`, or waits for so many seconds first.
+    While a run drives the thread, it raises `ThreadBusy`, after waiting up to `wait` seconds.
     """
     rows = [*map(message_row, as_list(messages))]
     thread_key, seconds = checked_new_thread(thread_id), checked_wait(wait)
@@ -91,7 +91,7 @@ async def append(
 
 
 async def save_extra(store: Runner, thread_id: ThreadId, extra: dict[str, Any], *, wait: float = 0) -> None:
-    """Replace the thread's extra: a key that is not there any more is gone. Waits for a run as `append` does."""
+    """Replace the thread's extra: keys that are not in the new dict are removed. Waits for a run as `append` does."""
     thread_key, text = checked_new_thread(thread_id), encode_extra(extra)
     await retry_while_driven(
         store,
@@ -101,12 +101,12 @@ async def save_extra(store: Runner, thread_id: ThreadId, extra: dict[str, Any], 
 
 
 async def set_user(store: Runner, thread_id: ThreadId, user_id: str | None) -> None:
-    """Say whose thread it is, for `export_user` and `erase_user`. `Agent(user_id=)` does so by itself."""
+    """Set the user who owns the thread, for lists, `export_user` and `erase_user`. `Agent(user_id=)` sets it too."""
     user = None if user_id is None else checked_id(user_id, "a user id")
     await store.write(threads.set_owner, checked_thread(thread_id), user)
 
 
 async def abort(store: Runner, thread_id: ThreadId) -> bool:
-    """Ask the run that drives the thread, in whatever process, to end. False if there is none."""
+    """Ask the run that drives the thread, in any process, to stop. False if there is none."""
     owner = await store.write(leases.abort, checked_thread(thread_id))
     return owner is not None and not owner_is_gone(store, owner)

@@ -1,4 +1,4 @@
-"""Writing to a thread that a run may drive: at once, over the lease of a dead owner, or after a while."""
+"""Writing to a thread that a run may drive: immediately, over the lease of a dead owner, or after waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEMBERED = 10_000  # leases of others
 
 
 async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T]], seconds: float) -> T:
-    """Make the attempt until no run drives the thread, for so many seconds at most.
+    """Retry the write until no run drives the thread, for at most `seconds`.
 
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
@@ -39,10 +39,10 @@ async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T
 
 
 def lease_is_dead(store: Runner, owner: str, until: str) -> bool:
-    """Whether a lease that has not run out is of no use any more: its owner is gone, or has not renewed it in time.
+    """Whether a lease that has not expired is void: its owner is gone, or has not renewed it in time.
 
-    `until` is when it runs out, as it was read just now. The clock by which it runs out may have been set back, so a
-    lease that was not renewed for as long as it lasts, by the clock of this process, has run out as well.
+    `until` is its expiry, as it was just read. The clock of that expiry may have been set back, so a lease that was not
+    renewed for its whole duration, by the clock of this process, has expired as well.
     """
     return owner_is_gone(store, owner) or _has_stood_still(owner, until)
 

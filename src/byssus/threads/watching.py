@@ -1,4 +1,4 @@
-"""Following a thread that others write: each message once, a moment after it was committed, by whichever process."""
+"""Following a thread: each message once, shortly after its commit, whatever process wrote it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from byssus.store.operations import Runner
 from byssus.values.inputs import ThreadId, checked_thread
 from byssus.values.thread_key import ThreadKey
 
-_LOOK = 0.02  # seconds between two looks at whether anything was committed
+_LOOK = 0.02  # seconds between two checks for a new commit
 _PAGE = 1_000
 
 
 def watch(store: Runner, thread_id: ThreadId) -> AsyncGenerator[Message, None]:
-    """The messages of the thread, and then each message a moment after it was committed, by whichever process.
+    """Yield the messages of the thread, and then each new message shortly after its commit, from any process.
 
-    It goes on until you break out of the loop. A thread that does not exist yet is waited for.
+    It continues until you break out of the loop. If the thread does not exist yet, it waits for it.
     """
     return _watch(store, checked_thread(thread_id))
 
@@ -54,7 +54,7 @@ async def _pages(store: Runner, thread_key: ThreadKey, seen: _Seen) -> AsyncIter
 
 
 class _Where(NamedTuple):
-    """Which thread is read, along which branch: a rewind changes the branch, and a deletion the thread."""
+    """The thread and the branch that are read: a rewind changes the branch, a deletion the thread."""
 
     thread: int
     made: str
@@ -77,7 +77,7 @@ def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Mess
 
 
 class _Seen:
-    """Which places of the log were read. Results of parallel tools fill the places behind their reply in any order."""
+    """The seqs that were read. Results of parallel tools fill the slots after their reply in any order."""
 
     def __init__(self) -> None:
         self.upto = 0  # nothing new comes up to here
