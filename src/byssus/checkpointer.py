@@ -33,6 +33,7 @@ from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.listing import ThreadInfo, ThreadState
+from byssus.threads.runs import records
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -181,6 +182,9 @@ class Checkpointer(abc.ABC):
     state = awaited(listing.state)
     threads = awaited(listing.list_threads)
     unfinished = awaited(listing.unfinished)
+    runs = awaited(records.list_runs)
+    run = awaited(records.run)
+    run_attempts = awaited(records.run_attempts)
     set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
     watch = direct(watching.watch)

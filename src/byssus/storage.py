@@ -32,6 +32,7 @@ from byssus.store.operations import blocking, iterated
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.inbox import Receipt
+from byssus.threads.runs import records
 from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
 from byssus.values.prompts import Prompt
@@ -96,6 +97,9 @@ class AgentStorage:
     state = blocking(listing.state)
     threads = blocking(listing.list_threads)
     unfinished = blocking(listing.unfinished)
+    runs = blocking(records.list_runs)
+    run = blocking(records.run)
+    run_attempts = blocking(records.run_attempts)
     set_title = blocking(listing.set_title)
     abort = blocking(thread.abort)
     watch = iterated(watching.watch)

@@ -260,7 +260,8 @@ class _LiveSpan(Span):
             self.failed(reply.error.kind, reply.error.message)
 
     def ran(self, result: Any) -> None:
-        self._span.set_attributes({**_used(result.usage), "byssus.run.stop_reason": result.stop_reason})
+        about = {"byssus.run.id": result.run_id, "byssus.run.stop_reason": result.stop_reason}
+        self._span.set_attributes({**_used(result.usage), **about})
         if result.stop_reason == "aborted":
             self.aborted()
         elif result.error is not None:

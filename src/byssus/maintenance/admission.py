@@ -4,7 +4,8 @@ A file is data, written by whoever had it last. Unless the caller trusts it, not
 
 - A call that a person has answered waits for an answer again. One that was started, or that nothing is known of, counts
   as one whose outcome is unknown: no run starts it by itself.
-- A run that had not ended is not resumed, and messages that waited for one are not delivered.
+- A run that had not ended is not resumed, and messages that waited for one are not delivered. A request key is dropped:
+  no prompt gets a file's reply for its own.
 - Threads belong to the user whom the caller names, or to nobody. No user is made, no task, and nothing that was spent.
 
 A trusted file, one's own backup, comes back as it was. A trusted thread that gets another id is a second thread beside
@@ -73,7 +74,9 @@ class Admission:
             if kind != "usage" or row["tokens"] or row["cost"] or row["priced"]:  # else it counts messages
                 self.left_out[_ACTING[kind]] += 1
             return None
-        return self._call(row) if kind == "call" and self._is_second else row
+        if not self._is_second:
+            return row
+        return self._call(row) if kind == "call" else self._run(row) if kind == "run" else row
 
     def _thread(self, row: Row) -> Row:
         as_id, user_id, trusted = self._terms
@@ -109,6 +112,14 @@ class Admission:
             return row
         status = "waiting" if status == "answered" else status
         return {**row, "status": status, "answer": None, "idempotency_key": next(self._keys)}
+
+    def _run(self, row: Row) -> Row:
+        """A run as a part of the past: nothing continues it, and no prompt joins it."""
+        row = {**row, "request_key": None, "request_digest": None}
+        if row["ended_at"] is not None:
+            return row
+        last = max((time for attempt in row["attempted"] for time in attempt[1:3] if time), default=row["began_at"])
+        return {**row, "ended_at": last, "stop_reason": "interrupted"}
 
 
 def in_words(left_out: Counter[str]) -> str:

@@ -35,6 +35,7 @@ class _Thread:
             "message": self._message,
             "mark": self._mark,
             "call": self._call,
+            "run": self._run,
             "checkpoint": self._checkpoint,
         }
         if header["message_count"] > header["head"] or header["unledgered"] > header["head"]:
@@ -116,6 +117,14 @@ class _Thread:
             raise InputError(f"a call that no reply has asked for cannot be {row['status']}")
         if row["reply"] > 0 and not row["arguments"].startswith("{") and json.loads(row["arguments"]):
             raise InputError(f"the arguments of this call cannot be {row['arguments'][:80]!r}")
+
+    def _run(self, row: dict[str, Any]) -> None:
+        if row["branch"] is not None:
+            self._known(row["branch"], "branch")
+        if (row["request_key"] is None) != (row["request_digest"] is None):
+            raise InputError(f"run {row['id']!r:.80} has a request key without its digest, or the other way round")
+        if row["ended_at"] is None and row["id"] != self._header["run"]:
+            raise InputError(f"run {row['id']!r:.80} has no end, and is not the one that the thread has not ended")
 
     def _checkpoint(self, row: dict[str, Any]) -> None:
         for name in ("line", "branch"):

@@ -22,13 +22,14 @@ from byssus.queries.moving.tables import TABLES, Column
 from byssus.values.decisions import decode_answer
 from byssus.values.inputs import column_text, refuse_long_id
 
-FORMAT = 3
+FORMAT = 4
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
 COUNTED = {
     "branch": "branches",
     "message": "messages",
     "mark": "marks",
     "call": "calls",
+    "run": "runs",
     "checkpoint": "checkpoints",
     "inbox": "inbox",
     "task": "tasks",
@@ -209,6 +210,7 @@ _CHECKS: dict[str, Check] = {
     "segments": list_of(_is_number, is_int, _optional(_is_number)),
     "inherited": list_of(_is_number, _optional(is_int), _optional(_is_number), _is_number),
     "numbers": _is_numbers,
+    "attempts": list_of(_is_text, _is_time, _optional(_is_time), _optional(_is_text)),
 }
 _JSON_CHECKS: dict[str, Callable[[str, Any], bool]] = {
     "any": _is_anything,

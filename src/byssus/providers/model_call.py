@@ -59,6 +59,7 @@ class ModelCall:
     ) -> None:
         self._save = save
         self.error: ProviderError | None = None
+        self.retries = 0  # how often a model was asked again after a passing failure
         self._routes = routes
         self._request = request
         self._patience = patience
@@ -105,6 +106,7 @@ class ModelCall:
                 if self.error is None or not self._is_worth_another(attempt, reply):
                     break
                 pause = _pause(attempt, self.error)
+                self.retries += 1
                 span.retrying(self.error, attempt + 1, pause)
                 what = f"model {route.model.id!r} of {route.provider.name!r}"
                 _log.warning("%s; asking %s again in %.1f s", type(self.error).__name__, what, pause)

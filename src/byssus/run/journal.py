@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.queries.log.runs import Request
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.threads.inbox import Receipt, Waiting
@@ -25,6 +26,7 @@ from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Pending
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
+from byssus.values.results import StopReason
 
 
 class Driver(NamedTuple):
@@ -32,6 +34,19 @@ class Driver(NamedTuple):
 
     run_id: str
     signal: Signal
+    cause: str = "prompt"  # or "resume"
+    request: Request | None = None  # what makes the prompt happen once
+
+
+class Stop(NamedTuple):
+    """How a run stopped, for its row."""
+
+    reason: StopReason | None = None  # None: it was interrupted
+    error: str | None = None
+    retries: int = 0  # model calls that were repeated since the lease was taken
+
+
+INTERRUPTED = Stop()
 
 
 class Ending(NamedTuple):
@@ -40,6 +55,7 @@ class Ending(NamedTuple):
     release: Release | None = None  # release the lease
     checkpoint: NewCheckpoint | None = None  # make a checkpoint of the thread; only behind a reply without tool calls
     spent: int | None = None  # the tokens that the model call used, if a quota set some aside for it
+    stop: Stop = INTERRUPTED  # how the run stops, if the lease is given back
 
 
 class History(Protocol):
@@ -58,8 +74,8 @@ class History(Protocol):
         """Whether the thread was loaded at least once."""
 
     @property
-    def is_interrupted(self) -> bool:
-        """Whether an earlier run has not ended."""
+    def unfinished(self) -> str | None:
+        """The id of an earlier run that has not ended, and that a resume continues."""
 
     @property
     def waiting_since(self) -> float | None:
@@ -77,6 +93,9 @@ class History(Protocol):
 
     async def append(self, messages: Sequence[Message], /) -> None:
         """Append messages at the end."""
+
+    async def append_prompt(self, messages: Sequence[Message], /) -> None:
+        """Append the prompt of a run that has the lease already. Its request is recorded in the same commit."""
 
     async def append_reply(self, reply: AssistantMessage, ending: Ending, /) -> None:
         """Append a reply, and reserve a slot behind it for the result of each of its tool calls."""
@@ -99,7 +118,7 @@ class History(Protocol):
     def refuse_partial(self) -> None:
         """Delete the saved part of the reply when the run ends: a hook rejected the reply."""
 
-    async def finish(self, release: Release, spent: int = 0, /) -> bool:
+    async def finish(self, release: Release, spent: int = 0, stop: Stop = ..., /) -> bool:
         """Save the extra and release the lease. False: a message waits in the inbox, and the lease is still held."""
 
     def leave(self, spent: int = 0, /) -> None:

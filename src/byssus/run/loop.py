@@ -50,9 +50,10 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.queries.log.runs import Request as RequestKey
 from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
-from byssus.run.journal import Driver, Ending, Journal, Ledger, pending
+from byssus.run.journal import Driver, Ending, Journal, Ledger, Stop, pending
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
@@ -86,13 +87,14 @@ class Run:
         publish: Publish,
         run_id: str,
         output: Output[Any] | None = None,
+        request: RequestKey | None = None,
     ) -> None:
         self.id = run_id
         self.signal = Signal()
         self.is_over = False
         self._setup = setup
         self._journal = journal
-        self._driver = Driver(run_id, self.signal)
+        self._driver = Driver(run_id, self.signal, request=request)
         self._history = history
         self._publish_to = publish
         self._output = output
@@ -104,6 +106,7 @@ class Run:
         self._usage = Usage()
         self._unsettled = 0  # tokens that hooks have spent since the last reply
         self._turns = 0
+        self._retries = 0  # model calls that were repeated, and are not recorded yet
         self._stop_reason: StopReason = "stop"
         self._open_turn = False
         self._replies: int | None = None  # in the whole history, once they are counted
@@ -120,6 +123,8 @@ class Run:
         await history.load(again=prompts is None)
         if prompts is None:
             self._check_resumable()
+            self.id = history.unfinished or self.id  # a run that goes on keeps its id
+            self._driver = self._driver._replace(run_id=self.id, cause="resume")
         elif recovery.open_calls(history.messages):
             await history.load(again=True)  # another process may have recorded an answer, or settled the calls
         tool_calls.check_tools(self._setup, self._journal)
@@ -132,7 +137,7 @@ class Run:
     def _check_resumable(self) -> None:
         history, ledger, inbox = self._journal
         if not (
-            history.is_interrupted
+            history.unfinished is not None
             or history.partial is not None
             or ledger.open_calls()
             or recovery.can_continue(history.messages)
@@ -169,7 +174,7 @@ class Run:
             # A hook that is called at the end belongs to the run, so the lease is kept for it.
             hears_end = self._setup.middleware.hears_end
             if not journal.inbox.has_mail(stopping=True) and (
-                hears_end or await journal.history.finish(Release.END_IF_INBOX_EMPTY, self._taken_from_unsettled())
+                hears_end or await self._finish(Release.END_IF_INBOX_EMPTY)
             ):
                 break
             if not await self._take_from_inbox(stopping=True):  # it was withdrawn, or another run took it
@@ -179,16 +184,24 @@ class Run:
         try:
             await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            release = Release.PAUSE if self._is_waiting else Release.END
-            await journal.history.finish(release, self._taken_from_unsettled())
+            await self._finish(Release.PAUSE if self._is_waiting else Release.END)
         return result
+
+    async def _finish(self, release: Release, error: BaseException | None = None) -> bool:
+        """Give the thread back; False if a message waits in the inbox, and the lease is kept for it."""
+        stop = self._stop(self._stop_reason, error or self._error)
+        return await self._journal.history.finish(release, self._taken_from_unsettled(), stop)
+
+    def _stop(self, reason: StopReason, error: BaseException | None) -> Stop:
+        """How the run stops, for its row."""
+        retries, self._retries = self._retries, 0
+        return Stop(reason, None if error is None else f"{type(error).__name__}: {error}", retries)
 
     async def _let_go(self, error: BaseException) -> None:
         """Release the thread after a failure. What tools and hooks wrote to extra is saved, if it can be stored."""
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
-                release = Release.PAUSE if self._journal.ledger.open_calls() else Release.END
-                await self._journal.history.finish(release, self._taken_from_unsettled())
+                await self._finish(Release.PAUSE if self._journal.ledger.open_calls() else Release.END, error)
         else:  # torn down from outside: there is no time to wait
             with contextlib.suppress(Exception):
                 self._journal.history.leave(self._taken_from_unsettled())
@@ -263,7 +276,7 @@ class Run:
         elif self._is_waiting:
             raise _answer_needed(self._setup.thread_id, journal.ledger)
         else:
-            await journal.history.append(prompts)
+            await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
 
     async def _go_on_from(self, mended: Results | None) -> None:
@@ -274,7 +287,7 @@ class Run:
         if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
-            if not self._journal.history.is_interrupted:
+            if self._journal.history.unfinished is None:
                 raise _nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
@@ -387,6 +400,7 @@ class Run:
         message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)
         self._open_reply = message
         self._error = call.error
+        self._retries += call.retries
         if not message.failed and not setup.middleware.is_empty:
             message = await self._checked(message)
         if not message.failed:
@@ -395,7 +409,11 @@ class Run:
         checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
         spent = self._taken_from_unsettled() + message.usage.total
-        await self._journal.history.append_reply(message, Ending(release, checkpoint, spent))
+        ending = Ending(release, checkpoint, spent)
+        if release is not None:
+            ends_as = self._abort_reason() if self.signal.aborted else _ending_of(message)
+            ending = ending._replace(stop=self._stop(ends_as, self._error))
+        await self._journal.history.append_reply(message, ending)
         self._open_reply = None
         self._usage += message.usage
         self._messages.append(message)

@@ -13,7 +13,7 @@ from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessa
 from byssus.providers import history
 from byssus.queries.log import tool_calls
 from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry
-from byssus.run.journal import Driver, Ending, Journal
+from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Outcome
@@ -33,7 +33,7 @@ class MemoryHistory:
     """A list of messages."""
 
     partial: AssistantMessage | None = None
-    is_interrupted = False
+    unfinished: str | None = None
     is_loaded = True
     payer: str | None = None
     waiting_since: float | None = None
@@ -54,6 +54,9 @@ class MemoryHistory:
         self.messages.extend(messages)
         self._ledger.entries.clear()
 
+    async def append_prompt(self, messages: Sequence[Message], /) -> None:
+        await self.append(messages)
+
     async def append_reply(self, reply: AssistantMessage, _ending: Ending, /) -> None:
         await self.append([reply])
 
@@ -72,7 +75,7 @@ class MemoryHistory:
     def refuse_partial(self) -> None:
         pass
 
-    async def finish(self, release: Release, _spent: int = 0, /) -> bool:
+    async def finish(self, release: Release, _spent: int = 0, _stop: Stop = INTERRUPTED, /) -> bool:
         encode_extra(self.extra)  # raises what a stored thread would raise
         return release is not Release.END_IF_INBOX_EMPTY or not self._inbox.has_mail(stopping=True)
 

@@ -21,10 +21,11 @@ from byssus.providers import history
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import memories, threads
+from byssus.queries.log.runs import RunBegin, RunEnd
 from byssus.queries.log.threads import Position
 from byssus.queries.versions import forks, putting
 from byssus.run.driven_thread import Change, Claimed, DrivenThread, Geometry, may_be_late, settled
-from byssus.run.journal import Driver, Ending, Journal
+from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
 from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
@@ -36,10 +37,12 @@ from byssus.threads.inbox import Modes
 from byssus.threads.thread import Thread, load
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.inputs import column_text
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
+_LONGEST_ERROR = 10_000  # characters
 _GRACE = 30.0  # seconds that an abort waits for a claim that is being written
 _log = logging.getLogger("byssus.agent")
 
@@ -72,7 +75,7 @@ class ThreadHistory:
         user_id: str | None,
         origin: tuple[ThreadKey, str | int] | None,
     ) -> None:
-        self.is_interrupted = False
+        self.unfinished: str | None = None
         self.is_loaded = False
         self.payer = user_id
         self._thread = thread
@@ -117,7 +120,7 @@ class ThreadHistory:
         self._check_owner(stored.owner)
         self._has_ttl, self._is_owned = stored.has_ttl, stored.owner is not None
         self.payer = self._user_id or stored.owner
-        self.is_interrupted = stored.run_id is not None
+        self.unfinished = stored.run_id
         self._merge_extra(stored.extra)
         known.messages, known.position, known.unseen = stored.messages, stored.position, 0
         known.mail = max(stored.mail, known.mail if self._inbox.is_sending else 0)
@@ -165,27 +168,36 @@ class ThreadHistory:
                 if thread.held is None:
                     raise  # else the abort came after the commit: the run goes on, publishes it and then ends
         if messages:
+            self.unfinished = None
             return
         if thread.position is not None and thread.position.version == before.version + 1:
             await self._ledger.refresh()
         else:
             await self.load(again=True)
-            self.is_interrupted = False  # the run that wrote meanwhile has continued the interrupted one, or ended it
+            self.unfinished = None  # the run that wrote meanwhile has continued the interrupted one, or ended it
 
     async def _claim(self, claimed: Claimed, messages: Sequence[Message], expect: int) -> None:
         """Append the messages by a claim; while another run drives the thread, try again for `wait` seconds."""
         thread, rows = self._thread, [message_row(message) for message in messages]
         change, owner = Change(messages, claimed=claimed), None if self._is_owned else self._user_id
         assert thread.driver is not None
+        driver = thread.driver
+        begins = RunBegin(
+            driver.run_id,
+            driver.cause,
+            self.payer,
+            driver.request if messages else None,  # without the prompt, the key would stand for nothing
+            takes_over=not messages or self.unfinished is not None,
+        )
 
         async def attempt(dead_epoch: int) -> None:
             by = claimed.claim._replace(dead_epoch=dead_epoch)
-            await thread.write(change, threads.append, rows, by=by, expect=expect, owner=owner)
+            await thread.write(change, threads.append, rows, by=by, expect=expect, owner=owner, begins=begins)
 
         attempts = retry_while_driven(thread.store, attempt, self._wait)
         await (until_aborted(attempts, thread.driver.signal, _GRACE) if self._wait else attempts)
 
-    async def finish(self, release: Release, spent: int = 0, /) -> bool:
+    async def finish(self, release: Release, spent: int = 0, stop: Stop = INTERRUPTED, /) -> bool:
         thread = self._thread
         try:
             extra = thread.changed_extra()
@@ -196,19 +208,20 @@ class ThreadHistory:
             return True
         try:
             if thread.late.has(thread.key):  # what comes behind it is late too
-                charge = self._charge(spent) if spent else None
-                thread.write_late("the end of a run", threads.release_late, extra=extra, charge=charge)
+                charge, ends = self._charge(spent) if spent else None, self._end(Release.PAUSE, INTERRUPTED)
+                thread.write_late("the end of a run", threads.release_late, extra=extra, charge=charge, ends=ends)
                 thread.drop()
                 return True
-            await self._release(release, extra, spent)
+            await self._release(release, extra, spent, stop)
         except BaseException:
             thread.drop()
             raise
         self._is_refused = False
         return thread.held is None
 
-    async def _release(self, release: Release, extra: str | None, spent: int) -> None:
+    async def _release(self, release: Release, extra: str | None, spent: int, stop: Stop) -> None:
         by, expect = self._thread.right_to_write()
+        ends = self._end(release, stop) if self._thread.held else None
         await self._thread.write(
             Change(extra=extra),
             threads.append,
@@ -219,15 +232,32 @@ class ThreadHistory:
             release=release if self._thread.held else None,
             clear_partial=self._is_refused,
             charge=self._charge(spent) if spent else None,
+            ends=ends,
         )
+        if ends is not None and self._thread.held is None:
+            self.unfinished = ends.id if release is Release.PAUSE else None
+
+    def _end(self, release: Release, stop: Stop) -> RunEnd:
+        """How the run that holds the lease ends, for its row."""
+        assert self._thread.driver is not None
+        run_id, error = (
+            self._thread.driver.run_id,
+            None if stop.error is None else column_text(stop.error[:_LONGEST_ERROR]),
+        )
+        if release is not Release.PAUSE:
+            return RunEnd(run_id, "ended", stop.reason, error, stop.retries)
+        if stop.reason == "waiting":
+            return RunEnd(run_id, "waiting", "waiting", error, stop.retries)
+        return RunEnd(run_id, "interrupted", None, error, stop.retries)
 
     def leave(self, spent: int = 0, /) -> None:
         thread = self._thread
         thread.position = None
         if thread.held is not None:
             by, charge = thread.lease(), self._charge(spent) if spent else None
+            ends = self._end(Release.PAUSE, INTERRUPTED)
             thread.drop()
-            thread.store.submit(threads.append, thread.key, [], by=by, release=Release.PAUSE, charge=charge)
+            thread.store.submit(threads.append, thread.key, [], by=by, release=Release.PAUSE, charge=charge, ends=ends)
 
     def _charge(self, spent: int) -> Charge | None:
         return None if self.payer is None else Charge(self.payer, spent)
@@ -238,6 +268,15 @@ class ThreadHistory:
         thread, rows = self._thread, [message_row(message) for message in messages]
         change = Change(messages, reserve=0)
         await thread.write(change, threads.append, rows, by=thread.lease(), clear_partial=thread.has_partial)
+
+    async def append_prompt(self, messages: Sequence[Message], /) -> None:
+        thread = self._thread
+        if thread.driver is None or thread.driver.request is None:
+            await self.append(messages)
+            return
+        rows, (run_id, _, _, request) = [message_row(message) for message in messages], thread.driver
+        change = Change(messages, reserve=0)
+        await thread.write(change, threads.append_requested, rows, by=thread.lease(), run=run_id, request=request)
 
     async def append_reply(self, reply: AssistantMessage, ending: Ending, /) -> None:
         thread, release, extra = self._thread, ending.release, None
@@ -260,6 +299,7 @@ class ThreadHistory:
             release=release,
             clear_partial=clear_partial,
             charge=charge,
+            ends=None if release is None else self._end(release, ending.stop),
             **options,
         )
         try:

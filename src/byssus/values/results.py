@@ -26,7 +26,9 @@ StopReason: TypeAlias = Literal[
     "cost_limit",
     "time_limit",
     "quota_limit",
+    "interrupted",
 ]
+RunState: TypeAlias = Literal["running", "waiting", "interrupted", "ended"]
 
 
 class ToolResult(Struct):
@@ -41,12 +43,57 @@ class ToolResult(Struct):
     end_run: bool = False
 
 
+class RunAttempt(Struct, frozen=True):
+    """What one process did of a run, under one lease of the thread.
+
+    `owner` is where it ran (host and pid). `outcome` is ended, waiting (for a person), interrupted, handed over, or
+    lost: the process stopped without a word, and another run took the thread over. Without one, the attempt goes on, or
+    its process died and nobody has taken over yet.
+    """
+
+    number: int
+    owner: str
+    epoch: int
+    began_at: str
+    ended_at: str | None = None
+    outcome: str | None = None
+
+
+class RunInfo(Struct, frozen=True):
+    """A run as it is stored. Times are ISO 8601 UTC text.
+
+    `state` is running, waiting (a tool call waits for a person), interrupted (`resume()` continues it) or ended.
+    `stop_reason` is as in `RunResult`; "interrupted" if another prompt or a rewind took the place of a run that had not
+    ended. `cause` is "prompt" or "resume". `started_by` is the user of the agent. `first_seq` and `last_seq` are where
+    its messages are in the thread, and `branch` numbers the branch (None if a prune removed it). `attempts` counts the
+    processes that drove it, and `retries` the model calls that were repeated after a transient failure.
+    """
+
+    id: str
+    thread_id: str
+    namespace: str
+    state: RunState
+    branch: int | None
+    first_seq: int
+    last_seq: int | None
+    began_at: str
+    ended_at: str | None
+    stop_reason: str | None
+    error: str | None
+    cause: str
+    started_by: str | None
+    request_key: str | None
+    attempts: int
+    retries: int
+
+
 class RunResult(Struct, Generic[T], frozen=True):
     """What a run came to.
 
     `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; waiting, if tool
     calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
-    cost_limit, time_limit, quota_limit (the user's). `messages` are those that the run added. `output` is the value
+    cost_limit, time_limit, quota_limit (the user's). It is "interrupted" only where a request key names a run that
+    another prompt has replaced. `messages` are those that the run added. `output` is the value
     that was asked for with `output=`.
     """
 

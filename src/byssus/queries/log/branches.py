@@ -341,12 +341,16 @@ def _remove(tx: Tx, branch: int) -> None:
         " ON t.key = b.thread WHERE b.key = :branch AND b.uncounted = 1)",
         branch=branch,
     )
-    tx.run(
+    row = tx.one(
         "DELETE FROM branches WHERE key = :branch"
         " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = branches.thread AND :branch IN (t.branch, t.line))"
         " AND NOT EXISTS (SELECT 1 FROM segments s WHERE s.source = branches.key OR s.branch = branches.key)"
         " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.line = branches.key OR c.branch = branches.key)"
         " AND NOT EXISTS (SELECT 1 FROM inherited i WHERE i.line = branches.key OR i.source = branches.key)"
-        " AND NOT EXISTS (SELECT 1 FROM tool_calls c WHERE c.branch = branches.key AND c.reply = 0)",
+        " AND NOT EXISTS (SELECT 1 FROM tool_calls c WHERE c.branch = branches.key AND c.reply = 0) RETURNING thread",
         branch=branch,
     )
+    if row is not None:  # what its runs wrote is gone
+        tx.run(
+            "UPDATE runs SET branch = NULL WHERE thread = :thread AND branch = :branch", thread=row[0], branch=branch
+        )

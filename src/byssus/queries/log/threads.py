@@ -19,8 +19,9 @@ from byssus.errors import ThreadMoved
 from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
-from byssus.queries.log import leases
-from byssus.queries.log.leases import By, Late, Unleased
+from byssus.queries.log import leases, runs
+from byssus.queries.log.leases import By, Claim, Late, Unleased
+from byssus.queries.log.runs import Request, RunBegin, RunEnd
 from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -95,16 +96,19 @@ def append(
     clear_partial: bool = False,
     owner: str | None = None,
     charge: Charge | None = None,
+    begins: RunBegin | None = None,
+    ends: RunEnd | None = None,
 ) -> Position:
     """Add messages at the end, and keep `reserve` places free behind them. The thread is made if it is new.
 
     In the same step, `extra` replaces the thread's extra, `release` gives the lease back, `clear_partial` deletes the
     saved part of a reply, and `charge` settles the tokens that were reserved for the messages. `owner` becomes the
-    thread's user, if it has none.
+    thread's user, if it has none. A claim comes with the run that `begins`, a release with how it `ends`.
     """
     count = len(messages)
     size = count + reserve
     row = None
+    before = take(tx, thread_key, "run") if begins is not None and begins.takes_over else None
     if by == UNLEASED and expect == ANY:  # a fast path, for most writes
         row = tx.one(
             _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
@@ -114,6 +118,10 @@ def append(
     else:
         key, position = advance(tx, thread_key, by, size=size, count=count, expect=expect, release=release)
     add(tx, position.branch, position.head - size, messages, thread=key)
+    if begins is not None:
+        _begin(tx, key, position, by, begins, size, before)
+    if ends is not None and release is not None and not position.is_held:
+        runs.end(tx, key, ends, head=position.head, epoch=position.epoch)
     if charge is not None:
         quotas.settle(tx, key, charge)
     if extra is not None:
@@ -121,10 +129,38 @@ def append(
     if clear_partial:
         tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     if owner is not None:
-        quotas.take(tx, owner)
-        # `one`, not `run`: a later query of the same transaction that removes the user must see it.
-        claim = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
-        tx.one(claim, owner=owner, key=key)
+        _own(tx, key, owner)
+    return position
+
+
+def _own(tx: Tx, key: int, owner: str) -> None:
+    quotas.take(tx, owner)
+    # `one`, not `run`: a later query of the same transaction that removes the user must see it.
+    tx.one("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key", owner=owner, key=key)
+
+
+def _begin(tx: Tx, key: int, position: Position, by: By, begins: RunBegin, size: int, before: Row | None) -> None:
+    assert isinstance(by, Claim)
+    runs.begin(
+        tx,
+        key,
+        begins,
+        before=before[0] if before else None,
+        branch=position.branch,
+        first=position.head - size + 1,
+        owner=by.owner.split(" ", 1)[0],
+        epoch=position.epoch,
+    )
+
+
+def append_requested(
+    tx: Tx, thread_key: ThreadKey, messages: Sequence[MessageRow], *, by: By, run: str, request: Request
+) -> Position:
+    """Add a prompt that has a request key, in a run that has begun already."""
+    key, position = advance(tx, thread_key, by, size=len(messages), count=len(messages))
+    runs.request(tx, key, run, request)
+    add(tx, position.branch, position.head - len(messages), messages, thread=key)
+    tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     return position
 
 
@@ -155,11 +191,19 @@ def append_late(
     )
 
 
-def release_late(tx: Tx, thread_key: ThreadKey, *, extra: str | None, charge: Charge | None, epoch: int) -> None:
+def release_late(
+    tx: Tx,
+    thread_key: ThreadKey,
+    *,
+    extra: str | None,
+    charge: Charge | None,
+    epoch: int,
+    ends: RunEnd | None = None,
+) -> None:
     """Give the lease of an interrupted run back, if that was not done."""
     row = take(tx, thread_key, "lease_until", by=Late(epoch))
     if row is not None and row[0] is not None:
-        append(tx, thread_key, [], by=Late(epoch), extra=extra, release=Release.PAUSE, charge=charge)
+        append(tx, thread_key, [], by=Late(epoch), extra=extra, release=Release.PAUSE, charge=charge, ends=ends)
 
 
 def add(tx: Tx, branch: int, after: int, messages: Sequence[MessageRow], *, thread: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from byssus.queries.log import branches
+from byssus.queries.log import branches, runs
 from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.threads import END
 from byssus.queries.moving import tables
@@ -78,6 +78,7 @@ def export(tx: Tx, thread_key: ThreadKey) -> Iterator[Line]:
     yield from _marks(tx, plan)
     for kind, call in _by_key(tx, tables.TOOL_CALLS, thread=key):
         yield kind, _numbered(plan, tables.TOOL_CALLS, call)
+    yield from _runs(tx, plan)
     yield from _checkpoints(tx, plan)
     for table in (tables.INBOX, tables.TASKS, tables.USAGE, tables.TOOL_USAGE):
         yield from _by_key(tx, table, thread=key)
@@ -203,6 +204,16 @@ def _marks_between(tx: Tx, bearer: int, source: int, after: int, upto: int) -> I
     ):
         yield from ((seq, mark) for seq, _, mark in rows)
         cursor = rows[-1][:2]
+
+
+def _runs(tx: Tx, plan: _Plan) -> Iterator[Line]:
+    """The runs of a thread, each with its attempts. A branch that the export does not have is not named."""
+    for row in _paged(tx, tables.RUNS, "thread = :thread AND key > :after", ("key",), (0,), thread=plan.thread):
+        key, branch = row.pop("key"), row["branch"]
+        attempted = [
+            [owner, began_at, ended_at, outcome] for _, owner, _, began_at, ended_at, outcome in runs.attempts(tx, key)
+        ]
+        yield "run", {**row, "branch": plan.numbers.get(branch), "attempted": attempted}
 
 
 def _joined(read: Iterable[Segment]) -> list[Segment]:

@@ -272,6 +272,7 @@ def _find_by_name(tx: Tx, thread: int) -> None:
 # What is passed over when it comes a second time, and then missed at the end.
 _COUNTED = {
     "tool_calls": ("calls", "a tool call"),
+    "runs": ("runs", "a run"),
     "tasks": ("tasks", "a task"),
     "usage": ("usage", "a model's usage of a day"),
     "tool_usage": ("tool_usage", "a tool's usage of a day"),
@@ -298,6 +299,11 @@ _INSERT_MARK = (  # which is passed over if there is no message, and then missed
     " ON m.branch = s.source AND m.seq = :seq WHERE s.branch = :branch AND s.after_seq < :seq AND s.upto_seq >= :seq"
 )
 _INSERT_CALL = _insert(tables.TOOL_CALLS, "thread", unique=True)
+_INSERT_RUN = _insert(tables.RUNS, "thread", unique=True)
+_INSERT_ATTEMPT = (
+    "INSERT INTO run_attempts (run, number, owner, epoch, began_at, ended_at, outcome)"
+    " VALUES (:run, :number, :owner, 0, :began_at, :ended_at, :outcome)"
+)
 _INSERT_CHECKPOINT = _insert(tables.CHECKPOINTS)
 _INSERT_INBOX = _insert(tables.INBOX, "thread")
 _INSERT_TASK = _insert(tables.TASKS, "thread", unique=True)
@@ -344,6 +350,20 @@ def _add_marks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
 
 def _add_calls(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     tx.many(_INSERT_CALL, [{**_keyed(arriving, tables.TOOL_CALLS, row), "thread": arriving.key} for row in rows])
+
+
+def _add_runs(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
+    for row in rows:
+        branch = None if row["branch"] is None else arriving.branches[row["branch"]]
+        values = {**_without(row, "attempted"), "branch": branch, "thread": arriving.key}
+        made = tx.one(f"{_INSERT_RUN} RETURNING key", **values)
+        if made is None:  # it came a second time, which is noticed at the end
+            continue
+        attempts = [
+            {"run": made[0], "number": n, "owner": owner, "began_at": began, "ended_at": ended, "outcome": outcome}
+            for n, (owner, began, ended, outcome) in enumerate(row["attempted"], 1)
+        ]
+        tx.many(_INSERT_ATTEMPT, attempts)
 
 
 def _add_checkpoints(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
@@ -393,6 +413,7 @@ _ADD: dict[str, Callable[[Tx, Arriving, Sequence[Fields]], None]] = {
     "message": _add_messages,
     "mark": _add_marks,
     "call": _add_calls,
+    "run": _add_runs,
     "checkpoint": _add_checkpoints,
     "inbox": _add_inbox,
     "task": _add_tasks,

@@ -25,7 +25,7 @@ Text: TypeAlias = Literal[
     "text", "short text", "long text", "name", "token", "namespace", "mark", "choice", "time", "day"
 ]
 Json: TypeAlias = Literal["any", "object", "string", "about", "retention", "answer", "reply", "user message"]
-Nested: TypeAlias = Literal["segments", "inherited", "numbers"]  # rows of other tables, as fields of a line
+Nested: TypeAlias = Literal["segments", "inherited", "numbers", "attempts"]  # rows of other tables, as fields of a line
 
 NO_SUMMARY = '""'  # as JSON
 _FIRST, _LAST = -(2**63), 2**63 - 1  # no key is before the one or behind the other
@@ -235,6 +235,45 @@ TOOL_CALLS = Table(
     parked="place = -key",
     line="call",
 )
+RUNS = Table(
+    "runs",
+    (
+        _KEY,
+        _THREAD,
+        Column("id", "token"),
+        Column("branch", "branch", is_optional=True),  # None also if the thread does not read it any more
+        Column("first_seq", "count"),
+        Column("last_seq", "count", is_optional=True),
+        Column("began_at", "time"),
+        Column("ended_at", "time", is_optional=True),
+        Column("stop_reason", "text", is_optional=True),
+        Column("error", "long text", is_optional=True),
+        Column("cause", "text"),
+        Column("started_by", "text", is_optional=True),
+        Column("request_key", "token", is_optional=True),
+        Column("request_digest", "text", is_optional=True),
+        *_each("count", "attempts", "retries"),
+        Column("attempted", "attempts", is_stored=False),
+    ),
+    unique=("id", "thread"),
+    parked="id = CAST(key AS TEXT)",
+    line="run",
+    since=4,
+)
+RUN_ATTEMPTS = Table(
+    "run_attempts",
+    (
+        Column("run", "row", parent="runs"),
+        Column("number", "number"),
+        Column("owner", "text"),
+        Column("epoch", "count"),
+        Column("began_at", "time"),
+        Column("ended_at", "time", is_optional=True),
+        Column("outcome", "text", is_optional=True),
+    ),
+    key=("run", "number"),
+    not_exported="part of the line of a run",
+)
 CHECKPOINTS = Table(
     "checkpoints",
     (
@@ -367,8 +406,8 @@ PRICES = Table(
 )
 
 TABLES = (
-    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, INBOX, PARTIALS, CHECKPOINTS, INHERITED, HIDDEN),
-    *(FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
+    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS, CHECKPOINTS),
+    *(INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
 )
 
 

@@ -180,11 +180,11 @@ def empty_trash(tx: Tx, *, chunk: int = CHUNK) -> Emptied:
 
 
 def _has_removed_a_chunk(tx: Tx, thread: int, chunk: int) -> bool:
-    """Delete a chunk of tasks and logged tool calls; True if there may be more.
+    """Delete a chunk of runs, tasks and logged tool calls; True if there may be more.
 
     The rest of the ledger goes with the replies that it is about, or with the thread.
     """
-    for table, condition in (("tasks", ""), ("tool_calls", " AND reply = 0")):
+    for table, condition in (("runs", ""), ("tasks", ""), ("tool_calls", " AND reply = 0")):
         rows = tx.all(
             f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} WHERE thread = :thread{condition}"
             " ORDER BY key LIMIT :limit) RETURNING key",

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from byssus.errors import InputError
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import branches, marks, threads
+from byssus.queries.log import branches, marks, runs, threads
 from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
+from byssus.queries.log.runs import RunEnd
 from byssus.queries.log.threads import ANY, UNLEASED, MessageRow, Position
 from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
@@ -98,11 +99,20 @@ def append(
     release: Release | None = None,
     clear_partial: bool = False,
     charge: Charge | None = None,
+    ends: RunEnd | None = None,
 ) -> Position:
     """Add a run's messages, and a checkpoint of the thread as it stands then: for the end of a turn, when no call is
     open. It asks nothing, and costs no round trip."""
     position = threads.append(
-        tx, thread_key, messages, by=by, extra=extra, release=release, clear_partial=clear_partial, charge=charge
+        tx,
+        thread_key,
+        messages,
+        by=by,
+        extra=extra,
+        release=release,
+        clear_partial=clear_partial,
+        charge=charge,
+        ends=ends,
     )
     _add_here(tx, thread_key, new)
     return position
@@ -271,6 +281,9 @@ def _name_of_head(tx: Tx, thread: ThreadState) -> str | None:
 
 def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int | None = None) -> None:
     """Let a thread go on from a point. What a run had begun is over, and what had arrived of a reply is gone."""
+    row = tx.one("SELECT run, head FROM threads WHERE key = :key", key=key)
+    if row is not None and row[0] is not None:
+        runs.close(tx, key, row[0], head=row[1])
     tx.run(
         "UPDATE threads SET branch = :branch, head = :head, message_count = :count, unledgered = :head, run = NULL,"
         " lease_owner = NULL, lease_until = NULL, extra = COALESCE(:extra, extra), line = COALESCE(:line, line)"

@@ -1,0 +1,252 @@
+"""Runs as rows, and the attempts of processes to drive them.
+
+`begin` and `end` are parts of writes that a run makes anyway (`threads.append`): the claim for the lease, and the write
+that gives it back. The caller has locked the thread's row. `threads.run` names the run whose row has no end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from byssus.errors import ByssusError
+from byssus.store.database import Tx
+from byssus.values.thread_key import ThreadKey
+
+_HIDDEN = "\x7f"  # a namespace that begins with it holds what is being deleted or imported
+
+
+class RequestTaken(ByssusError):
+    """Another run of the thread has this request key. The caller joins that run."""
+
+
+class Request(NamedTuple):
+    """What makes a prompt that is sent twice happen once."""
+
+    key: str
+    digest: str
+
+
+class RunBegin(NamedTuple):
+    """What a claim records of its run."""
+
+    id: str
+    cause: str
+    started_by: str | None = None
+    request: Request | None = None
+    takes_over: bool = True  # False: the caller knows that the thread has no run that has not ended
+
+
+class RunEnd(NamedTuple):
+    """How an attempt ends. The run itself ends with it if the outcome is "ended"."""
+
+    id: str
+    outcome: str
+    stop_reason: str | None = None
+    error: str | None = None
+    retries: int = 0
+
+
+class RunRow(NamedTuple):
+    key: int
+    thread_id: str
+    namespace: str
+    id: str
+    branch: int | None
+    first_seq: int
+    last_seq: int | None
+    began_at: str
+    ended_at: str | None
+    stop_reason: str | None
+    error: str | None
+    cause: str
+    started_by: str | None
+    request_key: str | None
+    request_digest: str | None
+    attempts: int
+    retries: int
+    owner: str | None  # of the thread's lease, while it lasts
+    until: str
+
+
+class AttemptRow(NamedTuple):
+    number: int
+    owner: str
+    epoch: int
+    began_at: str
+    ended_at: str | None
+    outcome: str | None
+
+
+_RUN = (
+    "SELECT r.key, t.id, t.namespace, r.id, r.branch, r.first_seq, r.last_seq, r.began_at, r.ended_at, r.stop_reason,"
+    " r.error, r.cause, r.started_by, r.request_key, r.request_digest, r.attempts, r.retries,"
+    " CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, '')"
+    " FROM runs r JOIN threads t ON t.key = r.thread"
+)
+_THIS = "id = :id AND thread = :thread"
+_BEGIN = (
+    "INSERT INTO runs (thread, id, branch, first_seq, began_at, cause, started_by, request_key, request_digest,"
+    " attempts, retries) VALUES (:thread, :id, :branch, :first, :now, :cause, :by, :request, :digest, 1, 0)"
+    # A run that goes on. On another branch, after a rewind, it begins anew.
+    " ON CONFLICT (id, thread) DO UPDATE SET attempts = runs.attempts + 1, ended_at = NULL, stop_reason = NULL,"
+    " error = NULL, last_seq = NULL,"
+    " first_seq = CASE WHEN runs.branch = excluded.branch THEN runs.first_seq ELSE excluded.first_seq END,"
+    " branch = excluded.branch"
+)
+_ATTEMPT = (
+    "INSERT INTO run_attempts (run, number, owner, epoch, began_at)"
+    f" SELECT key, attempts, :owner, :epoch, :now FROM runs WHERE {_THIS}"
+)
+_ENDS = (
+    f"UPDATE runs SET last_seq = :head, stop_reason = :reason, error = :error, retries = retries + :retries{{}}"
+    f" WHERE {_THIS}"
+)
+_PAUSE, _END = _ENDS.format(""), _ENDS.format(", ended_at = :now")
+_END_ATTEMPT = (
+    "UPDATE run_attempts SET ended_at = :now, outcome = :outcome"
+    f" WHERE run = (SELECT key FROM runs WHERE {_THIS}) AND epoch = :epoch"
+)
+
+
+# --- what a run writes ------------------------------------------------------------------------------------------------
+
+
+def begin(
+    tx: Tx, thread: int, run: RunBegin, *, before: str | None, branch: int, first: int, owner: str, epoch: int
+) -> None:
+    """Record that a process drives a run, new or continued. `before` is the run that the thread had not ended."""
+    now = tx.now()
+    if before is not None:
+        _lose(tx, thread, before)
+        if before != run.id:
+            close(tx, thread, before, head=first - 1)
+    if run.request is not None:
+        _refuse_taken(tx, thread, run.request)
+    key, digest = run.request or (None, None)
+    tx.run(
+        _BEGIN,
+        thread=thread,
+        id=run.id,
+        branch=branch,
+        first=first,
+        now=now,
+        cause=run.cause,
+        by=run.started_by,
+        request=key,
+        digest=digest,
+    )
+    tx.run(_ATTEMPT, thread=thread, id=run.id, owner=owner, epoch=epoch, now=now)
+
+
+def end(tx: Tx, thread: int, how: RunEnd, *, head: int, epoch: int) -> None:
+    """Record that a process drives a run no longer, and how the run ended if it did."""
+    now, this = tx.now(), {"thread": thread, "id": how.id}
+    tx.run(
+        _END if how.outcome == "ended" else _PAUSE,
+        head=head,
+        reason=how.stop_reason,
+        error=how.error,
+        retries=how.retries,
+        now=now,
+        **this,
+    )
+    tx.run(_END_ATTEMPT, outcome=how.outcome, epoch=epoch, now=now, **this)
+
+
+def request(tx: Tx, thread: int, run_id: str, asked: Request) -> None:
+    """Record the key of a prompt that is stored in the same transaction, of a run that has begun already."""
+    _refuse_taken(tx, thread, asked)
+    tx.run(
+        f"UPDATE runs SET request_key = :key, request_digest = :digest WHERE {_THIS}",
+        key=asked.key,
+        digest=asked.digest,
+        thread=thread,
+        id=run_id,
+    )
+
+
+def close(tx: Tx, thread: int, run_id: str, *, head: int) -> None:
+    """End a run that was interrupted and that nothing continues."""
+    tx.run(
+        "UPDATE runs SET ended_at = :now, stop_reason = 'interrupted', last_seq = COALESCE(last_seq, :head)"
+        f" WHERE {_THIS} AND ended_at IS NULL",
+        now=tx.now(),
+        head=head,
+        thread=thread,
+        id=run_id,
+    )
+
+
+def _lose(tx: Tx, thread: int, run_id: str) -> None:
+    """The process that drove a run has not said that it stopped."""
+    tx.run(
+        "UPDATE run_attempts SET ended_at = :now, outcome = 'lost'"
+        f" WHERE run = (SELECT key FROM runs WHERE {_THIS}) AND ended_at IS NULL",
+        now=tx.now(),
+        thread=thread,
+        id=run_id,
+    )
+
+
+def _refuse_taken(tx: Tx, thread: int, asked: Request) -> None:
+    if tx.one("SELECT 1 FROM runs WHERE thread = :thread AND request_key = :key", thread=thread, key=asked.key):
+        raise RequestTaken(f"a run of the thread has the key {asked.key!r}")
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def find(tx: Tx, run_id: str, thread_key: ThreadKey | None = None) -> RunRow | None:
+    """A run by its id; of several threads that were imported from one, the thread that is named or the newest."""
+    namespace, thread_id = thread_key or ("", "")
+    row = tx.one(
+        f"{_RUN} WHERE r.id = :id AND substr(t.namespace, 1, 1) <> :hidden"
+        " AND (:every = 1 OR (t.namespace = :namespace AND t.id = :thread)) ORDER BY r.key DESC LIMIT 1",
+        id=run_id,
+        hidden=_HIDDEN,
+        every=int(thread_key is None),
+        namespace=namespace,
+        thread=thread_id,
+        now=tx.now(),
+    )
+    return RunRow(*row) if row else None
+
+
+def page(tx: Tx, thread_key: ThreadKey | None, *, before: int, limit: int) -> list[RunRow]:
+    """Runs of a thread, or of all threads that are in no namespace, newest first."""
+    namespace, thread_id = thread_key or ("", "")
+    of_thread = (
+        ""
+        if thread_key is None
+        else " AND r.thread = (SELECT key FROM threads WHERE namespace = :namespace AND id = :id)"
+    )
+    rows = tx.all(
+        f"{_RUN} WHERE t.namespace = :namespace AND r.key < :before{of_thread} ORDER BY r.key DESC LIMIT :limit",
+        namespace=namespace,
+        id=thread_id,
+        before=before,
+        limit=limit,
+        now=tx.now(),
+    )
+    return [RunRow(*row) for row in rows]
+
+
+def of_request(tx: Tx, thread_key: ThreadKey, request_key: str) -> RunRow | None:
+    """The run that a request key began."""
+    row = tx.one(
+        f"{_RUN} WHERE t.namespace = :namespace AND t.id = :id AND r.request_key = :key ORDER BY r.key LIMIT 1",
+        key=request_key,
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        now=tx.now(),
+    )
+    return RunRow(*row) if row else None
+
+
+def attempts(tx: Tx, run: int) -> list[AttemptRow]:
+    """The attempts of a run, in order."""
+    rows = tx.all(
+        "SELECT number, owner, epoch, began_at, ended_at, outcome FROM run_attempts WHERE run = :run ORDER BY number",
+        run=run,
+    )
+    return [AttemptRow(*row) for row in rows]

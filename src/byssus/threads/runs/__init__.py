@@ -1,0 +1,1 @@
+"""Runs as they are stored: lists, and what happened in one."""
