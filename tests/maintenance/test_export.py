@@ -378,7 +378,7 @@ def test_a_fork_takes_nothing_along_that_it_does_not_read(database: Database) ->
             await summarize(cp, name, "needle in a summary")
         lines = await exported(cp, "f")
         assert not any("needle" in line for line in lines)
-        counts = {"branches": 3, "messages": 3, "marks": 3, "calls": 0, "checkpoints": 2, "inbox": 0}
+        counts = {"branches": 3, "messages": 3, "marks": 3, "calls": 0, "runs": 0, "checkpoints": 2, "inbox": 0}
         assert json.loads(lines[-1])["end"] == {**counts, "tasks": 0, "usage": 0, "tool_usage": 0}
 
     with_cp(database, use)
@@ -497,7 +497,7 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
             ([*lines, lines[1]], "nothing can come behind the end"),
             ([*lines, *lines], "nothing can come behind the end"),
             ([lines[0].replace("alice", "carol"), *lines[1:]], "something in the lines of this user was changed"),
-            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: this was exported by a newer"),
+            ([lines[0].replace('"format":4', '"format":5'), *lines[1:]], "line 1: this was exported by a newer"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":[[9')], "cannot be a fork of"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":["x",[')], "the forks cannot be"),
             ([*lines[begin : ends[0]], *lines], "line \\d+: this is no beginning of a thread"),
@@ -637,7 +637,7 @@ def test_nothing_that_is_said_of_a_user_is_taken_for_granted(database: Database)
         headers: list[dict[str, Any]] = [{"user": user} for user in ("", None, 7, "\0", "\ud800")]
         for header in (*headers, {"more": 1}):
             cases += [([dumps({**rows[0], **header}), *lines[1:]], "^line 1: a user cannot be")]
-        cases.append(([lines[0].replace('"format":3', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
+        cases.append(([lines[0].replace('"format":4', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
         await refuse(cp, [(sealed_user(damaged), complaint) for damaged, complaint in cases])
         assert await bring(cp, lines) == []
 
@@ -721,13 +721,14 @@ NEW: dict[int, dict[str, tuple[str, ...]]] = {
         "end": ("tasks", "usage", "tool_usage"),
     },
     3: {"branch": ("summary", "quoted"), "end": ("marks",)},
+    4: {"end": ("runs",)},
 }
 
 
 def as_before(lines: list[str], written: int = 1) -> list[str]:
-    """An export of a thread in an earlier format: the first was before there were sessions, the second before marks."""
+    """An export of a thread in an earlier format: before sessions (1), before marks (2), or before runs (3)."""
     lacking = [new for since, new in NEW.items() if since > written]
-    gone = ("mark",) if written > 1 else ("mark", *SESSIONS)
+    gone = {1: ("run", "mark", *SESSIONS), 2: ("run", "mark"), 3: ("run",)}[written]
     old: list[str] = []
     for line in lines[:-1]:
         row = json.loads(line)
@@ -761,12 +762,47 @@ def test_an_export_from_before_there_were_marks_is_imported_without_any(database
             [
                 ([*old[:at], new[at], *old[at:]], f"^line {at + 1}: a mark cannot come here"),
                 (
-                    [new[0].replace('"format":3', '"format":2'), *new[1:]],
+                    [new[0].replace('"format":4', '"format":2'), *new[1:]],
                     "^line 2: a branch has other fields.*'summary'",
                 ),
                 ([old[0].replace('"format":2', '"format":3'), *old[1:]], "^line 2: there is no 'summary'"),
             ],
         )
+
+    with_both(database, other, use)
+
+
+def test_runs_come_back_with_a_trusted_import_and_as_the_past_with_any_other(
+    database: Database, other: Database
+) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        await fill(cp)
+        for name in ("asking", "done", "t"):
+            lines = await exported(cp, name)
+            assert await bring(there, lines) == [name]
+            assert await exported(there, name) == lines
+            (had,), (run,) = await cp.runs(name), await there.runs(name)
+            assert (run.id, run.state, run.stop_reason) == (had.id, had.state, had.stop_reason)
+            before, after = await cp.run_attempts(had.id), await there.run_attempts(had.id)
+            assert [(each.owner, each.began_at, each.outcome) for each in after] == [
+                (each.owner, each.began_at, each.outcome) for each in before
+            ]
+            second = f"second {name}"
+            await there.import_from(lines, as_id=second)
+            (run,) = await there.runs(second)
+            assert (run.state, run.ended_at is None, run.request_key) == ("ended", False, None)
+            assert run.stop_reason == ("stop" if name == "done" else "interrupted")
+
+    with_both(database, other, use)
+
+
+def test_an_export_from_before_there_were_runs_is_imported_without_any(database: Database, other: Database) -> None:
+    async def use(cp: Checkpointer, there: Checkpointer) -> None:
+        for name in await fill(cp):
+            old = as_before(await exported(cp, name), 3)
+            assert await bring(there, old) == [name]
+            assert await there.runs(name) == []
+            assert as_before(await exported(there, name), 3) == old
 
     with_both(database, other, use)
 
@@ -795,7 +831,7 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             there,
             [
                 ([*old[:-1], task, old[-1]], f"^line {len(old)}: a task cannot come here"),
-                ([new[0].replace('"format":3', '"format":1'), *new[1:]], "^line 1: "),
+                ([new[0].replace('"format":4', '"format":1'), *new[1:]], "^line 1: "),
                 ([old[0].replace('"format":1', '"format":3'), *old[1:]], "^line 1: "),
             ],
         )
@@ -1036,8 +1072,8 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
             ([*lines, "x"], f"line {size + 1}: this is not JSON"),
             ([*lines, lines[0]], f"line {size + 2} is missing"),
             (lines + lines, "there is already a thread 'f'"),
-            ([lines[0].replace('"format":3', '"format":4'), *lines[1:]], "line 1: .*newer byssus, in format 4"),
-            ([lines[0].replace('"format":3', '"format":"3"'), *lines[1:]], "line 1: the format of an export cannot be"),
+            ([lines[0].replace('"format":4', '"format":5'), *lines[1:]], "line 1: .*newer byssus, in format 5"),
+            ([lines[0].replace('"format":4', '"format":"4"'), *lines[1:]], "line 1: the format of an export cannot be"),
             (['{"role":"user","content":"hello"}'], "line 1: this is JSON, but no line of an export"),
             (["[1]"], "line 1: this is JSON, but no line of an export"),
             (['{"byssus":"diary","format":1}'], "line 1: this is no beginning of a thread"),
@@ -1124,6 +1160,23 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
         "arguments": [[1], "x", 7],
         "answer": [{}, [], {"decision": "result", "result": {"role": "user", "content": "x"}}, {"decision": "deny"}],
     },
+    "run": {
+        "id": [None, 7, "\0", "\ud800"],
+        "branch": [0, 99, "1", True],
+        "first_seq": [-1, None],
+        "last_seq": [-1, "1"],
+        "began_at": [None, "now"],
+        "ended_at": ["now", 7],
+        "stop_reason": [7, "\0"],
+        "error": [7, "\ud800"],
+        "cause": [None, 7],
+        "started_by": [7],
+        "request_key": [7, "a key without a digest", "\0"],
+        "request_digest": ["a digest without a key"],
+        "attempts": [-1, None],
+        "retries": [-1, 1.5],
+        "attempted": [None, 7, [7], [["here:1"]], [["here:1", "now", None, None]], [[7, None, None, None]]],
+    },
     "checkpoint": {
         "line": [0, 99],
         "id": ["", None, "\0"],
@@ -1181,7 +1234,7 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
 }
 
 SESSIONS = ("task", "usage", "tool_usage")
-GONE = ("id", "segments", "name", "day", "mark")
+GONE = ("id", "segments", "name", "day", "mark", "began_at")
 
 
 @pytest.mark.large
@@ -1189,7 +1242,7 @@ GONE = ("id", "segments", "name", "day", "mark")
 def test_no_value_is_taken_for_granted(database: Database, kind: str, small_pages: None) -> None:
     async def use(cp: Checkpointer) -> None:
         await fill(cp)
-        name = {"call": "asking", "inbox": "t"}.get(kind, "session" if kind in SESSIONS else "f")
+        name = {"call": "asking", "run": "asking", "inbox": "t"}.get(kind, "session" if kind in SESSIONS else "f")
         lines = await exported(cp, name)
         await cp.delete_thread(name)
         assert sealed(lines) == lines

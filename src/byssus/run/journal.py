@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
-from byssus.queries.log.runs import Request
+from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.threads.inbox import Receipt, Waiting
@@ -35,7 +35,7 @@ class Driver(NamedTuple):
     run_id: str
     signal: Signal
     cause: str = "prompt"  # or "resume"
-    request: Request | None = None  # what makes the prompt happen once
+    request: RequestKey | None = None  # what makes the prompt happen once
 
 
 class Stop(NamedTuple):

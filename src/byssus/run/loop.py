@@ -50,7 +50,7 @@ from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
-from byssus.queries.log.runs import Request as RequestKey
+from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
 from byssus.run.journal import Driver, Ending, Journal, Ledger, Stop, pending

@@ -19,7 +19,7 @@ class RequestTaken(ByssusError):
     """Another run of the thread has this request key. The caller joins that run."""
 
 
-class Request(NamedTuple):
+class RequestKey(NamedTuple):
     """What makes a prompt that is sent twice happen once."""
 
     key: str
@@ -32,7 +32,7 @@ class RunBegin(NamedTuple):
     id: str
     cause: str
     started_by: str | None = None
-    request: Request | None = None
+    request: RequestKey | None = None
     takes_over: bool = True  # False: the caller knows that the thread has no run that has not ended
 
 
@@ -153,7 +153,7 @@ def end(tx: Tx, thread: int, how: RunEnd, *, head: int, epoch: int) -> None:
     tx.run(_END_ATTEMPT, outcome=how.outcome, epoch=epoch, now=now, **this)
 
 
-def request(tx: Tx, thread: int, run_id: str, asked: Request) -> None:
+def request(tx: Tx, thread: int, run_id: str, asked: RequestKey) -> None:
     """Record the key of a prompt that is stored in the same transaction, of a run that has begun already."""
     _refuse_taken(tx, thread, asked)
     tx.run(
@@ -188,7 +188,7 @@ def _lose(tx: Tx, thread: int, run_id: str) -> None:
     )
 
 
-def _refuse_taken(tx: Tx, thread: int, asked: Request) -> None:
+def _refuse_taken(tx: Tx, thread: int, asked: RequestKey) -> None:
     if tx.one("SELECT 1 FROM runs WHERE thread = :thread AND request_key = :key", thread=thread, key=asked.key):
         raise RequestTaken(f"a run of the thread has the key {asked.key!r}")
 

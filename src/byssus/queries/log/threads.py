@@ -21,7 +21,7 @@ from byssus.queries.accounts.quotas import Charge
 from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases, runs
 from byssus.queries.log.leases import By, Claim, Late, Unleased
-from byssus.queries.log.runs import Request, RunBegin, RunEnd
+from byssus.queries.log.runs import RequestKey, RunBegin, RunEnd
 from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -154,7 +154,7 @@ def _begin(tx: Tx, key: int, position: Position, by: By, begins: RunBegin, size:
 
 
 def append_requested(
-    tx: Tx, thread_key: ThreadKey, messages: Sequence[MessageRow], *, by: By, run: str, request: Request
+    tx: Tx, thread_key: ThreadKey, messages: Sequence[MessageRow], *, by: By, run: str, request: RequestKey
 ) -> Position:
     """Add a prompt that has a request key, in a run that has begun already."""
     key, position = advance(tx, thread_key, by, size=len(messages), count=len(messages))
