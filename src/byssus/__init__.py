@@ -16,7 +16,7 @@ from byssus.middleware.windows import ExcludeMarked, Redact, SlidingWindow, Summ
 from byssus.providers.base import Model, Prices
 from byssus.run.settings import Limits
 from byssus.tools import Done, NotDone, ToolContext, Unknown, tool
-from byssus.values.decisions import Ask, Deny, Pending
+from byssus.values.decisions import Approval, Approve, Ask, Deny, Pending
 from byssus.values.results import RunResult, ToolResult
 from byssus.values.thread_key import ThreadKey
 
@@ -24,6 +24,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Agent",
+    "Approval",
+    "Approve",
     "Ask",
     "AssistantMessage",
     "Deny",

@@ -36,17 +36,18 @@ from byssus.run.leaving import Leaving
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
 from byssus.run.memory_journal import memory_journal
+from byssus.run.outside import answering
 from byssus.run.settings import Limits, Setup
 from byssus.run.thread_journal import thread_journal
 from byssus.signals import run_blocking, shielded
 from byssus.stream import Backlog, EventStream
-from byssus.threads import inbox
+from byssus.threads import approvals, inbox
 from byssus.threads.forks import At, checked_at
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.decisions import Answer, Pending
 from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
@@ -370,14 +371,16 @@ class Agent:
     def pending(self) -> list[Pending]:
         """The tool calls that wait for a person. Raises `NotLoaded` before the thread is loaded."""
         self._check_loaded("pending")
-        return pending(self._setup.thread_id, self._journal.ledger)
+        return pending(self._setup.thread_id, self._journal)
 
-    async def answer(self, call_id: str, answer: Answer) -> None:
-        """Answer a waiting tool call: "approve", "deny", `Deny(reason)` or `ToolResult(...)`.
+    async def answer(self, call_id: str, answer: Answer, *, by: str | None = None, source: str | None = None) -> bool:
+        """Answer for a call that waits: "approve", `Approve(arguments=...)`, "deny", `Deny(reason)`, `ToolResult(...)`.
 
-        The answer is stored. The next `resume()` or `prompt()`, in any process, carries it out.
+        It is recorded, with who answered (`by`) and from where (`source`); `resume()` (or `prompt()`) goes on with it,
+        here or elsewhere. Arguments that do not fit the tool raise `ArgumentsInvalid`, and a second answer
+        `AlreadyAnswered`. Returns False if the call needs more approvals.
         """
-        await self._journal.ledger.answer(call_id, encode_answer(answer))
+        return await answering.answer(self._setup, self._journal.ledger, call_id, approvals.said(answer, by, source))
 
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
         """Make a checkpoint of the thread as it is now, also during a run; returns its id.

@@ -4,6 +4,8 @@ A message names the thing, the value and the next step. The tree branches by wha
 
     ByssusError
     ├── InputError (ValueError)            fix the call: a value that cannot be used
+    │   ├── AlreadyAnswered                nothing to do: another answer to a question came first, or its time is over
+    │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
     │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   ├── NothingToResume                resume() on a thread that waits for a prompt
@@ -58,6 +60,23 @@ class ByssusError(Exception):
 
 class InputError(ByssusError, ValueError):
     """A value that cannot be used."""
+
+
+class AlreadyAnswered(InputError):
+    """A tool call was answered before: `by` whom, `at` what time, and from where (`source`).
+
+    If nobody answered in time, `by` is None and `source` is "expiry".
+    """
+
+    def __init__(self, message: str, by: str | None, at: str, source: str | None = None) -> None:
+        super().__init__(message)
+        self.by = by
+        self.at = at
+        self.source = source
+
+
+class ArgumentsInvalid(InputError):
+    """The arguments of an approval do not fit the tool. The question stays open."""
 
 
 class ForksUndecided(InputError):

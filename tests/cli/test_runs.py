@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
+from byssus import Agent, Ask, AssistantMessage, Model, ToolCall, UserMessage, tool
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim, Lease
@@ -27,6 +27,12 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+@tool(approval=Ask("Both?", approvers=2, expires=3600))
+def spend(amount: int) -> str:
+    """Spend."""
+    return f"spent {amount}"
+
+
 @pytest.fixture
 def byssus(tmp_path: Path, database: Database) -> Command:
     return command(tmp_path, database.place)
@@ -36,7 +42,11 @@ def run_agent(database: Database, steps: list[Step], prompt: str | None, thread_
     async def main() -> tuple[str, str]:
         async with database.checkpointer() as cp:
             agent = Agent(
-                provider=ScriptedProvider(steps), model=Model("m"), tools=[pay], checkpointer=cp, thread_id=thread_id
+                provider=ScriptedProvider(steps),
+                model=Model("m"),
+                tools=[pay, spend],
+                checkpointer=cp,
+                thread_id=thread_id,
             )
             result = await (agent.prompt(prompt) if prompt else agent.resume())
             return result.stop_reason, result.text
@@ -71,6 +81,26 @@ def test_a_call_that_waits_is_listed_and_answered(
     assert json.loads(byssus("unfinished", "--json").stdout) == []
 
 
+def test_an_answer_says_who_gave_it_and_may_change_the_arguments(byssus: Command, database: Database) -> None:
+    run_agent(database, ASK, "Pay.")
+    byssus("answer", "t", "c1", "approve", "--arguments", '{"amount": 2}', "--by", "ada")
+    again = byssus("answer", "t", "c1", "deny", code=1).stderr
+    assert "ada answered at" in again
+    assert "from cli" in again
+    assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", _containing("paid 2"))
+
+
+def test_the_list_says_how_many_must_approve_and_until_when(byssus: Command, database: Database) -> None:
+    run_agent(database, [[ToolCall("c1", "spend", {"amount": 7})]], "Spend.")
+    run_agent(database, ASK, "Pay.", "u")
+    assert "needs more approvals" in byssus("answer", "t", "c1", "approve", "--by", "ada").stderr
+    (line,) = byssus("pending", "--limit", "1").stdout.splitlines()
+    assert line.startswith('t  c1  approval: spend with {"amount":7}  Both?  (1 of 2 approvals, ada)  (expires 20')
+    assert line.endswith(" UTC: deny)")
+    (listed,) = json.loads(byssus("pending", "t", "--json").stdout)
+    assert [given["by"] for given in listed["approvals"]] == ["ada"]
+
+
 class _containing(str):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, str) and str(self) in other
@@ -84,6 +114,10 @@ class _containing(str):
         (["answer", "t", "c1", "approve"], "does not wait for an answer"),
         (["answer", "t", "c1", "result"], "what is the result?"),
         (["answer", "t", "c1", "approve", "yes"], "takes no text"),
+        (["answer", "t", "c1", "approve", "--arguments", "{"], "must be a JSON object"),
+        (["answer", "t", "c1", "approve", "--arguments", "[1]"], "must be a JSON object"),
+        (["answer", "t", "c1", "deny", "--arguments", "{}"], "goes with 'approve'"),
+        (["pending", "--user", "nobody"], "there is no user 'nobody'"),
         (["answer", "nobody", "c1", "approve"], "there is no thread 'nobody'"),
         (["steer", "nobody", "hello"], "there is no thread 'nobody'"),
         (["steer", "t", "  "], "empty message"),

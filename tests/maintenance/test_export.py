@@ -721,7 +721,13 @@ NEW: dict[int, dict[str, tuple[str, ...]]] = {
         "end": ("tasks", "usage", "tool_usage"),
     },
     3: {"branch": ("summary", "quoted"), "end": ("marks",)},
-    4: {"end": ("runs",)},
+    4: {
+        "call": (
+            *("answered_by", "answered_from", "answered_at", "expires_at", "approvers", "edited", "fallback"),
+            *("edited_quoted", "fallback_quoted"),
+        ),
+        "end": ("runs",),
+    },
 }
 
 

@@ -21,7 +21,7 @@ from byssus import (
     tool,
 )
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AnswerNeeded, InputError
+from byssus.errors import AlreadyAnswered, AnswerNeeded, InputError
 from byssus.events import ToolExecutionStart
 from byssus.messages import ImageContent
 from byssus.middleware import HookContext
@@ -465,8 +465,8 @@ def test_of_answers_at_the_same_time_one_counts(database: Database) -> None:
         await agent.prompt("go")
         answers = [opener.answer("t", "a", word) for opener in (cp, other) for word in ("approve", "deny")]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes].count(InputError) == 3
-        assert outcomes.count(None) == 1
+        assert [type(outcome) for outcome in outcomes].count(AlreadyAnswered) == 3
+        assert outcomes.count(True) == 1
         await agent.resume()
         assert len(await results(cp)) == 1
 

@@ -25,6 +25,7 @@ from byssus.messages import encode, stamped
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import inbox, leases, threads, tool_calls
+from byssus.queries.log.answers import Question
 from byssus.queries.log.leases import Claim, Held, Lease
 from byssus.queries.log.threads import MessageRow
 from byssus.queries.log.tool_calls import Start
@@ -79,7 +80,7 @@ WRITES: dict[str, Callable[[Tx, Lease], object]] = {
     "save_partial": lambda tx, lease: threads.save_partial(tx, ThreadKey("", "t"), "{}", by=lease),
     "distrust": lambda tx, lease: threads.distrust(tx, ThreadKey("", "t"), 99, by=lease),
     "start": lambda tx, lease: tool_calls.start(tx, ThreadKey("", "t"), START, by=lease),
-    "ask": lambda tx, lease: tool_calls.ask(tx, ThreadKey("", "t"), START, reason="approval", question="?", by=lease),
+    "ask": lambda tx, lease: tool_calls.ask(tx, ThreadKey("", "t"), START, Question("approval", "?"), by=lease),
     "finish": lambda tx, lease: tool_calls.finish(tx, ThreadKey("", "t"), 2, [(0, 3, ROW, "done", None)], by=lease),
     "finish_behind": lambda tx, lease: tool_calls.finish_behind(
         tx, ThreadKey("", "t"), 2, [(0, ROW, "done", None)], by=lease

@@ -6,17 +6,21 @@ Each works on the database alone, so the run may go on in any process, or in non
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable
+import getpass
+import json
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
+
+import msgspec
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
-from byssus.cli.ids import chosen
-from byssus.cli.subcommand import add, add_thread, work_on
+from byssus.cli.ids import chosen, known_user
+from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.errors import InputError
 from byssus.messages import dumps
 from byssus.threads.inbox import Waiting
-from byssus.values.decisions import Answer, Deny, Pending
+from byssus.values.decisions import Answer, Approve, Deny, Pending
 from byssus.values.results import ToolResult
 
 T = TypeVar("T")
@@ -26,10 +30,14 @@ def add_to(commands: Any) -> None:
     add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
     parser = add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
+    parser.add_argument("--user", metavar="ID", help="only those of this user's threads")
+    parser.add_argument("--limit", type=number, metavar="N", help="at most N of them, those that wait longest")
     parser = _add_for_thread(commands, "answer", _answer, "answer for a tool call that waits")
     parser.add_argument("call", metavar="CALL", help="the call's id; 'byssus pending' lists them")
     parser.add_argument("answer", choices=["approve", "deny", "result"], help="let it run, or not, or say what it did")
     parser.add_argument("text", metavar="TEXT", nargs="?", help="why it is denied, or the call's result")
+    parser.add_argument("--arguments", metavar="JSON", help="approve the call with these arguments instead of its own")
+    parser.add_argument("--by", metavar="NAME", help="who answers (default: your login name)")
     _add_for_thread(commands, "inbox", _inbox, "list what was said to a thread and not heard yet", json=True)
     for name, what in (("steer", "before its next turn"), ("follow-up", "when it would stop")):
         parser = _add_for_thread(commands, name, _send, f"say something to a thread's run, {what}")
@@ -65,20 +73,38 @@ def _unfinished(args: argparse.Namespace) -> int:
 
 
 def _pending(args: argparse.Namespace) -> int:
-    listed = _with(args, lambda cp: cp.pending(args.thread))
+    async def listed_in(cp: Checkpointer) -> list[Pending]:
+        user = None if args.user is None else await known_user(cp, args.user)
+        return await cp.pending(args.thread, user=user, limit=args.limit)
+
+    listed = _with(args, listed_in)
     if args.json:
-        terminal.print_json([_as_dict(call) for call in listed])
+        terminal.print_json([msgspec.to_builtins(call) for call in listed])
         return 0
     for call in listed:
         what = f"{call.tool_name} with {dumps(call.arguments)}"
-        print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {call.question}".rstrip()))
+        more = "  ".join(filter(None, (call.question, *_terms(call))))
+        print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {more}".rstrip()))
     if not listed:
         terminal.remark("Nothing waits for a person.\n")
     return 0
 
 
+def _terms(call: Pending) -> Iterator[str]:
+    """How many people must approve a call, and until when."""
+    if call.approvers > 1:
+        names = "".join(f", {approval.by}" for approval in call.approvals)
+        yield f"({len(call.approvals)} of {call.approvers} approvals{names})"
+    if call.expires_at is not None:
+        yield f"(expires {call.expires_at[:19]} UTC: {call.default})"
+
+
 def _answer(args: argparse.Namespace) -> int:
     answer: Answer = args.answer
+    if args.arguments is not None:
+        if args.answer != "approve":
+            raise InputError(f"--arguments goes with 'approve', not with {args.answer!r}")
+        answer = Approve(_object(args.arguments))
     if args.answer == "deny" and args.text:
         answer = Deny(args.text)
     elif args.answer == "result":
@@ -88,13 +114,33 @@ def _answer(args: argparse.Namespace) -> int:
     elif args.answer == "approve" and args.text is not None:
         raise InputError(f"'approve' takes no text, got {args.text!r}; to give the call's result, say 'result'")
 
-    async def record(cp: Checkpointer) -> None:
+    async def record(cp: Checkpointer) -> bool:
         waiting = [call.call_id for call in await cp.pending(args.thread)]
-        await cp.answer(args.thread, chosen(args.call, waiting, "calls"), answer)
+        call_id = chosen(args.call, waiting, "calls")
+        return await cp.answer(args.thread, call_id, answer, by=args.by or _login_name(), source="cli")
 
-    _with(args, record)
-    terminal.remark("Recorded. The thread's next run goes on with it.\n")
+    if _with(args, record):
+        terminal.remark("Recorded. The thread's next run goes on with it.\n")
+    else:
+        terminal.remark("Recorded. The call needs more approvals: 'byssus pending' shows how many it has.\n")
     return 0
+
+
+def _login_name() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"--arguments must be a JSON object, for example '{{\"amount\": 5}}': {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"--arguments must be a JSON object with all arguments, got {text:.80}")
+    return value
 
 
 def _inbox(args: argparse.Namespace) -> int:
@@ -139,7 +185,3 @@ def _abort(args: argparse.Namespace) -> int:
     if not _with(args, lambda cp: cp.abort(args.thread)):
         raise InputError(f"nobody drives thread {args.thread!r}: there is nothing to end")
     return 0
-
-
-def _as_dict(call: Pending) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in call.__struct_fields__}

@@ -27,6 +27,10 @@ from byssus.values.thread_key import ThreadKey
 Row = dict[str, Any]
 
 _ACTING = {"inbox": "queued messages", "task": "tasks", "usage": "usage", "tool_usage": "usage"}
+# A question that is asked again has no time limit: its default answer was for another database.
+_UNANSWERED = dict.fromkeys(
+    ("answer", "answered_by", "answered_at", "answered_from", "edited", "expires_at", "fallback")
+)
 
 
 class Terms(NamedTuple):
@@ -111,7 +115,7 @@ class Admission:
         if status not in ("waiting", "answered", "left"):
             return row
         status = "waiting" if status == "answered" else status
-        return {**row, "status": status, "answer": None, "idempotency_key": next(self._keys)}
+        return {**row, **_UNANSWERED, "status": status, "idempotency_key": next(self._keys)}
 
     def _run(self, row: Row) -> Row:
         """A run as a part of the past: nothing continues it, and no prompt joins it."""

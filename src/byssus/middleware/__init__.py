@@ -30,7 +30,7 @@ from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResul
 from byssus.providers.base import Model, Provider
 from byssus.providers.history import answerable, with_replies
 from byssus.signals import Signal
-from byssus.values.decisions import Ask, Deny
+from byssus.values.decisions import Ask, Deny, joined
 from byssus.values.marks import MarkedMessages
 from byssus.values.results import RunResult
 
@@ -185,7 +185,7 @@ class Chain:
             if isinstance(result, Deny):
                 return call, result
             if isinstance(result, Ask):
-                asked = asked or result
+                asked = result if asked is None else joined(asked, result)
                 continue
             if isinstance(result, dict):
                 call = msgspec.structs.replace(call, arguments=result, malformed=None)

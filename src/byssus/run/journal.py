@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.tools import Outcome
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.decisions import Pending
+from byssus.values.decisions import Approval, Pending, kind_of
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 from byssus.values.results import StopReason
@@ -140,6 +141,10 @@ class Ledger(Protocol):
         """Results whose write failed, by `reply_key` and call index."""
 
     @property
+    def namespace(self) -> str:
+        """The namespace of the thread."""
+
+    @property
     def reply_key(self) -> str:
         """Identifies the last reply among all replies of all threads."""
 
@@ -159,14 +164,17 @@ class Ledger(Protocol):
     async def start(self, entry: LedgerEntry, /) -> None:
         """Record that a call is about to run."""
 
-    async def ask(self, entry: LedgerEntry, /) -> None:
+    async def ask(self, entry: LedgerEntry, question: Question, /) -> None:
         """Record that a call waits for a person's answer."""
 
     async def refresh(self) -> None:
-        """Read the entries again: another process may have recorded an answer."""
+        """Read the entries again: another process may have recorded an answer, or the time for it is over."""
 
-    async def answer(self, call_id: str, answer: str, /) -> None:
-        """Record a person's answer to a call that waits."""
+    async def answer(self, call_id: str, answer: NewAnswer, /) -> bool:
+        """Record a person's answer to a call that waits; False if it needs more approvals."""
+
+    async def tool_of(self, call_id: str, /) -> str | None:
+        """The name of the tool of a call that waits; None if there is no such call."""
 
     async def settle(self, call_index: int, outcome: Outcome, /) -> None:
         """Record a call's result. It joins the messages with `close_turn`."""
@@ -200,18 +208,24 @@ class Journal(NamedTuple):
     inbox: Inbox
 
 
-def pending(thread_id: str | None, ledger: Ledger) -> list[Pending]:
+def pending(thread_id: str | None, journal: Journal) -> list[Pending]:
     """The calls of the last reply that wait for a person's answer."""
     return [
         Pending(
             thread_id,
             entry.call_id,
             entry.name,
-            json.loads(entry.arguments) or {},
+            json.loads(entry.edited or entry.arguments) or {},
             entry.reason or "",
             entry.question or "",
             entry.asked_at or "",
+            journal.ledger.namespace,
+            journal.history.payer,
+            entry.approvers,
+            [Approval(*row[1:]) for row in entry.approvals],
+            entry.expires_at,
+            kind_of(entry.fallback),
         )
-        for _, entry in sorted(ledger.entries.items())
+        for _, entry in sorted(journal.ledger.entries.items())
         if entry.status == WAITING
     ]

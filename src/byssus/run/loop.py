@@ -129,7 +129,7 @@ class Run:
             await history.load(again=True)  # another process may have recorded an answer, or settled the calls
         tool_calls.check_tools(self._setup, self._journal)
         if prompts is not None and _is_waiting(ledger):
-            raise _answer_needed(self._setup.thread_id, ledger)
+            raise _answer_needed(self._setup.thread_id, self._journal)
         if self._history.is_far_behind(history.messages):  # a long thread, for the first time
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
@@ -274,7 +274,7 @@ class Run:
         if prompts is None:
             await self._go_on_from(mended)
         elif self._is_waiting:
-            raise _answer_needed(self._setup.thread_id, journal.ledger)
+            raise _answer_needed(self._setup.thread_id, journal)
         else:
             await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
@@ -558,9 +558,9 @@ def _nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> No
     return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
 
 
-def _answer_needed(thread_id: str | None, ledger: Ledger) -> AnswerNeeded:
+def _answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
     """The error of a prompt to a thread with a call that waits for a person's answer."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, ledger))
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal))
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "

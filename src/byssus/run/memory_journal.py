@@ -11,12 +11,16 @@ from typing import Any
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
-from byssus.queries.log import tool_calls
-from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry
+from byssus.queries.log import answers
+from byssus.queries.log.answers import EXPIRY, NewAnswer, Question
+from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
+from byssus.run.outside.answering import answered, approved, is_expired
+from byssus.threads import approvals
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
 from byssus.tools import Outcome
+from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
@@ -44,8 +48,8 @@ class MemoryHistory:
         self._ledger = ledger
         self._inbox = inbox
 
-    async def load(self, *, again: bool = False) -> None:
-        pass
+    async def load(self, *, again: bool = False) -> None:  # noqa: ARG002
+        await self._ledger.refresh()
 
     async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
         self.messages.extend(messages)
@@ -89,10 +93,13 @@ class MemoryHistory:
 class MemoryLedger:
     """The open calls of the last reply."""
 
+    namespace = ""
+
     def __init__(self, messages: list[Message]) -> None:
         self.entries: dict[int, LedgerEntry] = {}
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
         self._messages = messages
+        self._answered: dict[str, tuple[str | None, str, str | None]] = {}  # by whom, when, and from where
 
     @property
     def reply_key(self) -> str:
@@ -115,19 +122,42 @@ class MemoryLedger:
         before = self.entries.get(entry.call_index)
         self.entries[entry.call_index] = entry._replace(attempts=1 + (before.attempts if before else 0))
 
-    async def ask(self, entry: LedgerEntry, /) -> None:
+    async def ask(self, entry: LedgerEntry, _question: Question, /) -> None:
         before = self.entries.get(entry.call_index)
         self.entries[entry.call_index] = entry._replace(attempts=before.attempts if before else 0)
 
     async def refresh(self) -> None:
-        pass
-
-    async def answer(self, call_id: str, answer: str, /) -> None:
         for call_index, entry in self.entries.items():
-            if entry.call_id == call_id and entry.status == WAITING:
-                self.entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
-                return
-        raise tool_calls.not_waiting("the agent", call_id, None)
+            if is_expired(entry):
+                self.entries[call_index] = answered(entry, NewAnswer(entry.fallback or "{}"))
+                self._answered[entry.call_id] = (None, entry.expires_at or "", EXPIRY)
+
+    async def answer(self, call_id: str, answer: NewAnswer, /) -> bool:
+        await self.refresh()
+        for call_index, entry in self.entries.items():
+            if entry.call_id != call_id or entry.status != WAITING:
+                continue
+            if answer.is_approval and entry.approvers > 1:
+                self._check_approver(entry, answer)
+                if len(entry.approvals) + 1 < entry.approvers:
+                    self.entries[call_index] = approved(entry, answer)
+                    return False
+            self.entries[call_index] = answered(entry, answer)
+            self._answered[call_id] = (answer.by, clock.now(), answer.source)
+            return True
+        if call_id in self._answered:
+            raise answers.answered("the agent does not wait for an answer", call_id, *self._answered[call_id])
+        raise answers.not_waiting("the agent", approvals.checked_call(call_id), None)
+
+    def _check_approver(self, entry: LedgerEntry, answer: NewAnswer) -> None:
+        answers.check_approval(entry.call_id, "the agent", answer, entry.approvers)
+        earlier = next((given for given in entry.approvals if given.person == answer.by), None)
+        if earlier is not None:
+            raise answers.approved_before(entry.call_id, "the agent", earlier, len(entry.approvals), entry.approvers)
+
+    async def tool_of(self, call_id: str, /) -> str | None:
+        waiting = (entry for entry in self.entries.values() if entry.status == WAITING and entry.call_id == call_id)
+        return next((entry.name for entry in waiting), None)
 
     async def settle(self, call_index: int, _outcome: Outcome, /) -> None:
         self.entries.pop(call_index, None)

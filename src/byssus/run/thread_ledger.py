@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from byssus.errors import InputError
 from byssus.messages import ToolCall, ToolResultMessage
 from byssus.providers import history
-from byssus.queries.log import threads, tool_calls
+from byssus.queries.log import answers, threads, tool_calls
+from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.threads import Position
-from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry, Start
+from byssus.queries.log.tool_calls import EXPIRED, WAITING, LedgerEntry, Start
 from byssus.run.driven_thread import Change, DrivenThread, is_committed, may_be_late, settled
+from byssus.run.outside.answering import answered, approved
 from byssus.threads import approvals
 from byssus.threads.encoding import message_row
 from byssus.tools import Outcome
@@ -32,6 +34,10 @@ class ThreadLedger:
     @property
     def entries(self) -> Mapping[int, LedgerEntry]:
         return self._thread.entries
+
+    @property
+    def namespace(self) -> str:
+        return self._thread.key.namespace
 
     @property
     def reply_key(self) -> str:
@@ -60,7 +66,7 @@ class ThreadLedger:
             thread.entries = {}
             return
         store, branch, reply = thread.store, thread.position.branch, thread.geometry.reply
-        rows = await store.read(tool_calls.of_reply, branch, reply)
+        rows = await self._rows(branch, reply)
         calls = self._calls()
         # An entry that came with an import may name another tool than the reply does: a person must not approve the one
         # and have the other run.
@@ -69,6 +75,18 @@ class ThreadLedger:
         thread.entries = {entry.call_index: entry for entry in open_ if named.get(entry.call_index) == entry.name}
         if thread.reply_id is None:
             thread.reply_id = await store.read(threads.message_id, branch, reply)
+
+    async def _rows(self, branch: int, reply: int) -> list[LedgerEntry]:
+        """What the ledger has about a reply. The default answers of questions whose time is over are recorded first."""
+        store = self._thread.store
+        rows = await store.read(tool_calls.of_reply, branch, reply)
+        if any(entry.status == EXPIRED for entry in rows):
+            await store.write(answers.expire, branch, reply)
+            rows = await store.read(tool_calls.of_reply, branch, reply)
+        if not any(entry.approvers > 1 for entry in rows):
+            return rows
+        given = await store.read(answers.approvals_of_reply, branch, reply)
+        return [entry._replace(approvals=tuple(row for row in given if row.call == entry.call_index)) for entry in rows]
 
     def was_recorded(self, call_index: int, /) -> bool:
         return self._thread.geometry.is_recorded(call_index)
@@ -88,10 +106,9 @@ class ThreadLedger:
         await thread.submit(tool_calls.start, self._start(entry), by=thread.lease())
         thread.entries[entry.call_index] = entry
 
-    async def ask(self, entry: LedgerEntry, /) -> None:
+    async def ask(self, entry: LedgerEntry, question: Question, /) -> None:
         thread, start = self._thread, self._start(entry)
-        reason, question = entry.reason or "", entry.question or ""
-        await thread.submit(tool_calls.ask, start, reason=reason, question=question, by=thread.lease())
+        await thread.submit(tool_calls.ask, start, question, edited=entry.edited, by=thread.lease())
         thread.entries[entry.call_index] = entry
 
     def _start(self, entry: LedgerEntry) -> Start:
@@ -100,13 +117,18 @@ class ThreadLedger:
         call_id, name = column_id(entry.call_id), column_text(entry.name)
         return Start(reply, entry.call_index, call_id, name, entry.arguments, entry.recovery, key, driver.run_id)
 
-    async def answer(self, call_id: str, answer: str, /) -> None:
-        await approvals.record_answer(self._thread.store, self._thread.key, call_id, answer)
+    async def answer(self, call_id: str, answer: NewAnswer, /) -> bool:
+        is_settled = await approvals.record_answer(self._thread.store, self._thread.key, call_id, answer)
         entries = self._thread.entries
         for call_index, entry in sorted(entries.items()):
             if entry.call_id == call_id and entry.status == WAITING:
-                entries[call_index] = entry._replace(status=ANSWERED, answer=answer)
-                return
+                entries[call_index] = answered(entry, answer) if is_settled else approved(entry, answer)
+                break
+        return is_settled
+
+    async def tool_of(self, call_id: str, /) -> str | None:
+        waiting = await approvals.pending(self._thread.store, self._thread.key)
+        return next((call.tool_name for call in waiting if call.call_id == column_id(call_id)), None)
 
     async def settle(self, call_index: int, outcome: Outcome, /) -> None:
         extra, write = self._savable_extra(), None

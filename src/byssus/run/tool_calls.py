@@ -33,16 +33,27 @@ import msgspec
 from byssus import telemetry, tools
 from byssus.errors import HookFailed, ToolMissing
 from byssus.events import Event, ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
-from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, checked_dumps, stamped
+from byssus.messages import (
+    AssistantMessage,
+    Message,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+    checked_dumps,
+    stamped,
+)
 from byssus.middleware import Context
 from byssus.providers import history
+from byssus.queries.log.answers import Question
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
 from byssus.run.journal import Journal, Ledger
+from byssus.run.outside import answering
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
+from byssus.threads.approvals import question_of
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
 from byssus.values import clock
-from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer
+from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer, joined
 
 _log = logging.getLogger("byssus.tool")
 _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect. Shall it run again?"
@@ -59,6 +70,7 @@ class _Call(NamedTuple):
     is_left_over: bool = False  # an earlier run left it behind
     is_foreign: bool = False  # it may have been started outside this thread
     is_checked: bool = False  # it has passed the hooks, and a person has approved it if one was asked
+    original: str | None = None  # the arguments that a person has replaced, as JSON
 
 
 class RunScope(NamedTuple):
@@ -313,12 +325,13 @@ class ToolCalls:
                 return Outcome(tools.failure(call, f"This call was blocked: {verdict.reason}"), status="denied"), None
             tool = setup.tools.get(call.name)
             if tool is not None and (verdict is not None or (tool.approval and not asked.is_checked)):
-                await self._ask(asked._replace(call=call), APPROVAL, verdict.question if verdict else "")
+                ask = joined(verdict, tool.approval) if verdict else tool.approval or Ask()
+                await self._ask(asked._replace(call=call), question_of(ask))
                 return None, None
             if tool is not None:
                 await self._journal.ledger.start(_entry(asked, call, STARTED, tool))
             self._announce(call, started)
-            outcome = await self._execute(tool, call, asked.key, span)
+            outcome = self._noted(asked, await self._execute(tool, call, asked.key, span))
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
             hooks = setup.middleware.result(call, outcome.message, self._signal, self._context)
             return outcome._replace(message=await setup.checked(hooks, self._signal, withheld=withheld)), None
@@ -395,10 +408,11 @@ class ToolCalls:
             return _Ready(asked)
         if entry.status == WAITING:
             return _StaysOpen()
-        call = asked.call
-        if (arguments := json.loads(entry.arguments)) is not None:  # as the hooks have left them
+        call, original = asked.call, entry.arguments if entry.edited is not None else None
+        if (arguments := json.loads(entry.edited or entry.arguments)) is not None:  # as people and hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
-        asked = asked._replace(call=call, key=entry.idempotency_key, is_checked=True, is_foreign=False)
+        key = entry.idempotency_key
+        asked = asked._replace(call=call, key=key, is_checked=True, is_foreign=False, original=original)
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
         if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
@@ -409,7 +423,7 @@ class ToolCalls:
         """Carry out a person's answer."""
         decision = decode_answer(entry.answer or "{}")
         if decision.is_approved:
-            return _Ready(asked)
+            return await self._ready_as_edited(asked, entry)
         if decision.result is not None:
             result = msgspec.structs.replace(decision.result, tool_call_id=asked.call.id, tool_name=asked.call.name)
             return _Ended(await self._passed(asked.call, Outcome(result, decision.ends_run)))
@@ -419,12 +433,33 @@ class ToolCalls:
         reason = f": {decision.reason}" if decision.reason else "."
         return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
+    async def _ready_as_edited(self, asked: _Call, entry: LedgerEntry) -> _Prepared:
+        """Run an approved call, unless the arguments of the person do not fit the tool: then the person is told."""
+        tool = self._setup.tools[asked.call.name]
+        problem = None if asked.original is None else tool.problem_with(asked.call)
+        if problem is None:
+            return _Ready(asked)
+        said = answering.NOT_FITTING.format(checked_dumps(asked.call.arguments), problem)
+        shown = msgspec.structs.replace(asked.call, arguments=json.loads(asked.original or "{}") or {})
+        question = Question(entry.reason or APPROVAL, f"{entry.question or ''} {said}".strip(), entry.approvers)
+        await self._ask(asked._replace(call=shown, original=None), question)
+        return _StaysOpen()
+
+    def _noted(self, asked: _Call, outcome: Outcome) -> Outcome:
+        """The outcome of a call whose arguments a person has changed says so: the model asked for something else."""
+        if asked.original is None:
+            return outcome
+        note = TextContent(answering.EDITED.format(checked_dumps(asked.call.arguments)))
+        return outcome._replace(
+            message=msgspec.structs.replace(outcome.message, content=[note, *outcome.message.content])
+        )
+
     async def _recovered(self, asked: _Call, attempts: int) -> _Prepared:
         """Apply the tool's recovery policy to a call that was started and has no result."""
         tool = self._setup.tools.get(asked.call.name)
         policy = "never" if tool is None else tool.recovery
         if policy == "ask":
-            await self._ask(asked, RECOVERY, _MAY_HAVE_RUN)
+            await self._ask_whether_again(asked, _MAY_HAVE_RUN)
             return _StaysOpen()
         if asked.is_foreign:
             policy = "never"  # to retry it, or to check, takes the key that it was started with
@@ -439,7 +474,9 @@ class ToolCalls:
             if isinstance(answer, NotDone):
                 return await self._ready_again(asked, attempts)
             if isinstance(answer, Done):
-                return _Ended(await self._passed(asked.call, tools.outcome(asked.call, answer.result)))
+                return _Ended(
+                    await self._passed(asked.call, self._noted(asked, tools.outcome(asked.call, answer.result)))
+                )
         return _Ended(Outcome(history.unknown_outcome(asked.call), status="unknown"))
 
     async def _ready_again(self, asked: _Call, attempts: int) -> _Prepared:
@@ -447,7 +484,7 @@ class ToolCalls:
         limit = self._setup.tools[asked.call.name].max_attempts
         if limit is None or attempts < limit:
             return _Ready(asked)
-        await self._ask(asked, RECOVERY, _OFTEN.format(attempts))
+        await self._ask_whether_again(asked, _OFTEN.format(attempts))
         return _StaysOpen()
 
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
@@ -461,9 +498,14 @@ class ToolCalls:
             message = tools.failure(call, "A check around this call failed: its result is withheld.")
         return outcome._replace(message=message)
 
-    async def _ask(self, asked: _Call, reason: str, question: str) -> None:
+    async def _ask_whether_again(self, asked: _Call, question: str) -> None:
+        """Ask about a call that was interrupted. As many people must approve it as at first."""
+        ask = self._setup.tools[asked.call.name].approval or Ask()
+        await self._ask(asked, question_of(ask, RECOVERY)._replace(text=question))
+
+    async def _ask(self, asked: _Call, question: Question) -> None:
         entry = _entry(asked, asked.call, WAITING, self._setup.tools[asked.call.name])
-        await self._journal.ledger.ask(entry._replace(reason=reason, question=question, asked_at=clock.now()))
+        await self._journal.ledger.ask(answering.asked(entry, question), question)
 
 
 class _Started:
@@ -477,6 +519,8 @@ def _entry(asked: _Call, call: ToolCall, status: str, tool: Tool[Any, Any]) -> L
         arguments = checked_dumps(call.arguments if call.malformed is None else None)
     except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
         arguments = checked_dumps(tools.readable(call.arguments))
+    original, edited = (arguments, None) if asked.original is None else (asked.original, arguments)
     return LedgerEntry(
-        asked.call_index, call.id, call.name, arguments, asked.key, status, None, None, None, 1, None, tool.recovery
+        *(asked.call_index, call.id, call.name, original, asked.key, status, None, None, None, 1, None, tool.recovery),
+        edited=edited,
     )

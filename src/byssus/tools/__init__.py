@@ -30,6 +30,7 @@ from byssus.tools.details import readable as readable
 from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
+from byssus.values.decisions import Ask
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
 
@@ -97,7 +98,8 @@ class Tool(Generic[P, R]):
     """A function with its description for a model. Calling the tool calls the function.
 
     `timeout` is in seconds. If a reply calls a `sequential` tool, all calls of the reply run one after the other. With
-    `approval=True` a person must approve each call before it runs.
+    `approval=True` a person must approve each call before it runs; `approval=Ask(...)` says how many people, and until
+    when.
 
     `recovery` is the policy for a call that was started and interrupted, so that its outcome is unknown: `never` run it
     again (the model reads that the outcome is unknown), `retry` it with the same idempotency key, `check` with the
@@ -107,6 +109,7 @@ class Tool(Generic[P, R]):
     may be what kills the process.
     """
 
+    approval: Ask | None
     max_attempts: int | None
     _check: Callable[[ToolContext], Any] | None
 
@@ -119,7 +122,7 @@ class Tool(Generic[P, R]):
         timeout: float | None = None,
         sequential: bool = False,
         recovery: str = "never",
-        approval: bool = False,
+        approval: bool | Ask = False,
         check: Callable[[ToolContext], Any] | None = None,
         max_attempts: int | None = MAX_ATTEMPTS,
     ) -> None:
@@ -131,7 +134,7 @@ class Tool(Generic[P, R]):
         if recovery not in RECOVERIES:
             raise InputError(f"tool {name!r}: recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
         self.recovery = "check" if check is not None and recovery == "never" else recovery
-        self.approval = bool(approval)
+        self.approval = _checked_approval(name, approval)
         self.max_attempts = _checked_attempts(name, max_attempts)
         if check is not None:
             self.check(check)
@@ -189,7 +192,7 @@ class Tool(Generic[P, R]):
         self.name = spec.name
         self.sequential = sequential
         self.recovery = "never"
-        self.approval = False
+        self.approval = None
         self.max_attempts = MAX_ATTEMPTS
         self._timeout = timeout
         self._check = None
@@ -209,6 +212,16 @@ class Tool(Generic[P, R]):
         except Exception as error:  # noqa: BLE001 - a validator of the tool's own
             return Outcome(failure(call, f"Invalid arguments: {told(error)}"))
         return await self._perform(call, arguments, context)
+
+    def problem_with(self, call: ToolCall) -> str | None:
+        """Return why the arguments of a call do not fit this tool; None if they do."""
+        try:
+            self._read(call)
+        except msgspec.ValidationError as error:
+            return f"{error}. Expected: {dumps(self.spec.parameters)}"
+        except Exception as error:  # noqa: BLE001 - a validator of the tool's own
+            return told(error)
+        return None
 
     async def _perform(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> Outcome:
         try:
@@ -251,7 +264,7 @@ def tool(
     timeout: float | None = None,
     sequential: bool = False,
     recovery: str = "never",
-    approval: bool = False,
+    approval: bool | Ask = False,
     check: Callable[[ToolContext], Any] | None = None,
     max_attempts: int | None = MAX_ATTEMPTS,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
@@ -260,6 +273,14 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     if function is not None:
         return Tool(function, **options)
     return lambda wrapped: Tool(wrapped, **options)
+
+
+def _checked_approval(name: str, approval: object) -> Ask | None:
+    if isinstance(approval, Ask):
+        return approval
+    if not isinstance(approval, bool):
+        raise InputError(f"tool {name!r}: approval must be True, False or Ask(...), got {approval!r:.80}")
+    return Ask() if approval else None
 
 
 def _checked_attempts(name: str, attempts: object) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from byssus.errors import NotFound
+from byssus.queries.log.answers import IS_OPEN
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -34,7 +35,7 @@ class ListedRow(NamedTuple):
     facts: Facts
 
 
-_IS_WAITING = "EXISTS (SELECT 1 FROM tool_calls c WHERE c.thread = t.key AND c.status = 'waiting')"
+_IS_WAITING = f"EXISTS (SELECT 1 FROM tool_calls c WHERE c.thread = t.key AND {IS_OPEN.format('c')})"
 _IS_STOPPED = "t.status IN ('paused', 'cancelled')"
 _FACTS = (
     "CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, ''), t.run IS NOT NULL,"

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from byssus.errors import InputError, ThreadMoved
+from byssus.errors import ThreadMoved
 from byssus.queries.accounts import usage
-from byssus.queries.log import threads
+from byssus.queries.log import answers, threads
+from byssus.queries.log.answers import IS_EXPIRED, ApprovalRow, Question
 from byssus.queries.log.leases import By, Late, Lease
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
-WAITING, ANSWERED, STARTED = "waiting", "answered", "started"
+WAITING, ANSWERED, STARTED, EXPIRED = "waiting", "answered", "started", "expired"
 OPEN = (WAITING, ANSWERED, STARTED)
 
 
@@ -49,21 +50,16 @@ class LedgerEntry(NamedTuple):
     attempts: int
     asked_at: str | None
     recovery: str
+    edited: str | None = None  # the arguments that a person approved instead
+    approvers: int = 1
+    expires_at: str | None = None
+    fallback: str | None = None  # the answer when the time is over
+    approvals: tuple[ApprovalRow, ...] = ()  # in memory; a store has rows of them
 
 
-class PendingRow(NamedTuple):
-    """A question that waits for an answer."""
-
-    thread_id: str
-    call_id: str
-    name: str
-    arguments: str
-    reason: str
-    question: str
-    asked_at: str
-
-
-_ENTRY = ", ".join(LedgerEntry._fields).replace("call_index", "place")  # the column has another name
+# The status of a question whose time is over is `expired`, until its default answer is recorded.
+_STATUS = f"CASE WHEN {IS_EXPIRED.format('tool_calls')} THEN '{EXPIRED}' ELSE status END"
+_ENTRY = ", ".join(LedgerEntry._fields[:-1]).replace("call_index", "place").replace("status", _STATUS)
 _PUT = (
     "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key, run,"
     " status, reason, question, attempts, asked_at, started_at) VALUES (:thread, :branch, :reply, :call_index,"
@@ -82,15 +78,38 @@ def start(tx: Tx, thread_key: ThreadKey, call: Start, *, by: Lease) -> None:
     _put(tx, thread_key, by, call, status=STARTED, attempts=1, started_at=tx.now())
 
 
-def ask(tx: Tx, thread_key: ThreadKey, call: Start, *, reason: str, question: str, by: Lease) -> None:
-    """Record that a call waits for a person's answer."""
-    _put(tx, thread_key, by, call, status=WAITING, asked_at=tx.now(), reason=reason, question=question)
+def ask(
+    tx: Tx, thread_key: ThreadKey, call: Start, question: Question, *, edited: str | None = None, by: Lease
+) -> None:
+    """Record that a call waits for a person's answer. What was answered to an earlier question is gone."""
+    reason, text = question.reason, question.text
+    branch = _put(tx, thread_key, by, call, status=WAITING, asked_at=tx.now(), reason=reason, question=text)
+    this = "branch = :branch AND reply = :reply AND place = :place"
+    tx.run(
+        "UPDATE tool_calls SET answer = NULL, answered_by = NULL, answered_at = NULL, answered_from = NULL,"
+        f" edited = :edited, approvers = :approvers, expires_at = :expires, fallback = :fallback WHERE {this}",
+        edited=edited,
+        approvers=question.approvers,
+        expires=None if question.seconds is None else tx.after(question.seconds),
+        fallback=question.fallback,
+        branch=branch,
+        reply=call.reply,
+        place=call.call_index,
+    )
+    tx.run(
+        f"DELETE FROM approvals WHERE call IN (SELECT key FROM tool_calls WHERE {this})",
+        branch=branch,
+        reply=call.reply,
+        place=call.call_index,
+    )
 
 
-def _put(tx: Tx, thread_key: ThreadKey, by: Lease, call: Start, **values: object) -> None:
+def _put(tx: Tx, thread_key: ThreadKey, by: Lease, call: Start, **values: object) -> int:
+    """Write the row of a call; returns its branch."""
     thread, branch = threads.hold(tx, thread_key, by)
     optional = {"reason": None, "question": None, "attempts": 0, "asked_at": None, "started_at": None}
     tx.run(_PUT, **call._asdict(), **{**optional, **values}, thread=thread, branch=branch)
+    return branch
 
 
 def finish(
@@ -172,63 +191,24 @@ def of_reply(tx: Tx, branch: int, reply: int) -> list[LedgerEntry]:
         f"SELECT {_ENTRY} FROM tool_calls WHERE branch = :branch AND reply = :reply ORDER BY place",
         branch=branch,
         reply=reply,
+        now=tx.now(),
     )
     return [LedgerEntry(*row) for row in rows]
 
 
-def pending(tx: Tx, thread_key: ThreadKey | None = None) -> list[PendingRow]:
-    """The questions that wait: of one thread, or of all that are in no namespace. The oldest reply comes first.
-
-    Calls of one reply are asked about at the same time, so they are listed in the order in which the reply has them.
-    """
-    namespace, thread_id = thread_key or ("", "")
-    rows: list[Row] = tx.all(
-        "SELECT threads.id, call_id, name, arguments, reason, question, asked_at FROM tool_calls"
-        " JOIN threads ON threads.key = tool_calls.thread"
-        " WHERE tool_calls.status = 'waiting' AND namespace = :namespace AND (:every = 1 OR threads.id = :id)"
-        " ORDER BY (SELECT MIN(c.asked_at) FROM tool_calls c"
-        " WHERE c.branch = tool_calls.branch AND c.reply = tool_calls.reply), tool_calls.thread, reply, place",
-        namespace=namespace,
-        every=int(thread_key is None),
-        id=thread_id,
-    )
-    return [PendingRow(*row) for row in rows]
-
-
-def answer(tx: Tx, thread_key: ThreadKey, call_id: str, answer: str) -> None:
-    """Record a person's answer. The run that continues the thread acts upon it."""
+def records(tx: Tx, thread_key: ThreadKey, *, after: int = 0, limit: int) -> tuple[list[Row], list[ApprovalRow]]:
+    """The ledger of a thread, oldest first, and the approvals of calls that need several."""
     rows = tx.all(
-        "SELECT tool_calls.key, tool_calls.status FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
-        " WHERE namespace = :namespace AND threads.id = :id AND call_id = :call_id ORDER BY tool_calls.key DESC",
-        namespace=thread_key.namespace,
-        id=thread_key.id,
-        call_id=call_id,
-    )
-    for key in [key for key, status in reversed(rows) if status == WAITING]:
-        if tx.one(  # another process may have answered it meanwhile
-            "UPDATE tool_calls SET status = 'answered', answer = :answer WHERE key = :key AND status = 'waiting'"
-            " RETURNING key",
-            answer=answer,
-            key=key,
-        ):
-            return
-    raise not_waiting(f"thread {thread_key.id!r}", call_id, rows[0][1] if rows else None)
-
-
-def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
-    what = f"does not wait for an answer: it is {status}" if status else "does not wait for an answer"
-    return InputError(f"call {call_id!r} of {where} {what}; agent.pending lists what waits")
-
-
-def records(tx: Tx, thread_key: ThreadKey, *, after: int = 0, limit: int) -> list[Row]:
-    """The ledger of a thread, oldest first."""
-    return tx.all(
-        "SELECT tool_calls.key, call_id, name, arguments, recovery, idempotency_key, tool_calls.run, tool_calls.status,"
-        " attempts, asked_at, started_at, ended_at FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
+        "SELECT tool_calls.key, call_id, name, arguments, recovery, idempotency_key, tool_calls.run,"
+        f" CASE WHEN {IS_EXPIRED.format('tool_calls')} THEN 'answered' ELSE tool_calls.status END,"
+        " attempts, asked_at, started_at, ended_at, edited, answered_by, answered_at, answered_from, approvers,"
+        " expires_at FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND tool_calls.key > :after"
         " ORDER BY tool_calls.key LIMIT :limit",
         namespace=thread_key.namespace,
         id=thread_key.id,
         after=after,
         limit=limit,
+        now=tx.now(),
     )
+    return rows, answers.approvals(tx, [row[0] for row in rows if row[-2] > 1])

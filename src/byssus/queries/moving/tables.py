@@ -227,13 +227,31 @@ TOOL_CALLS = Table(
         Column("error", "long text", is_optional=True, since=2),
         Column("elapsed_ms", "amount", is_optional=True, since=2),
         Column("message", "text", is_optional=True, since=2),
+        *_each("text", "answered_by", "answered_from", is_optional=True, since=4),
+        *_each("time", "answered_at", "expires_at", is_optional=True, since=4),
+        Column("approvers", "count", since=4, before=1),
         Column("arguments", "any"),
         Column("answer", "answer", is_optional=True),
         Column("output", "any", is_optional=True, since=2),
+        Column("edited", "object", is_optional=True, since=4),
+        Column("fallback", "answer", is_optional=True, since=4),
     ),
     unique=("branch", "reply", "place"),
     parked="place = -key",
     line="call",
+)
+APPROVALS = Table(
+    "approvals",
+    (
+        _KEY,
+        Column("call", "row", parent="tool_calls"),
+        *_each("text", "person"),
+        Column("given_at", "time"),
+        Column("source", "text", is_optional=True),
+    ),
+    unique=("call", "person"),
+    parked="person = 'parked ' || CAST(key AS TEXT)",
+    not_exported="an imported question is asked again, from the first approval on",
 )
 RUNS = Table(
     "runs",
@@ -406,8 +424,8 @@ PRICES = Table(
 )
 
 TABLES = (
-    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS, CHECKPOINTS),
-    *(INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
+    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, APPROVALS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS),
+    *(CHECKPOINTS, INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
 )
 
 

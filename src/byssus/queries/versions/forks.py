@@ -22,7 +22,10 @@ from byssus.values.thread_key import ThreadKey
 At = str | int | None
 
 _CALLED = ("title", "model", "metadata")
-_QUESTION = "reply, place, call_id, name, arguments, recovery, run, reason, question, attempts, asked_at, started_at"
+# A question on another branch has no time limit: its default answer was for the call that it was asked about.
+_QUESTION = (
+    "reply, place, call_id, name, arguments, approvers, recovery, run, reason, question, attempts, asked_at, started_at"
+)
 
 
 _IS_QUESTION = "status IN ('waiting', 'answered', 'left')"
