@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from byssus import Agent, AssistantMessage, ToolCall, ToolResultMessage, UserMessage
-from byssus.checkpointer import Checkpointer, keep_last
+from byssus.checkpointer import Checkpointer, ToolCallRecord, keep_last
 from byssus.errors import InputError, NotFound, StoreError
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.import_ import import_from
@@ -751,13 +751,23 @@ def as_before(lines: list[str], written: int = 1) -> list[str]:
     return [*old, dumps({"end": counts, "sha256": digest})]
 
 
+def unanswered(seen: list[Any]) -> list[Any]:
+    """What is seen of a thread, without the times of answers, which came with the fourth format."""
+    return [
+        [each._replace(answered_at=None) if isinstance(each, ToolCallRecord) else each for each in part]
+        if isinstance(part, list)
+        else part
+        for part in seen
+    ]
+
+
 def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, other: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         for name in await fill(cp):
             lines = await exported(cp, name)
             old = as_before(lines, 2)
             assert await bring(there, old) == [name]
-            assert (await view(there, name))[:-1] == (await view(cp, name))[:-1]
+            assert unanswered(await view(there, name))[:-1] == unanswered(await view(cp, name))[:-1]
             assert await marked(there, name) == ("", {})
             assert as_before(await exported(there, name), 2) == old
         new = await exported(cp, "plain")
