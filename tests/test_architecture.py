@@ -350,6 +350,7 @@ COVERED_BY: dict[str, list[str]] = {
     "run/journal.py": ["run/test_thread_journal.py", "run/test_loop.py"],
     "run/memory_journal.py": ["run/test_loop.py", "run/test_approval_runs.py"],
     "run/settings.py": ["run/test_limits.py"],
+    "run/known/state.py": ["run/test_loading.py", "run/known/test_tail.py"],
     "run/thread_inbox.py": ["threads/test_inbox.py", "run/test_steering.py"],
     "run/thread_ledger.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
@@ -380,7 +381,6 @@ COVERED_BY: dict[str, list[str]] = {
     "store/upkeep.py": ["maintenance/test_backup.py", "threads/test_erasure.py"],
     "testing.py": ["providers/test_scripted.py"],
     "threads/approvals.py": ["run/test_approvals.py", "test_storage.py"],
-    "threads/thread.py": ["test_checkpointer.py", "test_storage.py"],
 }
 
 

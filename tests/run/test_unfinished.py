@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from byssus.events import MessageEnd
 from byssus.messages import stamped
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import listing, threads
-from byssus.store.database import Row, Tx
+from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Heard, check_whole, history
@@ -42,6 +41,7 @@ from tests.support.leases import (
     until,
     with_two,
 )
+from tests.support.plans import plan_of
 
 # --- runs that were interrupted ---------------------------------------------------------------------------------------
 
@@ -155,24 +155,8 @@ async def _has(cp: Checkpointer, messages: int) -> bool:
     return thread is not None and len(thread.messages) == messages
 
 
-class Explained:
-    """A transaction that says how it would find what a query asks for."""
-
-    def __init__(self, tx: Tx) -> None:
-        self._tx = tx
-        self.plan = ""
-        self.now = tx.now
-
-    def all(self, sql: str, /, **params: Any) -> list[Row]:
-        explain = "EXPLAIN QUERY PLAN" if self._tx.dialect.name == "sqlite" else "EXPLAIN"
-        self.plan += "\n".join(str(row[-1]) for row in self._tx.all(f"{explain} {sql}", **params))
-        return []
-
-
 def plan_of_unfinished(tx: Tx) -> str:
-    explained = Explained(tx)
-    listing.unfinished(explained)  # type: ignore[arg-type]
-    return explained.plan
+    return plan_of(tx, listing.unfinished)
 
 
 def test_what_was_interrupted_is_found_without_looking_at_all_threads(database: Database) -> None:

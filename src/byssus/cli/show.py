@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -52,14 +51,14 @@ def _show(args: argparse.Namespace) -> int:
         return _follow(args)
 
     async def load(cp: Checkpointer) -> tuple[Thread | None, ThreadState]:
-        return await cp.load(args.thread), await cp.state(args.thread)
+        return await cp.load(args.thread, last=args.last), await cp.state(args.thread)
 
     thread, state = work_on(args, load, args.thread)
     if thread is None:  # deleted a moment ago
         raise InputError(f"there is no thread {args.thread!r} any more")
-    messages = thread.messages[-args.last :] if args.last else thread.messages
+    messages = thread.messages
     if args.json:
-        _print_json(args.thread, thread, state, messages)
+        _print_json(args.thread, thread, state)
         return 0
     if thread.partial:
         is_arriving = state == "running"
@@ -81,9 +80,9 @@ def _arriving(partial: AssistantMessage) -> AssistantMessage:
     return msgspec.structs.replace(partial, stop_reason="still arriving")
 
 
-def _print_json(thread_id: str, thread: Thread, state: ThreadState, messages: Sequence[Message]) -> None:
+def _print_json(thread_id: str, thread: Thread, state: ThreadState) -> None:
     partial = to_value(thread.partial) if thread.partial else None
-    told = [to_value(message) for message in messages]
+    told = [to_value(message) for message in thread.messages]
     terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial, "state": state})
 
 

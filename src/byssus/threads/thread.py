@@ -17,15 +17,24 @@ from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
 from byssus.threads.waiting import owner_is_gone, retry_while_driven
-from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_thread, checked_wait
+from byssus.values.inputs import (
+    ThreadId,
+    checked_id,
+    checked_new_thread,
+    checked_number,
+    checked_thread,
+    checked_wait,
+)
 from byssus.values.thread_key import ThreadKey
 
 
 class Thread(NamedTuple):
     """A thread as it was loaded.
 
-    `partial` is an incomplete reply: its run is still going on in another process, or was interrupted. The other
-    fields are for the agent: the messages' seqs, the position of the thread, and the run that has not ended.
+    `partial` is an incomplete reply: its run is still going on in another process, or was interrupted. `seqs` are the
+    positions of the messages in the log. `has_earlier` is true if the thread has messages before these, and
+    `message_count` is the number of all its messages. The other fields are for the agent: the position of the thread,
+    and the run that has not ended.
     """
 
     messages: list[Message]
@@ -38,11 +47,24 @@ class Thread(NamedTuple):
     mail: int = 0
     has_ttl: bool = False  # whether its checkpoints are removed when they are old
     owner: str | None = None
+    has_earlier: bool = False
+    message_count: int = 0
 
 
-async def load(store: Runner, thread_id: ThreadId) -> Thread | None:
-    """The whole thread, or None for an unknown id."""
+async def load(
+    store: Runner, thread_id: ThreadId, *, last: int | None = None, before: int | None = None
+) -> Thread | None:
+    """The whole thread, or None for an unknown id.
+
+    `last` limits the number of messages, counted from the end; `before` leaves out the messages from a seq on. Together
+    they page through a long thread, newest page first: `load(id, last=50)`, then
+    `load(id, last=50, before=thread.seqs[0])`.
+    """
     thread_key = checked_thread(thread_id)
+    if last is not None or before is not None:
+        limit = threads.END if last is None else checked_number("last", last)
+        start = threads.END if before is None else checked_number("before", before)
+        return await _load_end(store, thread_key, limit, start)
     while True:
         row, page = await store.read(_first_page, thread_key)
         if row is None:
@@ -56,11 +78,46 @@ async def load(store: Runner, thread_id: ThreadId) -> Thread | None:
         # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
         if not is_long or await store.read(threads.is_at, thread_key, row.key, row.branch, row.created_at):
             break
+    return _thread_of(row, messages, seqs)
+
+
+async def _load_end(store: Runner, thread_key: ThreadKey, last: int, before: int) -> Thread | None:
+    """The last messages before a seq, read from the end; and whether there is one more."""
+    while True:
+        row, page = await store.read(_end_of, thread_key, before=before, limit=min(last + 1, PAGE))
+        if row is None:
+            return None
+        pages, count = [page], len(page)
+        while len(page) == PAGE and count <= last:
+            limit = min(last + 1 - count, PAGE)
+            page = await store.read(_page_before, row.branch, before=page[0][0], limit=limit)
+            pages.append(page)
+            count += len(page)
+        if len(pages) == 1 or await store.read(threads.is_at, thread_key, row.key, row.branch, row.created_at):
+            break
+    shown = [item for page in reversed(pages) for item in page][-last:]
+    messages, seqs = [message for _, message in shown], [seq for seq, _ in shown]
+    return _thread_of(row, messages, seqs, has_earlier=count > last)
+
+
+def _thread_of(row: ThreadRow, messages: list[Message], seqs: list[int], *, has_earlier: bool = False) -> Thread:
     position = Position(row.head, row.version, row.branch)
     partial = None if row.partial is None else decode(row.partial)
     assert isinstance(partial, AssistantMessage | None)
     extra, has_ttl = json.loads(row.extra), row.ttl is not None
-    return Thread(messages, extra, partial, seqs, position, row.run, row.unledgered, row.mail, has_ttl, row.owner)
+    known = (row.run, row.unledgered, row.mail, has_ttl, row.owner)
+    return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count)
+
+
+def _end_of(
+    tx: Tx, thread_key: ThreadKey, *, before: int, limit: int
+) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
+    row = threads.find(tx, thread_key)
+    return row, [] if row is None else _page_before(tx, row.branch, before=min(before, row.head + 1), limit=limit)
+
+
+def _page_before(tx: Tx, branch: int, *, before: int, limit: int) -> list[tuple[int, Message]]:
+    return [(seq, decode(body)) for seq, body in threads.page_before(tx, branch, before=before, limit=limit)]
 
 
 def _first_page(tx: Tx, thread_key: ThreadKey) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:

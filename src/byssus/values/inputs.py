@@ -109,6 +109,12 @@ def checked_count(name: str, value: object) -> int:
     return value
 
 
+def checked_number(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**53:
+        raise InputError(f"{name} must be a number from 1 up (and below 2**53), got {value!r:.80}")
+    return value
+
+
 def checked_wait(seconds: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         raise InputError(f"wait must be a number of seconds from 0 up, got {seconds!r:.80}")

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from byssus.queries.log import marks
+from byssus.queries.log import marks, threads
 from byssus.queries.log.threads import ALONG, END
 from byssus.store.database import Tx
 
@@ -56,9 +56,9 @@ def sources_of(tx: Tx, branch: int) -> set[int]:
     return {source for (source,) in tx.all("SELECT DISTINCT source FROM segments WHERE branch = :b", b=branch)}
 
 
-def count(tx: Tx, branch: int, upto: int) -> int:
+def count(tx: Tx, branch: int, upto: int, *, after: int = 0) -> int:
     """How many messages there are up to a seq."""
-    row = tx.one(f"SELECT COUNT(*) FROM {ALONG} WHERE s.branch = :branch", branch=branch, after=0, upto=upto)
+    row = tx.one(f"SELECT COUNT(*) FROM {ALONG} WHERE s.branch = :branch", branch=branch, after=after, upto=upto)
     assert row is not None
     return int(row[0])
 
@@ -184,14 +184,8 @@ def empty_places(tx: Tx, point: Point) -> list[Gap]:
 
 def last_reply(tx: Tx, point: Point) -> int:
     """The seq of the last reply up to a point; 0 if there is none."""
-    row = tx.one(
-        f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch AND m.role = 'assistant'"
-        " ORDER BY s.after_seq DESC, m.seq DESC LIMIT 1",
-        branch=point.branch,
-        after=0,
-        upto=point.seq,
-    )
-    return row[0] if row else 0
+    found = threads.last_spoken(tx, point.branch, before=point.seq + 1, roles=["assistant"])
+    return found[0] if found else 0
 
 
 def parting(a: list[Segment], b: list[Segment]) -> int:

@@ -146,10 +146,11 @@ def at(tx: Tx, keys: Sequence[int]) -> list[MemoryMessage]:
     return found
 
 
-def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str]) -> tuple[str, dict[int, str], int]:
+def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str], *, after: int = 0) -> tuple[str, dict[int, str], int]:
     """The summary; the ids of the messages with one of these marks, by their places; and how many messages there are.
 
-    If all of them are an agent's own, their ids suffice: the number is then -1, and the places mean nothing.
+    Only messages after a seq count. If all of them are an agent's own, their ids suffice: the number is then -1, and
+    the places mean nothing.
     """
     row = _find(tx, thread_key)
     if row is None:
@@ -157,12 +158,21 @@ def marked(tx: Tx, thread_key: ThreadKey, wanted: Sequence[str]) -> tuple[str, d
     branch, text = row
     values: dict[str, Any] = {"branch": branch}
     marked_by = _marked_by("in", wanted, values)
-    rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({marked_by})", **values)
+    if after:  # the end of a long thread: look at each message, and not at each mark
+        marked_by += " AND k.message = m.key"
+        rows = tx.all(
+            f"SELECT m.seq, m.id, m.plain FROM {ALONG} WHERE s.branch = :branch AND EXISTS ({marked_by})",
+            after=after,
+            upto=END,
+            **values,
+        )
+    else:
+        rows = tx.all(f"SELECT m.seq, m.id, m.plain FROM messages m WHERE m.key IN ({marked_by})", **values)
     found = {seq: name for seq, name, _ in rows}
     if not any(plain for _, _, plain in rows):  # an agent's own messages contain their ids
         return text, found, -1
     seqs = tx.all(
-        f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq", branch=branch, after=0, upto=END
+        f"SELECT m.seq FROM {ALONG} WHERE s.branch = :branch ORDER BY m.seq", branch=branch, after=after, upto=END
     )
     return text, {place: found[seq] for place, (seq,) in enumerate(seqs) if seq in found}, len(seqs)
 

@@ -30,14 +30,8 @@ def history(tx: Tx, thread_key: ThreadKey, limit: int) -> list[StoredMessage] | 
     thread = threads.find(tx, thread_key)
     if thread is None:
         return None
-    rows = tx.all(
-        f"SELECT {_COLUMNS} FROM {ALONG} WHERE s.branch = :branch ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit",
-        branch=thread.branch,
-        after=0,
-        upto=END,
-        limit=limit,
-    )
-    return [StoredMessage(*row) for row in reversed(rows)]
+    rows = threads.rows_before(tx, _COLUMNS, thread.branch, before=thread.head + 1, limit=limit)
+    return [StoredMessage(*row) for row in rows]
 
 
 def find(tx: Tx, thread_key: ThreadKey, message_id: str) -> StoredMessage | None:

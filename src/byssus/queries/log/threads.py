@@ -41,10 +41,17 @@ ALONG = (
     " AND m.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
     " AND m.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
 )
+# A page asks for a range of seqs as long as itself, and for more only if some of these are empty. With a LIMIT alone,
+# Postgres would sort everything behind the page, because it does not know that segments follow one another.
 _PAGE = (
-    f"SELECT {{}} FROM {ALONG} WHERE s.branch = :branch AND s.upto_seq > :after"
+    f"SELECT {{}} FROM {ALONG} WHERE s.branch = :branch AND s.upto_seq > :after AND s.after_seq < :upto"
     " ORDER BY s.after_seq, m.seq LIMIT :limit"
 )
+_BACK = (
+    f"SELECT {{}} FROM {ALONG} WHERE s.branch = :branch AND s.upto_seq > :after AND s.after_seq < :upto{{}}"
+    " ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit"
+)
+_FEW = 64  # messages: most replies are among the last ones
 
 
 class MessageRow(NamedTuple):
@@ -81,6 +88,7 @@ class ThreadRow(NamedTuple):
     created_at: str
     ttl: str | None
     owner: str | None
+    message_count: int = 0
 
 
 def append(
@@ -269,8 +277,8 @@ def set_extra(tx: Tx, key: int, extra: str) -> None:
 
 def find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
     row = tx.one(
-        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl, owner"
-        " FROM threads LEFT JOIN partials ON partials.thread = threads.key"
+        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl, owner,"
+        " message_count FROM threads LEFT JOIN partials ON partials.thread = threads.key"
         " WHERE namespace = :namespace AND id = :id",
         namespace=thread_key.namespace,
         id=thread_key.id,
@@ -286,12 +294,52 @@ def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, created_at: str)
 
 def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str]]:
     """The next messages of a branch, in order: seq and body. Short reads keep the WAL short."""
-    return tx.all(_PAGE.format("m.seq, m.body"), branch=branch, after=after, upto=upto, limit=limit)
+    return _forwards(tx, "m.seq, m.body", branch, after, upto, limit)
 
 
 def page_as_given(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str, int]]:
     """The next messages of a branch, in order: seq, body, and whether the body is an application's own JSON."""
-    return tx.all(_PAGE.format("m.seq, m.body, m.plain"), branch=branch, after=after, upto=upto, limit=limit)
+    return _forwards(tx, "m.seq, m.body, m.plain", branch, after, upto, limit)
+
+
+def page_before(tx: Tx, branch: int, *, before: int, limit: int) -> list[tuple[int, str]]:
+    """The last messages of a branch before a seq, in order: seq and body."""
+    return rows_before(tx, "m.seq, m.body", branch, before=before, limit=limit)
+
+
+def rows_before(tx: Tx, columns: str, branch: int, *, before: int, limit: int) -> list[Row]:
+    """Some columns of the last messages of a branch before a seq, in order."""
+    found: list[Row] = []
+    span, upto = limit, before - 1
+    while upto > 0 and len(found) < limit:
+        after = max(upto - span, 0)
+        found += tx.all(_BACK.format(columns, ""), branch=branch, after=after, upto=upto, limit=limit - len(found))
+        span, upto = 2 * span, after
+    return found[::-1]
+
+
+def last_spoken(tx: Tx, branch: int, *, before: int, roles: Sequence[str]) -> tuple[int, str] | None:
+    """The last message before a seq whose writer has one of these roles: seq and body; None if there is none."""
+    names = {f"role_{number}": role for number, role in enumerate(roles)}
+    spoken = f" AND m.role IN ({', '.join(f':{name}' for name in names)})"
+    span, upto = _FEW, before - 1
+    while upto > 0:
+        after = max(upto - span, 0)
+        row = tx.one(_BACK.format("m.seq, m.body", spoken), branch=branch, after=after, upto=upto, limit=1, **names)
+        if row is not None:
+            return row[0], row[1]
+        span, upto = 2 * span, after
+    return None
+
+
+def _forwards(tx: Tx, columns: str, branch: int, after: int, upto: int, limit: int) -> list[Row]:
+    found: list[Row] = []
+    span = limit
+    while after < upto and len(found) < limit:
+        end = min(after + span, upto)
+        found += tx.all(_PAGE.format(columns), branch=branch, after=after, upto=end, limit=limit - len(found))
+        span, after = 2 * span, end
+    return found
 
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:

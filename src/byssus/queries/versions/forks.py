@@ -149,8 +149,12 @@ def part(tx: Tx, thread: ThreadState, at: At) -> Parting:
 
 
 def _count_upto(tx: Tx, thread: ThreadState, seq: int) -> int:
-    """How many messages there are up to a seq; without empty places, the seq says it."""
-    return seq if thread.message_count == thread.head else branches.count(tx, thread.branch, seq)
+    """How many messages there are up to a seq; without empty places, the seq says it. Counted from the nearer end."""
+    if thread.message_count == thread.head:
+        return seq
+    if seq < thread.head // 2:
+        return branches.count(tx, thread.branch, seq)
+    return thread.message_count - branches.count(tx, thread.branch, thread.head, after=seq)
 
 
 def _last_upto(tx: Tx, thread: ThreadState, point: Point) -> CheckpointRow | None:
