@@ -23,15 +23,17 @@ import msgspec
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
 from byssus.errors import AgentBusy, InputError, NotLoaded
-from byssus.messages import AssistantMessage, Message, Usage, UserMessage, stamped
+from byssus.messages import UserMessage, stamped
 from byssus.middleware import Chain
-from byssus.providers import history, named
+from byssus.providers import named
 from byssus.providers.base import Provider
+from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import Patience
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.run import settings, termination
 from byssus.run.journal import Journal, pending
+from byssus.run.known.state import AgentState, Known
 from byssus.run.leaving import Leaving
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
@@ -44,6 +46,7 @@ from byssus.stream import Backlog, EventStream
 from byssus.threads import approvals, inbox
 from byssus.threads.forks import At, checked_at
 from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.thread import Thread
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
@@ -62,44 +65,6 @@ _A_MOMENT = 0.005  # seconds before a checkpoint is tried again, while a run is 
 _A_WHILE = 0.1  # seconds between two checks of whether an aborted run has ended
 _log = logging.getLogger("byssus.agent")
 _inside: ContextVar[frozenset[Run]] = ContextVar("byssus_runs", default=frozenset())
-
-
-class AgentState:
-    """The current state of an agent. Read-only, except `extra`, which your program may change."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    @property
-    def messages(self) -> list[Message]:
-        """The thread's history. Raises `NotLoaded` before the first run or `load()` of an agent with a checkpointer."""
-        self._agent._check_loaded("state.messages")
-        return self._agent._journal.history.messages
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """A JSON object that is stored with the thread when a run ends."""
-        return self._agent._journal.history.extra
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether a run is in progress."""
-        return self._agent._run is not None
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error of the last run, or None."""
-        return self._agent._error
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens and cost of all replies in the history. Raises `NotLoaded` as `messages` does."""
-        return sum(
-            (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
-        )
-
-    def __repr__(self) -> str:
-        return f"AgentState({len(self.messages)} messages, {'running' if self.is_streaming else 'idle'})"
 
 
 class Agent:
@@ -123,8 +88,15 @@ class Agent:
     `checkpoint_every` is "turn" or a number of turns: a checkpoint is made automatically after each. `at` is a
     checkpoint or a seq of the thread. The agent then works on a fork from that point, whose id is `agent.thread_id`.
 
+    `history` is how much of a stored thread is loaded: "all" of it, or a number of messages from its end. With "auto",
+    all is loaded, unless the first window in `middleware` needs less of a long thread.
+
     With `raise_errors`, a run raises the error that `result.error` would hold. Each call can override it.
     """
+
+    _task: asyncio.Task[Any] | None = None  # a run, or a load
+    _run: Run | None = None
+    _error: BaseException | None = None
 
     def __init__(
         self,
@@ -150,32 +122,32 @@ class Agent:
         save_partial: float | None = 1.0,
         checkpoint_every: Literal["turn"] | int | None = None,
         at: At | None = None,
+        history: Literal["auto", "all"] | int = "auto",
         raise_errors: bool = False,
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
+        chain = Chain(middleware)
         self._setup = Setup(
             named.routes(provider, model),
             system_prompt,
             settings.tools_by_name(tools),
             tool_mode == "sequential",
-            Chain(middleware),
+            chain,
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
             _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             settings.checked_every(checkpoint_every, checkpointer),
+            settings.messages_to_load(history, chain),
         )
         self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
         self._checkpointer = checkpointer
         self._journal = _journal(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
-        self._history = history.ValidHistory(max_result_chars)
+        self._history = ValidHistory(max_result_chars)
         self._listeners, self._listener_timeout = Listeners(), listener_timeout
         self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
-        self._task: asyncio.Task[Any] | None = None
-        self._run: Run | None = None
-        self._error: BaseException | None = None
-        self.state = AgentState(self)
+        self.state = AgentState(self._known)
 
     @property
     def thread_id(self) -> str | None:
@@ -342,6 +314,15 @@ class Agent:
         task.add_done_callback(self._become_idle)
         await asyncio.shield(task)
 
+    async def earlier(self, limit: int = 100, *, before: int | None = None) -> Thread:
+        """Return up to `limit` messages before `state.messages`, or before a seq, to show more of a long thread.
+
+        Neither `state.messages` nor what the model gets changes. For the next page, pass `before=page.seqs[0]`, as long
+        as `page.has_earlier`.
+        """
+        self._check_loaded("earlier()")
+        return await self._journal.history.page(limit, before)
+
     def abort(self) -> None:
         """Stop the current run, if any. Messages so far are kept. May be called from any OS thread."""
         if self._run is not None:
@@ -474,6 +455,9 @@ class Agent:
         if self._run is None and self._task is not None:
             await asyncio.wait({self._task})
 
+    def _known(self) -> Known:
+        return Known(self._journal.history, self._setup.thread_id, self._run is not None, self._error)
+
     def _check_loaded(self, what: str) -> None:
         if not self._journal.history.is_loaded:
             raise NotLoaded(self._setup.thread_id or "", what)
@@ -556,6 +540,7 @@ def _journal(
         wait,
         user_id=setup.user_id,
         origin=origin,
+        last=setup.last,
     )
 
 

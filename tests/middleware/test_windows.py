@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -32,17 +31,16 @@ from byssus import (
     tool,
 )
 from byssus.errors import ContextTooLong, HookFailed, InputError, NetworkFailed, Overloaded
-from byssus.messages import Block, Message, Note, UnknownBlock, encode
+from byssus.messages import Message, Note, encode
 from byssus.middleware.windows import estimate_tokens
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
 from tests.support.agents import Heard, check_whole, history, hooks, look, make, sent, within
+from tests.support.conversations import SECRET, histories
 from tests.support.databases import Database
 from tests.support.histories import flaws
 from tests.support.quick import examples
-
-SECRET = "sk-12345"
 
 
 def told(request: Request) -> list[str]:
@@ -108,46 +106,6 @@ def test_the_judge_knows_a_good_history() -> None:
 
 
 # --- whatever is cut --------------------------------------------------------------------------------------------------
-
-texts = st.sampled_from(["a", "b c", "语言", "\0", "\ud800", "x" * 300, "", " ", SECRET])
-call_ids = st.sampled_from(["c1", "c2", "c3"])  # few, so that they are reused
-blocks: st.SearchStrategy[Block] = st.one_of(
-    st.builds(TextContent, texts),
-    st.builds(ThinkingContent, st.sampled_from(["", "hm"]), st.none() | st.just("sig")),
-    st.builds(ToolCall, call_ids, st.just("look"), st.dictionaries(st.just("at"), texts)),
-    st.just(ImageContent("b64")),
-    st.just(UnknownBlock({"type": "new"})),
-)
-spoken = blocks.filter(lambda block: not isinstance(block, ToolCall))
-messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(UserMessage, texts),
-    st.builds(UserMessage, st.lists(spoken, max_size=2)),
-    st.builds(
-        AssistantMessage,
-        st.lists(blocks, max_size=3),
-        st.sampled_from(["stop", "tool_use", "length", "error", "aborted"]),
-    ),
-    st.builds(ToolResultMessage, call_ids, st.just("look"), texts),
-    st.builds(Note, st.sampled_from([None, {"role": "system", "content": "be nice"}])),
-)
-
-
-@st.composite
-def exchanges(draw: st.DrawFn) -> list[Message]:
-    """A whole exchange: a user, some tool turns, perhaps an answer."""
-    made: list[Message] = [UserMessage(draw(st.sampled_from(["go", "x" * 100])))]
-    for _ in range(draw(st.integers(0, 4))):
-        ids = draw(st.lists(call_ids, min_size=1, max_size=3, unique=True))
-        made.append(AssistantMessage([ToolCall(each, "look", {"at": SECRET}) for each in ids], "tool_use"))
-        made.extend(ToolResultMessage(each, "look", draw(texts)) for each in ids)
-    if draw(st.booleans()):
-        made.append(AssistantMessage(draw(texts), draw(st.sampled_from(["stop", "error"]))))
-    return made
-
-
-histories = st.lists(exchanges() | st.lists(messages, max_size=4), max_size=4).map(
-    lambda parts: [*itertools.chain(*parts)]
-)
 
 
 class Cut:

@@ -30,6 +30,7 @@ _DESCRIPTION = (
     "Talk to a model in the terminal. The conversation is kept; run it again to go on. "
     "Text that is piped in is one prompt. Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves."
 )
+_LOOK = 100  # messages: among the last ones is the question of an interrupted run
 
 
 def add_to(commands: Any) -> None:
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             agent = runner.run(source.agent(checkpointer, args.thread))
             runner.run(agent.load())
-            _greet(args.thread, len(agent.state.messages), is_local=source.is_local)
+            info = runner.run(checkpointer.info(args.thread))  # the agent may hold only the end of the thread
+            _greet(args.thread, info.message_count if info else 0, is_local=source.is_local)
             return _Chat(runner, agent, args.thread).go(_half_done(runner, checkpointer, args.thread))
         finally:
             runner.run(checkpointer.close())
@@ -58,7 +60,7 @@ def _half_done(runner: asyncio.Runner, checkpointer: Checkpointer, thread_id: st
     """The thread as it was left, if its last run was interrupted."""
     if runner.run(checkpointer.state(thread_id)) != "interrupted":
         return None
-    return runner.run(checkpointer.load(thread_id))
+    return runner.run(checkpointer.load(thread_id, last=_LOOK))
 
 
 def _greet(thread_id: str, messages: int, *, is_local: bool) -> None:

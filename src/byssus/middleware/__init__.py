@@ -31,6 +31,7 @@ from byssus.providers.base import Model, Provider
 from byssus.providers.history import answerable, with_replies
 from byssus.signals import Signal
 from byssus.values.decisions import Ask, Deny, joined
+from byssus.values.inputs import checked_number
 from byssus.values.marks import MarkedMessages
 from byssus.values.results import RunResult
 
@@ -46,6 +47,9 @@ class HookContext(Struct, frozen=True):
     hook,
     so that redactors apply; and report the usage with `spend`, so that it counts towards the run's limits. `marked`
     returns the messages of the thread that have at least one of some marks.
+
+    An agent may hold only the end of a long thread. `earlier_count` is the number of messages before those that the
+    first `transform_context` hook gets; `await earlier(n)` loads up to n of them, the last ones first, in order.
     """
 
     extra: dict[str, Any]
@@ -57,12 +61,18 @@ class HookContext(Struct, frozen=True):
     as_sent: Callable[[Sequence[Message]], Awaitable[list[Message]]] | None = None
     spend: Callable[[Usage], None] | None = None
     marked: Callable[[Sequence[str]], Awaitable[MarkedMessages]] | None = None
+    earlier: Callable[[int], Awaitable[list[Message]]] | None = None
+    earlier_count: int = 0
 
 
 class Middleware:
     """Base class with all hooks, which do nothing. Each can be async or plain, and can also declare `context`."""
 
     _changes_in_place: ClassVar[bool] = True  # False avoids copying a long thread, if no hook changes it in place
+
+    asks_for_earlier: ClassVar[bool] = False
+    """True: `transform_context` needs only the end of a thread, and loads more with `context.earlier` if it must. If
+    the first such hook of an agent says so, the agent does not load the whole of a long thread."""
 
     async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
         """Return the messages that the model will get. The list is a copy; the thread keeps everything."""
@@ -123,7 +133,7 @@ class Middleware:
 
 
 Context: TypeAlias = Callable[[], HookContext]  # created only if there is a hook to call
-HOOKS = tuple(name for name in vars(Middleware) if not name.startswith("_"))
+HOOKS = tuple(name for name, value in vars(Middleware).items() if callable(value) and not name.startswith("_"))
 _LAST_WORDS = 5.0  # seconds that `on_run_end` has after an abort
 
 
@@ -145,6 +155,8 @@ class Chain:
                     self._hooks[name].append(_Hook(item, name))
         self.is_empty = not any(self._hooks.values())  # there is no hook at all
         self.hears_end = bool(self._hooks["on_run_end"])  # there is an `on_run_end` hook
+        choosing = self._hooks["transform_context"]  # the later ones get what the first one leaves
+        self.asks_for_earlier = bool(choosing) and choosing[0].asks_for_earlier
 
     async def messages(self, messages: list[Message], signal: Signal, context: Context) -> list[Message]:
         """Return the history that the model will get: the same list if no hook changes it."""
@@ -155,10 +167,17 @@ class Chain:
         async def as_sent(some: Sequence[Message]) -> list[Message]:
             return await _shown(converting, list(some), signal, here)
 
+        async def earlier(limit: int) -> list[Message]:
+            found = await load_earlier(checked_number("limit", limit)) if load_earlier is not None else []
+            return [_own(message) for message in found] if changes_in_place else list(found)
+
         here, messages = context(), list(messages)
-        if any(hook.changes_in_place for hook in (*choosing, *converting)):
+        load_earlier = here.earlier
+        changes_in_place = any(hook.changes_in_place for hook in (*choosing, *converting))
+        if changes_in_place:
             messages = [_own(message) for message in messages]
-        messages = await _shown(choosing, messages, signal, msgspec.structs.replace(here, as_sent=as_sent))
+        shown_to = msgspec.structs.replace(here, as_sent=as_sent, earlier=earlier)
+        messages = await _shown(choosing, messages, signal, shown_to)
         return answerable(await as_sent(messages))
 
     async def system_prompt(self, system_prompt: str, signal: Signal, context: Context) -> str:
@@ -253,6 +272,7 @@ class _Hook:
     def __init__(self, owner: object, name: str) -> None:
         self.name = f"{type(owner).__name__}.{name}"
         self.changes_in_place = getattr(owner, "_changes_in_place", True)
+        self.asks_for_earlier = getattr(owner, "asks_for_earlier", False) is True
         self._call: Callable[..., Any] = getattr(owner, name)
         if not callable(self._call):
             raise InputError(f"the hook {self.name} must be a function, got {self._call!r}")

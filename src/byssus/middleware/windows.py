@@ -20,6 +20,7 @@ from byssus.messages import (
     Block,
     ImageContent,
     Message,
+    ModelMessage,
     Note,
     TextContent,
     ThinkingContent,
@@ -44,6 +45,8 @@ _log = logging.getLogger("byssus.middleware")
 _MARKS = 1_000  # in one ExcludeMarked
 _IMAGE_TOKENS = 1_500
 _MESSAGE_TOKENS = 4  # tokens of the frame around a message
+_FEW = 64  # messages that a window looks at first
+_QUESTION = 16  # messages: among so many there usually is a user's question
 
 
 INSTRUCTION = (
@@ -57,13 +60,20 @@ class SlidingWindow(Middleware):
     """Send the last n messages; if these begin in the middle of a turn, also send the user's question of that turn."""
 
     _changes_in_place = False
+    asks_for_earlier = True
 
     def __init__(self, n: int) -> None:
         self._n = _checked(n, "SlidingWindow needs at least one message")
 
-    async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+    async def transform_context(
+        self,
+        messages: list[Message],
+        *,
+        signal: Signal | None = None,  # noqa: ARG002
+        context: HookContext | None = None,
+    ) -> list[Message]:
         """Keep the last messages, and the question that they answer."""
-        history = valid_history(messages)
+        history = await _end_of(messages, context, lambda history: len(history) >= self._n, at_least=self._n)
         start = max(0, len(history) - self._n)
         while start > 0 and isinstance(history[start], ToolResultMessage):  # keep a call and its results together
             start -= 1
@@ -74,13 +84,20 @@ class TokenBudget(Middleware):
     """Send as many of the last turns as fit into about n tokens, and always the last one."""
 
     _changes_in_place = False
+    asks_for_earlier = True
 
     def __init__(self, n: int) -> None:
         self._n = _checked(n, "TokenBudget needs a number of tokens above 0")
 
-    async def transform_context(self, messages: list[Message], *, signal: Signal | None = None) -> list[Message]:  # noqa: ARG002
+    async def transform_context(
+        self,
+        messages: list[Message],
+        *,
+        signal: Signal | None = None,  # noqa: ARG002
+        context: HookContext | None = None,
+    ) -> list[Message]:
         """Keep the last turns that fit into the budget."""
-        history = valid_history(messages)
+        history = await _end_of(messages, context, lambda history: _tokens(history) > self._n)
         room, start = self._n, len(history)
         for turn in reversed(_turns(history)):
             room -= _tokens(history[turn.start : turn.stop])
@@ -102,6 +119,7 @@ class Summarize(Middleware):
     """
 
     _changes_in_place = False
+    asks_for_earlier = True
 
     INSTRUCTION: ClassVar[str] = INSTRUCTION
 
@@ -128,15 +146,16 @@ class Summarize(Middleware):
         """Put a summary in place of the older messages, once they are too many."""
         assert context is not None
         summary = self._stored(context.extra)
-        covered = summary.reach(messages)
+        messages, before = await summary.with_earlier(messages, context)
+        covered = summary.reach(messages, before)
         seen = summary.in_place_of(messages, covered)
         if _tokens(seen) <= self._above or (start := self._cut(messages, covered)) is None:
             return seen
-        before = summary.text if covered else ""
-        text = await self._write(before, messages[covered:start], context, signal or Signal())
+        known = summary.text if covered else ""
+        text = await self._write(known, messages[covered:start], context, signal or Signal())
         if not text:
             return seen
-        summary = _Summary(text, _mark(messages[start - 1]), start)
+        summary = _Summary(text, _mark(messages[start - 1]), before + start)
         context.extra[self._key] = msgspec.to_builtins(summary)
         return summary.in_place_of(messages, start)
 
@@ -232,12 +251,35 @@ class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upto: str = ""
     count: int = 0
 
-    def reach(self, messages: Sequence[Message]) -> int:
+    async def with_earlier(self, messages: list[Message], context: HookContext) -> tuple[list[Message], int]:
+        """Return the messages that it does not cover, with some before them, and how many the thread has before those.
+
+        If the last message that it covers is not where it was (the thread was rewound), these are all messages.
+        """
+        before = context.earlier_count
+        while before and context.earlier is not None:
+            if self.text and self.count <= before:
+                missing = before - self.count + _QUESTION
+            elif not self._is_at(messages, before):
+                missing = before
+            elif any(isinstance(message, UserMessage) for message in messages[: self.count - before + 1]):
+                break
+            else:
+                missing = max(len(messages), _QUESTION)
+            page = await context.earlier(missing)
+            messages, before = [*page, *messages], before - len(page) if page else 0
+        return messages, before
+
+    def _is_at(self, messages: Sequence[Message], before: int) -> bool:
+        place = self.count - before
+        return bool(self.text) and 0 < place <= len(messages) and _mark(messages[place - 1]) == self.upto
+
+    def reach(self, messages: Sequence[Message], before: int = 0) -> int:
         """Return how many of these messages it covers; 0 if the last one is not among them (the thread was rewound)."""
         if not self.text:
             return 0
-        if 0 < self.count <= len(messages) and _mark(messages[self.count - 1]) == self.upto:
-            return self.count
+        if self._is_at(messages, before):
+            return self.count - before
         return next((i for i, message in enumerate(messages, 1) if _mark(message) == self.upto), 0)
 
     def in_place_of(self, messages: Sequence[Message], covered: int) -> list[Message]:
@@ -379,6 +421,42 @@ def estimate_text(text: str) -> int:
     """
     beyond_ascii = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - len(text)
     return (2 * len(text) + 3 * beyond_ascii + 7) // 8
+
+
+async def _end_of(
+    messages: list[Message],
+    context: HookContext | None,
+    suffices: Callable[[Sequence[Message]], bool],
+    *,
+    at_least: int = _FEW,
+) -> list[ModelMessage]:
+    """Return the end of a conversation, made valid: from a user's message on, and as long as it must be to suffice.
+
+    A long thread is looked at from its end, and messages that are not loaded are loaded if they are needed.
+    """
+    size, is_all = at_least, context is None or context.earlier is None or not context.earlier_count
+    while True:
+        start = _last_question(messages, len(messages) - size)
+        if start is not None and suffices(history := valid_history(messages[start:])):
+            return history
+        if size < len(messages):
+            size *= 2
+        elif is_all:
+            return valid_history(messages)
+        else:
+            assert context is not None
+            assert context.earlier is not None
+            size *= 2
+            page = await context.earlier(size)
+            messages, is_all = [*page, *messages], not page
+
+
+def _last_question(messages: Sequence[Message], upto: int) -> int | None:
+    """Return the place of the last user's message at or before a place that says something."""
+    for place in range(min(upto, len(messages) - 1), -1, -1):
+        if isinstance(message := messages[place], UserMessage) and valid_history([message]):
+            return place
+    return None
 
 
 def _turns(messages: Sequence[Message]) -> list[range]:

@@ -248,6 +248,11 @@ def unknown_outcome(call: ToolCall) -> ToolResultMessage:
 
 def can_continue(messages: Sequence[Message]) -> bool:
     """Whether a model has something to answer: the history ends with a user, a result, or a reply that broke off."""
+    return bool(continues(messages))
+
+
+def continues(messages: Sequence[Message]) -> bool | None:
+    """The same of the end of a history; None if that depends on what is before these messages."""
     for message in reversed(messages):  # no need to look at all of a long thread
         if isinstance(message, UserMessage):
             if any(_is_said(block) for block in message.content):
@@ -258,7 +263,7 @@ def can_continue(messages: Sequence[Message]) -> bool:
             and (reply.tool_calls or not reply.failed)
         ):
             return bool(reply.tool_calls)
-    return False
+    return None
 
 
 _NOTHING: deque[tuple[int, ToolResultMessage]] = deque()

@@ -108,6 +108,9 @@ class DrivenThread:
     def __init__(self, database: HasStore, thread_key: ThreadKey, lease_seconds: float) -> None:
         self.key = thread_key
         self.messages: list[Message] = []
+        self.first_seq = 1  # where the list begins; before that, there are `earlier` messages
+        self.earlier = 0
+        self.reply_before: AssistantMessage | None = None  # the last reply, if it is before the list
         self.extra: dict[str, Any] = {}
         self.saved_extra = "{}"
         self.entries: dict[int, LedgerEntry] = {}

@@ -22,6 +22,7 @@ from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
 from byssus.threads.inbox import Receipt, Waiting
+from byssus.threads.thread import Thread
 from byssus.tools import Outcome
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Approval, Pending, kind_of
@@ -63,7 +64,17 @@ class History(Protocol):
     """The messages of a thread, its extra, and the lease under which a run writes them."""
 
     @property
-    def messages(self) -> list[Message]: ...
+    def messages(self) -> list[Message]:
+        """The thread's messages, or its last ones."""
+
+    @property
+    def first_seq(self) -> int:
+        """The seq at which `messages` begins."""
+
+    @property
+    def earlier_count(self) -> int:
+        """How many messages the thread has before `messages`."""
+
     @property
     def extra(self) -> dict[str, Any]: ...
     @property
@@ -89,6 +100,15 @@ class History(Protocol):
     async def load(self, *, again: bool = False) -> None:
         """Load the thread if it is unknown or stale; with `again`, in any case."""
 
+    async def earlier(self, limit: int, /) -> list[Message]:
+        """Load up to so many messages before `messages`, which begins with them from then on."""
+
+    async def page(self, limit: int, before: int | None, /) -> Thread:
+        """Up to so many messages before `messages`, or before a seq. Nothing changes in what is known."""
+
+    def sent(self, count: int, /) -> None:
+        """Note that so many messages were chosen for a model."""
+
     async def begin(self, driver: Driver, messages: Sequence[Message] = (), /) -> None:
         """Take the lease and, in the same commit, append the messages. Without messages, load what changed."""
 
@@ -110,8 +130,11 @@ class History(Protocol):
     async def checkpoint(self, checkpoint: NewCheckpoint, /) -> bool:
         """Make a checkpoint of the thread; False if its state is not known at the moment, so try again."""
 
+    async def turns(self, every: int, /) -> int:
+        """How many replies there are since the last checkpoint of a turn, counted up to `every`."""
+
     async def marked(self, marks: Sequence[str], /) -> MarkedMessages:
-        """The messages that have one of these marks."""
+        """Those of `messages` that have one of these marks."""
 
     def save_partial(self, reply: AssistantMessage, /) -> None:
         """Submit the part of a reply that has arrived so far, without waiting for the commit."""

@@ -59,6 +59,7 @@ from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
 from byssus.store.keeper import LOST
 from byssus.stream import Publish
+from byssus.threads.checkpoints import TURN
 from byssus.threads.encoding import encode_extra
 from byssus.tools import Outcome
 from byssus.values import clock
@@ -109,7 +110,6 @@ class Run:
         self._retries = 0  # model calls that were repeated, and are not recorded yet
         self._stop_reason: StopReason = "stop"
         self._open_turn = False
-        self._replies: int | None = None  # in the whole history, once they are counted
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
@@ -405,7 +405,7 @@ class Run:
             message = await self._checked(message)
         if not message.failed:
             message = tool_calls.mark_invented(message, setup.tools)
-        self._is_due = self._counts_as_due(message)
+        self._is_due = await self._counts_as_due(message)
         checkpoint = self._new_checkpoint(message) if self._is_due and not message.tool_calls else None
         release = self._release_after(message)
         spent = self._taken_from_unsettled() + message.usage.total
@@ -444,19 +444,16 @@ class Run:
             return routes
         return [route._replace(model=tokens.shortened(route.model, granted - asked)) for route in routes]
 
-    def _counts_as_due(self, reply: AssistantMessage) -> bool:
+    async def _counts_as_due(self, reply: AssistantMessage) -> bool:
         """Whether the turn of this reply ends with a checkpoint. The turn of a failed reply does not."""
         every = self._setup.checkpoint_every
         if every == 0 or reply.failed:
             return False
-        if self._replies is None:  # of all runs: turns are counted per thread, not per process
-            replies = (message for message in self._journal.history.messages if isinstance(message, AssistantMessage))
-            self._replies = sum(not message.failed for message in replies) if every > 1 else 0
-        self._replies += 1
-        return self._replies % every == 0
+        # Of all runs: turns are counted per thread, not per process.
+        return every == 1 or await self._journal.history.turns(every) + 1 >= every
 
     def _new_checkpoint(self, reply: AssistantMessage) -> NewCheckpoint:
-        return NewCheckpoint(clock.new_id(), ["turn"], recovery.one_line(reply), {})
+        return NewCheckpoint(clock.new_id(), [TURN], recovery.one_line(reply), {})
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the lease can be released in the commit of this reply, which saves a commit."""
@@ -467,6 +464,7 @@ class Run:
     async def _request(self) -> Request:
         setup = self._setup
         seen = await setup.middleware.messages(self._journal.history.messages, self.signal, self._context)
+        self._journal.history.sent(len(seen))
         history = self._history.of(seen)
         if not history:
             raise InputError(
@@ -489,6 +487,8 @@ class Run:
             model=model,
             spend=self._spend,
             marked=self._journal.history.marked,
+            earlier=self._journal.history.earlier,
+            earlier_count=self._journal.history.earlier_count,
         )
 
     def _taken_from_unsettled(self) -> int:

@@ -19,9 +19,11 @@ from byssus.run.outside.answering import answered, approved, is_expired
 from byssus.threads import approvals
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.thread import Thread
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.inputs import checked_number
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 
@@ -41,6 +43,8 @@ class MemoryHistory:
     is_loaded = True
     payer: str | None = None
     waiting_since: float | None = None
+    first_seq = 1
+    earlier_count = 0
 
     def __init__(self, messages: list[Message], ledger: MemoryLedger, inbox: MemoryInbox) -> None:
         self.messages = messages
@@ -50,6 +54,16 @@ class MemoryHistory:
 
     async def load(self, *, again: bool = False) -> None:  # noqa: ARG002
         await self._ledger.refresh()
+
+    async def earlier(self, _limit: int, /) -> list[Message]:
+        return []
+
+    async def page(self, limit: int, before: int | None, /) -> Thread:
+        checked_number("limit", limit)
+        return Thread([], {}) if before is None else Thread(self.messages[: before - 1][-limit:], {})
+
+    def sent(self, count: int, /) -> None:
+        pass
 
     async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
         self.messages.extend(messages)
@@ -69,6 +83,9 @@ class MemoryHistory:
 
     async def checkpoint(self, _checkpoint: NewCheckpoint, /) -> bool:
         raise InputError("a checkpoint needs a checkpointer; pass checkpointer=... and thread_id=... to the Agent")
+
+    async def turns(self, _every: int, /) -> int:
+        return 0
 
     async def marked(self, _marks: Sequence[str], /) -> MarkedMessages:
         return MarkedMessages()

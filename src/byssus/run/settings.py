@@ -19,6 +19,9 @@ from byssus.values.results import StopReason
 T = TypeVar("T")
 
 
+SHORT = 1_000  # messages: a thread that is not longer is loaded as a whole
+
+
 class Limits(Struct, frozen=True):
     """Limits that stop a run: turns, tokens (input and output), cost, and seconds of wall time. None: no limit."""
 
@@ -57,6 +60,7 @@ class Setup(Struct, frozen=True):
     thread_id: str | None
     user_id: str | None
     checkpoint_every: int = 0  # turns; 0: never
+    last: int | None = None  # messages that are loaded; None: all
 
     async def unless_aborted(self, hook: Coroutine[Any, Any, T], signal: Signal) -> T:
         """A hook may hang; an abort does not wait for it. Without hooks there is nothing to wait for."""
@@ -128,6 +132,17 @@ def checked_every(every: object, checkpointer: object) -> int:
     if turns and checkpointer is None:
         raise InputError(f"checkpoint_every={every!r} without a checkpointer: pass checkpointer=... and thread_id=...")
     return turns
+
+
+def messages_to_load(history: object, middleware: Chain) -> int | None:
+    """How many messages from the end of a thread an agent loads; None: all."""
+    if history == "all":
+        return None
+    if history == "auto":
+        return SHORT if middleware.asks_for_earlier else None
+    if isinstance(history, bool) or not isinstance(history, int) or not 0 < history < 2**53:
+        raise InputError(f"history must be 'auto', 'all', or a number of messages from 1 up; got {history!r:.80}")
+    return history
 
 
 def checked_flag(value: object, name: str) -> bool:

@@ -26,6 +26,7 @@ from byssus.queries.log.threads import Position
 from byssus.queries.versions import forks, putting
 from byssus.run.driven_thread import Change, Claimed, DrivenThread, Geometry, may_be_late, settled
 from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
+from byssus.run.known.tail import Tail, load_tail
 from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
@@ -43,6 +44,7 @@ from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 
 _LONGEST_ERROR = 10_000  # characters
+_SLACK = 100  # messages, so that a short end is not cut with every run
 _GRACE = 30.0  # seconds that an abort waits for a claim that is being written
 _log = logging.getLogger("byssus.agent")
 
@@ -56,11 +58,13 @@ def thread_journal(
     *,
     user_id: str | None = None,
     origin: tuple[ThreadKey, str | int] | None = None,
+    last: int | None = None,
 ) -> Journal:
-    """The journal of a thread. `origin` is the thread and the point that the first load forks it from."""
+    """The journal of a thread. `origin` is the thread and the point that the first load forks it from; `last` is how
+    many messages from its end are loaded (None: all)."""
     thread = DrivenThread(database, thread_key, lease_seconds)
     ledger, inbox = ThreadLedger(thread), ThreadInbox(thread, modes)
-    return Journal(ThreadHistory(thread, ledger, inbox, wait, user_id, origin), ledger, inbox)
+    return Journal(ThreadHistory(thread, ledger, inbox, wait, user_id, origin, last), ledger, inbox)
 
 
 class ThreadHistory:
@@ -74,6 +78,7 @@ class ThreadHistory:
         wait: float,
         user_id: str | None,
         origin: tuple[ThreadKey, str | int] | None,
+        last: int | None,
     ) -> None:
         self.unfinished: str | None = None
         self.is_loaded = False
@@ -84,6 +89,9 @@ class ThreadHistory:
         self._wait = wait
         self._user_id = user_id
         self._origin = origin
+        self._last = last  # how many messages to load; None: all
+        self._sent = 0  # how many messages the hooks left of the history, if one of them has asked for earlier ones
+        self._turns: int | None = None  # since the last checkpoint of a turn, once they are counted
         self._is_owned = False
         self._has_ttl = False
         self._is_refused = False  # whether the saved part of a reply must not be kept
@@ -91,6 +99,14 @@ class ThreadHistory:
     @property
     def messages(self) -> list[Message]:
         return self._thread.messages
+
+    @property
+    def first_seq(self) -> int:
+        return self._thread.first_seq
+
+    @property
+    def earlier_count(self) -> int:
+        return self._thread.earlier
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -108,7 +124,7 @@ class ThreadHistory:
 
     async def load(self, *, again: bool = False) -> None:
         known = self._thread
-        if known.position is not None and known.unseen == 0 and not again:
+        if known.position is not None and known.unseen == 0 and not again and not self._is_overgrown():
             return
         await known.late.catch_up(known.key)
         if self._origin is not None:
@@ -116,17 +132,52 @@ class ThreadHistory:
             self._origin = None
         if self._user_id is not None and not self._is_owned:
             await known.store.read(users.require, self._user_id)
-        stored = await load(known.store, known.key) or Thread([], {})
+        stored, known.reply_before = await self._stored()
         self._check_owner(stored.owner)
         self._has_ttl, self._is_owned = stored.has_ttl, stored.owner is not None
         self.payer = self._user_id or stored.owner
         self.unfinished = stored.run_id
         self._merge_extra(stored.extra)
-        known.messages, known.position, known.unseen = stored.messages, stored.position, 0
+        known.messages, known.position, known.unseen, self._turns = stored.messages, stored.position, 0, None
+        known.first_seq = stored.seqs[0] if stored.seqs else stored.position.head + 1
+        known.earlier = max(stored.message_count - len(stored.messages), 1) if stored.has_earlier else 0
         known.mail = max(stored.mail, known.mail if self._inbox.is_sending else 0)
         known.partial, known.has_partial = stored.partial, stored.partial is not None
         known.geometry, known.reply_id = _geometry_of(stored), history.last_reply_id(stored.messages)
         await self._ledger.refresh()
+
+    async def _stored(self) -> Tail:
+        """The thread as it is stored, or the end of it."""
+        store, key = self._thread.store, self._thread.key
+        if self._last is None:
+            return Tail(await load(store, key) or Thread([], {}))
+        return await load_tail(store, key, max(self._last, self._sent)) or Tail(Thread([], {}))
+
+    def _is_overgrown(self) -> bool:
+        """Whether runs have added so much to the end of a thread that it should be cut again."""
+        return self._last is not None and len(self._thread.messages) > 2 * max(self._last, self._sent) + _SLACK
+
+    async def earlier(self, limit: int, /) -> list[Message]:
+        known = self._thread
+        if not known.earlier or known.position is None:
+            return []
+        branch = known.position.branch
+        page = await load(known.store, known.key, last=limit, before=known.first_seq)
+        if page is None or page.position.branch != branch or not page.messages:  # it is not the thread that is known
+            return []
+        known.messages[:0], known.first_seq = page.messages, page.seqs[0]
+        known.earlier = max(known.earlier - len(page.messages), 1) if page.has_earlier else 0
+        self._sent = self._sent or 1
+        return page.messages
+
+    async def page(self, limit: int, before: int | None, /) -> Thread:
+        known = self._thread
+        page = await load(known.store, known.key, last=limit, before=known.first_seq if before is None else before)
+        return page or Thread([], {})
+
+    def sent(self, count: int, /) -> None:
+        if self._sent:
+            self._sent = count
 
     async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is the journal of, unless an earlier attempt made it and failed afterwards."""
@@ -286,6 +337,8 @@ class ThreadHistory:
                 extra = thread.changed_extra()
             except InputError:  # the reply is stored without it; `finish` raises
                 release = None
+        if self._turns is not None and not reply.failed:
+            self._turns = 0 if ending.checkpoint else self._turns + 1
         change, row, before = Change([reply], extra, reserve), message_row(reply), thread.position
         charge = None if ending.spent is None else self._charge(ending.spent)
         query, options = (
@@ -330,7 +383,7 @@ class ThreadHistory:
         if held is None and (thread.position is None or thread.unseen):
             return False  # a run is about to begin, or the thread must be loaded first
         if checkpoint.summary is None:
-            summary = history.one_line(history.last_reply(self.messages))
+            summary = history.one_line(history.last_reply(self.messages) or thread.reply_before)
             checkpoint = msgspec.structs.replace(checkpoint, summary=summary)
         new, extra = checkpoints.encoded_checkpoint(checkpoint), thread.changed_extra()
         by, expect = thread.right_to_write()
@@ -346,10 +399,18 @@ class ThreadHistory:
             if thread.held == held:
                 raise
             return False  # this agent's run has begun or ended meanwhile
+        self._turns = None
         return True
 
+    async def turns(self, every: int, /) -> int:
+        if self._turns is None:
+            self._turns = await checkpoints.turns(self._thread.store, self._thread.key, every)
+        return self._turns
+
     async def marked(self, marks: Sequence[str], /) -> MarkedMessages:
-        summary, ids, count = await self._thread.store.read(memories.marked, self._thread.key, marks)
+        known = self._thread
+        after = known.first_seq - 1 if known.earlier else 0
+        summary, ids, count = await known.store.read(memories.marked, known.key, marks, after=after)
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
     def save_partial(self, reply: AssistantMessage, /) -> None:

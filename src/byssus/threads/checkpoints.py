@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, ThreadMoved
-from byssus.messages import decode, dumps
+from byssus.messages import AssistantMessage, decode, dumps
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import MessageRow
@@ -36,6 +36,9 @@ from byssus.values.inputs import (
     refuse_long_id,
 )
 from byssus.values.thread_key import ThreadKey
+
+TURN = "turn"  # the tag of the checkpoints that agents make by themselves
+_FEW = 32  # rows a read, where the first ones nearly always suffice
 
 
 class _Matched(NamedTuple):
@@ -164,6 +167,39 @@ async def list_threads(store: Runner, limit: int = 50, offset: int = 0) -> list[
     """The latest checkpoint of each thread that has any, newest first."""
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     return await store.read(_recent, limit=limit, offset=offset)
+
+
+async def turns(store: Runner, thread_key: ThreadKey, every: int) -> int:
+    """How many replies that did not fail there are since the last checkpoint of a turn, counted up to `every`."""
+    return await store.read(_turns, thread_key, every)
+
+
+def _turns(tx: Tx, thread_key: ThreadKey, every: int) -> int:
+    """Both are looked for from the end, so that a long thread costs no more than a short one."""
+    thread = checkpoints.thread_state(tx, thread_key)
+    replies = [] if thread is None else _last_replies(tx, thread, every)
+    if thread is None or not replies:
+        return 0
+    offset = 0
+    while rows := checkpoints.shown(tx, thread.line or thread.branch, limit=_FEW, offset=offset):
+        for row in rows:
+            if row.seq < replies[-1]:
+                return len(replies)
+            if TURN in json.loads(row.about)["tags"]:
+                return sum(seq > row.seq for seq in replies)
+        offset += len(rows)
+    return len(replies)
+
+
+def _last_replies(tx: Tx, thread: ThreadState, count: int) -> list[int]:
+    """The seqs of the last replies that did not fail, the last one first."""
+    found: list[int] = []
+    before = thread.head + 1
+    while len(found) < count and (page := threads.page_before(tx, thread.branch, before=before, limit=_FEW)):
+        before = page[0][0]
+        said = ((seq, decode(body)) for seq, body in reversed(page))
+        found += [seq for seq, message in said if isinstance(message, AssistantMessage) and not message.failed]
+    return found[:count]
 
 
 async def _load(store: Runner, thread_key: ThreadKey, checkpoint_id: str | None) -> Checkpoint | None:
