@@ -98,7 +98,9 @@ class AgentState:
         )
 
     def __repr__(self) -> str:
-        return f"AgentState({len(self.messages)} messages, {'running' if self.is_streaming else 'idle'})"
+        history = self._agent._journal.history
+        known = f"{len(history.messages)} messages" if history.is_loaded else "not loaded"
+        return f"AgentState({known}, {'running' if self.is_streaming else 'idle'})"
 
 
 class Agent:

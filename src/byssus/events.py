@@ -11,7 +11,7 @@ then `done`. A provider does not send `error`: it raises, and the run tells it.
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from byssus.messages import (
     AssistantMessage,
     Failure,
     Message,
+    ReplyStop,
     ToolCall,
     ToolResultMessage,
     Usage,
@@ -29,6 +30,11 @@ from byssus.messages import (
     part_from_value,
     plain,
 )
+
+if TYPE_CHECKING:
+    from byssus.values.results import StopReason as RunStop
+else:
+    RunStop = str  # an event that a newer version wrote may name another one
 
 
 class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
@@ -130,7 +136,7 @@ class StreamDone(_Event, frozen=True, tag="done"):
     """The reply is whole. `stop_reason` is stop, tool_use or length."""
 
     type: ClassVar[Literal["done"]] = "done"
-    stop_reason: str = "stop"
+    stop_reason: ReplyStop = "stop"
     usage: Usage = Usage()
 
 
@@ -239,7 +245,7 @@ class AgentEnd(_Event, frozen=True, tag="agent_end"):
     type: ClassVar[Literal["agent_end"]] = "agent_end"
     run_id: str
     messages: list[Message]
-    stop_reason: str
+    stop_reason: RunStop
     usage: Usage = Usage()
     error: Failure | None = None
 

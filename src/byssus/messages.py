@@ -47,6 +47,11 @@ __all__ = [
 
 _ASIDE: Final = "~unknown"
 
+if TYPE_CHECKING:
+    ReplyStop: TypeAlias = Literal["stop", "tool_use", "length", "error", "aborted"]
+else:
+    ReplyStop = str  # a newer version may know others, and what it has stored is read all the same
+
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 # Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
@@ -268,7 +273,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
 
     role: ClassVar[Literal["assistant"]] = "assistant"
     content: list[Block]
-    stop_reason: str = "stop"
+    stop_reason: ReplyStop = "stop"
     usage: Usage = Usage()
     model: str | None = None
     provider: str | None = None
@@ -279,7 +284,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
         def __init__(
             self,
             content: str | Sequence[Block],
-            stop_reason: str = "stop",
+            stop_reason: ReplyStop = "stop",
             usage: Usage = ...,
             model: str | None = None,
             provider: str | None = None,

@@ -55,6 +55,11 @@ def test_a_thread_goes_through_a_pipe_into_another_database(byssus: Command, db:
     assert shown[0] == shown[1]
 
 
+def test_all_threads_of_a_user_are_one_page_of_markdown(byssus: Command, db: Path) -> None:
+    page = byssus("export", "--user", "alice", "--format", "markdown", "--db", db).stdout
+    assert page.count("alice's\n") == page.count("alice's other\n") == 1
+
+
 def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_path: Path) -> None:
     done = byssus("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
     assert (done.stdout, done.stderr) == ("", "alice.jsonl: 33 lines\n")

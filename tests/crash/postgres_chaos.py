@@ -42,6 +42,7 @@ from byssus.providers.history import valid_history
 from byssus.providers.scripted import Reply, ScriptedProvider
 from byssus.store.database import Row, Tx
 from byssus.tools import Tool
+from byssus.values.decisions import Recovery
 from tests.crash.cutter import Cutter, schema_on
 from tests.support import postgres
 from tests.support.histories import flaws
@@ -156,7 +157,7 @@ class Cast:
             return f"answer to {user}"
         return [ToolCall(f"{user}/{asked}/{name}", name, {}) for name in ("never", "retry")]
 
-    def _tool(self, thread: str, policy: str) -> Tool[..., Any]:
+    def _tool(self, thread: str, policy: Recovery) -> Tool[..., Any]:
         async def act(context: ToolContext) -> str:
             self.note("ran", thread, context.idempotency_key)
             await asyncio.sleep(self.chance.choice([0, 0.01, 0.05]))  # its work

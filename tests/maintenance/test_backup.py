@@ -30,7 +30,7 @@ from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.search import index as search_index
 from byssus.search import search as searching
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, BackupResult, RestoreResult
 from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
@@ -59,11 +59,11 @@ def fill(store: Store) -> None:
     store.write_now(memories.summarize, ThreadKey("ann", "main"), '"a summary"')
 
 
-def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
+def backup(store: Store, path: Path, **options: Any) -> BackupResult:
     return to_the_end(backups.backup(Blocking(store), path, **options))
 
 
-def restore(store: Store, path: Path, **options: Any) -> dict[str, Any]:
+def restore(store: Store, path: Path, **options: Any) -> RestoreResult:
     return to_the_end(restoring.restore(Blocking(store), path, **options))
 
 

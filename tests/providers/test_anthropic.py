@@ -47,6 +47,7 @@ from byssus.messages import (
     ImageContent,
     Message,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -457,7 +458,7 @@ def test_blocks_of_unknown_kinds_are_passed_over() -> None:
         ("a_new_reason", "stop"),
     ],
 )
-def test_stop_reasons_are_translated(theirs: str, ours: str) -> None:
+def test_stop_reasons_are_translated(theirs: str, ours: ReplyStop) -> None:
     assert streamed(Anthropic.answer("x", stop_reason=theirs))[-1] == StreamDone(ours, Usage(10, 5))
 
 

@@ -47,6 +47,7 @@ from byssus.messages import (
     ImageContent,
     Message,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -570,7 +571,7 @@ def test_arguments_that_are_no_json_object_are_kept_as_malformed() -> None:
     ("theirs", "ours"),
     [("stop", "stop"), ("length", "length"), ("eos", "stop"), ("tool_calls", "stop")],
 )
-def test_stop_reasons_are_translated(theirs: str, ours: str) -> None:
+def test_stop_reasons_are_translated(theirs: str, ours: ReplyStop) -> None:
     assert streamed(OpenAI.answer("x", finish_reason=theirs))[-1] == StreamDone(ours, Usage(10, 5))
 
 

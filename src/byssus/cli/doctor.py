@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 from importlib import metadata, util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from byssus import __version__, apps, config
 from byssus.checkpointer import checkpointer_for
@@ -20,6 +20,9 @@ from byssus.config import Config, Setting
 from byssus.errors import ByssusError
 from byssus.maintenance.look import Look, look_at, sqlite_version
 from byssus.values.places import redacted
+
+if TYPE_CHECKING:
+    from byssus.storage import CheckResult
 
 Report = dict[str, Any]
 
@@ -144,10 +147,9 @@ def _checked_database(setting: Setting, problems: list[str]) -> Report:
     return {**report, "check": "ok" if result["ok"] else "failed"}
 
 
-async def _check(place: str) -> Report:
+async def _check(place: str) -> CheckResult:
     async with checkpointer_for(place) as cp:
-        result: Report = await cp.check(deep=False)
-        return result
+        return await cp.check(deep=False)
 
 
 def _print(report: Report) -> None:

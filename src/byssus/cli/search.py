@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.ids import whole_id
 from byssus.cli.subcommand import add, count, number, work_on
 from byssus.errors import InputError
+
+if TYPE_CHECKING:
+    from byssus.storage import SearchHit, UsageStats
 
 
 def add_to(commands: Any) -> None:
@@ -33,7 +36,7 @@ def add_to(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    async def search(cp: Checkpointer) -> list[dict[str, Any]]:
+    async def search(cp: Checkpointer) -> list[SearchHit]:
         return await cp.search(
             " ".join(args.words),
             user_id=args.user and await whole_id(cp, "user", args.user),
@@ -72,7 +75,7 @@ def _usage(args: argparse.Namespace) -> int:
     if args.recount:
         return _recount(args)
 
-    async def usage(cp: Checkpointer) -> dict[str, Any] | None:
+    async def usage(cp: Checkpointer) -> UsageStats | None:
         return await cp.get_usage_stats(args.user and await whole_id(cp, "user", args.user), args.days)
 
     stats = work_on(args, usage)
@@ -86,10 +89,11 @@ def _usage(args: argparse.Namespace) -> int:
         f" in {count(stats['session_count'], 'session')} since {stats['since']}, cost {stats['total_cost']:.4f}"
     )
     columns = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cost")
-    for name, rows in (("day", stats["by_day"]), ("model", stats["by_model"])):
-        _table((name, *columns), [[row[name], *(_figure(row[column]) for column in columns)] for row in rows])
+    parts: list[tuple[str, Sequence[Mapping[str, Any]]]] = [("day", stats["by_day"]), ("model", stats["by_model"])]
+    for name, rows in parts:
+        _table((name, *columns), [_cells(row, name, columns) for row in rows])
     columns = ("call_count", "failures", "avg_latency", "p50", "p95", "p99")
-    tools = [[tool["tool_name"], *(_figure(tool[column]) for column in columns)] for tool in stats["tool_usage"]]
+    tools = [_cells(tool, "tool_name", columns) for tool in stats["tool_usage"]]
     _table(("tool", "calls", "failures", "average ms", "p50", "p95", "p99"), tools)
     return 0
 
@@ -106,6 +110,10 @@ def _recount(args: argparse.Namespace) -> int:
     else:
         terminal.remark("'byssus check --repair' mends it.\n")
     return 0 if found["ok"] else 1
+
+
+def _cells(row: Mapping[str, Any], name: str, columns: Sequence[str]) -> list[str]:
+    return [row[name], *(_figure(row[column]) for column in columns)]
 
 
 def _figure(value: float | None) -> str:

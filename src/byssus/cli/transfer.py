@@ -86,7 +86,7 @@ async def _pages(cp: Checkpointer, args: argparse.Namespace) -> AsyncIterator[st
 async def _threads_of(cp: Checkpointer, user_id: str) -> list[str]:
     names: list[str] = []
     while page := await cp.list_user_sessions(user_id, limit=_PAGE, offset=len(names)):
-        names += [str(session["session_id"]) for session in page]
+        names += [session["id"] for session in page]
     if page is None:
         raise NotFound(f"there is no user {user_id!r}; 'byssus users' lists them")
     return names

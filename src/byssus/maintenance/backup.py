@@ -23,8 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
+from byssus.accounts.rows import BackupResult
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
 from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery
 from byssus.queries.moving import checks, copying
@@ -42,7 +43,7 @@ from byssus.values.places import looks_like_dsn, redacted
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], object]
-Result = dict[str, Any]
+Counts = dict[str, Any]  # what is known of a backup when it is made
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
 _BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep beside a file
@@ -50,7 +51,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep
 
 async def backup(
     store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: OnProgress | None = None
-) -> Result:
+) -> BackupResult:
     """Write all that the database holds into a new SQLite file, while others go on writing; it is verified.
 
     A file that exists is refused. With `incremental`, it may be an earlier backup of this database: then only what
@@ -59,7 +60,7 @@ async def backup(
     target = _checked_target(path)
     began = time.monotonic()
 
-    def work(meter: Meter) -> Result:
+    def work(meter: Meter) -> BackupResult:
         refuse_unfinished(store.base)
         if incremental and os.path.lexists(target):
             result = _renewed(store.base, target, meter)
@@ -67,7 +68,8 @@ async def backup(
             result = _new(store.base, target, meter)
         meter.end()
         size = os.stat(target).st_size  # noqa: PTH116
-        return {"path": target, "bytes": size, **result, "seconds": round(time.monotonic() - began, 3)}
+        seconds = round(time.monotonic() - began, 3)
+        return cast("BackupResult", {"path": target, "bytes": size, **result, "seconds": seconds})
 
     return await stoppable(store, work, progress)
 
@@ -165,7 +167,7 @@ def _sha256(ask: RunQuery, progress: OnProgress) -> tuple[str, dict[str, int]]:
 # --- a new backup -----------------------------------------------------------------------------------------------------
 
 
-def _new(store: Store, target: str, meter: Meter) -> Result:
+def _new(store: Store, target: str, meter: Meter) -> Counts:
     if os.path.lexists(target):
         raise _taken(target)
     meter.of(2)
@@ -331,7 +333,7 @@ def opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
 # --- an earlier backup ------------------------------------------------------------------------------------------------
 
 
-def _renewed(store: Store, target: str, meter: Meter) -> Result:
+def _renewed(store: Store, target: str, meter: Meter) -> Counts:
     """Make an earlier backup equal to the database, in one transaction."""
     if os.stat(target).st_size == 0:  # noqa: PTH116
         raise InputError(f"{target!r} is empty, and no earlier backup; name another file")

@@ -50,6 +50,7 @@ from byssus.messages import (
     Block,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -74,7 +75,11 @@ _NAME = "anthropic"
 _KEY_HINT = "set ANTHROPIC_API_KEY or pass AnthropicProvider(api_key=...)"
 _MAX_TOKENS = 32_000  # the service wants a number; each current model accepts this one
 _BUDGETS = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_000, "max": 24_000}
-_STOPS = {"tool_use": "tool_use", "max_tokens": "length", "model_context_window_exceeded": "length"}
+_STOPS: dict[str, ReplyStop] = {
+    "tool_use": "tool_use",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+}
 _as, _clean = wire.checked, wire.clean
 _CACHED = {"type": "ephemeral"}
 _LONGEST_ID = 64
@@ -345,7 +350,7 @@ class _Reading:
         self._host = host
         self._open: dict[int, tuple[Any, list[str]]] = {}
         self._usage: dict[str, Any] = {}
-        self._stop = "stop"
+        self._stop: ReplyStop = "stop"
 
     def take(self, item: Any) -> Iterator[StreamEvent]:
         match item.type:

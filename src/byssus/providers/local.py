@@ -33,6 +33,7 @@ from byssus.messages import (
     AssistantMessage,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ToolCall,
     ToolResultMessage,
@@ -142,7 +143,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self._has_text = False
-        self._stop_reason = "stop"
+        self._stop_reason: ReplyStop = "stop"
 
     def events(self, piece: Piece) -> Iterator[StreamEvent]:
         for choice in piece.get("choices", ()):

@@ -56,6 +56,7 @@ from byssus.messages import (
     Block,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolResultMessage,
@@ -386,7 +387,7 @@ class _Reading:
             if call.name is None:
                 yield from self._begin(call, "")
             yield ToolCallEnd(call.index, parse_tool_call(call.id, call.name or "", "".join(call.parts)))
-        stop = "tool_use" if self._calls else "stop"
+        stop: ReplyStop = "tool_use" if self._calls else "stop"
         usage = replace(self._usage, cost=self.model.cost(self._usage))
         yield StreamDone("length" if self._stop == "length" else stop, usage)
 

@@ -28,6 +28,7 @@ from byssus.messages import (
     AssistantMessage,
     Block,
     Failure,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -102,7 +103,7 @@ class Reply:
         stop_reason = "tool_use" if self._calls and self._done.stop_reason == "stop" else self._done.stop_reason
         return self._build(stop_reason, None)
 
-    def broken(self, stop_reason: str, error: Failure | None = None) -> AssistantMessage:
+    def broken(self, stop_reason: ReplyStop, error: Failure | None = None) -> AssistantMessage:
         """What has arrived so far, marked as broken off. A tool call that is not whole is left out."""
         return self._build(stop_reason, error)
 
@@ -111,7 +112,7 @@ class Reply:
         reply = self.broken("aborted")
         return msgspec.structs.replace(reply, content=[b for b in reply.content if not isinstance(b, ToolCall)])
 
-    def _build(self, stop_reason: str, error: Failure | None) -> AssistantMessage:
+    def _build(self, stop_reason: ReplyStop, error: Failure | None) -> AssistantMessage:
         indexes = sorted({*self._texts, *self._thinking, *self._calls})
         blocks = [block for index in indexes if (block := self._block(index)) is not None]
         return AssistantMessage(blocks, stop_reason, self._usage, self._model, self.provider, error)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
@@ -22,7 +22,7 @@ from byssus.signals import Signal
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.tools import Outcome
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.decisions import Pending
+from byssus.values.decisions import Pending, Why
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 
@@ -189,7 +189,7 @@ def pending(thread_id: str | None, ledger: Ledger) -> list[Pending]:
             entry.call_id,
             entry.name,
             json.loads(entry.arguments) or {},
-            entry.reason or "",
+            cast("Why", entry.reason),  # of a call that waits it is known
             entry.question or "",
             entry.asked_at or "",
         )

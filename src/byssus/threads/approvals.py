@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from byssus.errors import InputError
 from byssus.queries.log import tool_calls as ledger
+from byssus.queries.log.tool_calls import CallStatus
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
-from byssus.values.decisions import Answer, Pending, encode_answer
+from byssus.values.decisions import Answer, Pending, Recovery, Why, encode_answer
 from byssus.values.inputs import ThreadId, checked_thread, column_id
 
 
@@ -23,10 +24,10 @@ class ToolCallRecord(NamedTuple):
     call_id: str
     tool_name: str
     arguments: dict[str, Any]
-    recovery: str
+    recovery: Recovery
     idempotency_key: str
     run_id: str
-    status: str
+    status: CallStatus
     attempts: int
     asked_at: str | None
     started_at: str | None
@@ -36,7 +37,10 @@ class ToolCallRecord(NamedTuple):
 async def pending(store: Runner, thread_id: ThreadId | None = None) -> list[Pending]:
     """The tool calls that wait for a person, of one thread or of all."""
     rows = await store.read(ledger.pending, None if thread_id is None else checked_thread(thread_id))
-    return [Pending(*row[:3], json.loads(row.arguments) or {}, *row[4:]) for row in rows]
+    return [
+        Pending(*row[:3], json.loads(row.arguments) or {}, cast("Why", row.reason), row.question, row.asked_at)
+        for row in rows
+    ]
 
 
 async def answer(store: Runner, thread_id: ThreadId, call_id: str, answer: Answer) -> None:

@@ -17,7 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -30,6 +30,7 @@ from byssus.tools.details import readable as readable
 from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
+from byssus.values.decisions import Recovery
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
 
@@ -38,7 +39,7 @@ __all__ = ["Done", "NotDone", "Tool", "ToolContext", "Unknown", "tool"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RECOVERIES = ("never", "retry", "check", "ask")
+RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 MAX_ATTEMPTS = 3  # interrupted attempts of a call before a person is asked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -118,7 +119,7 @@ class Tool(Generic[P, R]):
         description: str | None = None,
         timeout: float | None = None,
         sequential: bool = False,
-        recovery: str = "never",
+        recovery: Recovery = "never",
         approval: bool = False,
         check: Callable[[ToolContext], Any] | None = None,
         max_attempts: int | None = MAX_ATTEMPTS,
@@ -250,7 +251,7 @@ def tool(
     description: str | None = None,
     timeout: float | None = None,
     sequential: bool = False,
-    recovery: str = "never",
+    recovery: Recovery = "never",
     approval: bool = False,
     check: Callable[[ToolContext], Any] | None = None,
     max_attempts: int | None = MAX_ATTEMPTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -19,6 +19,9 @@ from byssus.messages import (
     image_type,
 )
 from byssus.values.results import ToolResult
+
+Recovery: TypeAlias = Literal["never", "retry", "check", "ask"]
+Why: TypeAlias = Literal["approval", "recovery"]
 
 APPROVAL, RECOVERY = "approval", "recovery"
 
@@ -45,7 +48,7 @@ class Pending(Struct, frozen=True):
     call_id: str
     tool_name: str
     arguments: dict[str, Any]
-    reason: str
+    reason: Why
     question: str
     asked_at: str
 

@@ -7,7 +7,7 @@ of a reply is one of: never started (no row), waiting, answered, started (and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from byssus.errors import InputError, ThreadMoved
 from byssus.queries.accounts import usage
@@ -16,6 +16,10 @@ from byssus.queries.log.leases import By, Late, Lease
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
+
+CallStatus: TypeAlias = Literal[
+    "waiting", "answered", "started", "done", "failed", "denied", "aborted", "unknown", "left"
+]
 
 WAITING, ANSWERED, STARTED = "waiting", "answered", "started"
 OPEN = (WAITING, ANSWERED, STARTED)

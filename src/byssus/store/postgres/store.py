@@ -27,7 +27,7 @@ import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from byssus.store import keeper, owners, sharing
-from byssus.store.database import Store, Tx
+from byssus.store.database import Durability, Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
@@ -466,7 +466,7 @@ class PostgresStore(Store):
         "those expire."
     )
 
-    def __init__(self, server: Server, durability: str, pool_size: int, patience: float = _PATIENCE) -> None:
+    def __init__(self, server: Server, durability: Durability, pool_size: int, patience: float = _PATIENCE) -> None:
         super().__init__()
         self.server = server
         self.name = server.name
@@ -542,7 +542,7 @@ class PostgresStore(Store):
     def _workers(self) -> Sequence[_Worker]:
         return (*self._readers, *self._writers, self._first)
 
-    def check_same(self, durability: str, pool_size: int) -> None:
+    def check_same(self, durability: Durability, pool_size: int) -> None:
         """Refuse an opener who wants something else than the first one did."""
         if (self.durability, self.pool_size) != (durability, pool_size):
             raise InputError(
@@ -559,7 +559,7 @@ def _restart_keys(tx: Tx, table: str, full_name: str) -> None:
     )
 
 
-def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) -> PostgresStore:
+def open_store(server: Server, *, durability: Durability = "full", pool_size: int = 8) -> PostgresStore:
     """The store on this database, its tables made and migrated if need be. Give it back with `sharing.release`."""
     check_durability(durability)
 

@@ -22,6 +22,7 @@ from byssus.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
+from byssus.store.database import Durability
 from byssus.store.schema import Migration, check_version, migrations
 from byssus.store.sqlite.opened_file import make_private
 from byssus.store.sqlite.room import CHECKPOINT_PAGES
@@ -222,7 +223,7 @@ def _make_directory(folder: str) -> None:
             os.close(handle)
 
 
-def connect(path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
+def connect(path: str, durability: Durability, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
     """A connection to a file of ours, which is there; one that only reads leaves it as it is, if it `can_be_left`."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
     connection = apsw.Connection(path, flags=flags)

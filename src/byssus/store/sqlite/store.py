@@ -27,7 +27,7 @@ import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import keeper, sharing
-from byssus.store.database import Store, Tx
+from byssus.store.database import Durability, Store, Tx
 from byssus.store.jobs import Job, deliver
 from byssus.store.owners import Presence
 from byssus.store.schema import check_version
@@ -102,7 +102,7 @@ class SQLiteStore(Store):
     dialect = DIALECT
     remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
 
-    def __init__(self, path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, durability: Durability, busy_seconds: float, *, read_only: bool = False) -> None:
         super().__init__()
         self.name = self.path = path
         self.durability = durability
@@ -187,7 +187,7 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
-    def check_same(self, durability: str, busy_seconds: float | None = None) -> None:
+    def check_same(self, durability: Durability, busy_seconds: float | None = None) -> None:
         """Refuse an opener who wants something else than the first one did."""
         if busy_seconds not in (None, self._busy_seconds):
             raise InputError(
@@ -559,7 +559,7 @@ def _integrity(tx: Tx) -> list[str]:
 def open_store(
     path: str | os.PathLike[str],
     *,
-    durability: str = "full",
+    durability: Durability = "full",
     busy_seconds: float | None = None,
     read_only: bool = False,
 ) -> SQLiteStore:
