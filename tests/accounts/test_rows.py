@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from pydantic import TypeAdapter
+from typing_extensions import is_typeddict
 
 from byssus import AssistantMessage, ToolCall, Usage, UserMessage, storage
 from byssus.accounts import rows
@@ -88,6 +90,11 @@ def test_a_problem_is_what_its_type_says(database: Database) -> None:
         assert found["problems"]
         check(found, rows.CheckResult)
         check(store.repair(), rows.RepairResult)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
+def test_a_service_can_declare_a_row_as_its_response(kind: Any) -> None:
+    assert TypeAdapter(kind).json_schema()["properties"]
 
 
 def test_all_types_of_rows_can_be_imported_beside_the_storage() -> None:

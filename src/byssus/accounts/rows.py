@@ -5,10 +5,16 @@ They are plain dicts at run time. Times are ISO 8601 UTC text, as everywhere in 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, TypedDict
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from byssus.queries.accounts.tasks import TaskStatus as TaskStatus  # noqa: PLC0414 - a part of these types
 from byssus.queries.log.tool_calls import CallStatus as CallStatus  # noqa: PLC0414 - likewise
+
+if not TYPE_CHECKING and sys.version_info < (3, 12):
+    with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along
+        from typing_extensions import TypedDict
 
 SessionStatus: TypeAlias = Literal["active", "paused", "completed", "cancelled"]
 MessageRole: TypeAlias = Literal["user", "assistant", "system", "tool"]
