@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CELL = re.compile(r"^```ipython\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def pages() -> list[Path]:
@@ -33,6 +35,11 @@ def written_as_modules(folder: Path) -> dict[str, str]:
             above = text.count("\n", 0, block.start(1))
             module = f"{re.sub(r'[^a-z0-9]', '_', where.lower())}_{above + 1}.py"
             (folder / module).write_text("\n" * above + block[1], "utf-8")
+            found[module] = where
+        if cells := CELL.findall(text):  # one function, in which `await` is allowed
+            module = f"{re.sub(r'[^a-z0-9]', '_', where.lower())}_cells.py"
+            body = "async def cells() -> None:\n" + textwrap.indent("".join(cells), "    ")
+            (folder / module).write_text(body, "utf-8")
             found[module] = where
     return found
 
