@@ -70,7 +70,7 @@ def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: P
     steps: list[Step] = []
     if "AnthropicProvider" in code or '"anthropic:' in code:
         asked = len(re.findall(r"agent\.(?:prompt|resume|run_sync|stream)\(", code))
-        steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")][:asked]
+        steps = [Anthropic.answer(text) for text in ("Hello!", "Fine, thank you.")[:asked]]
     with Server(steps) as server, databases(code) as variables:
         stdin = "Hello.\nHow are you?\n" if "sys.stdin" in code else ""
         run(

@@ -463,9 +463,17 @@ def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
 def _rejection(error: APIStatusError, client: Client, model: Model) -> ProviderError:
     # An error inside a stream has the status of the stream, which began well.
     status = f"{error.status_code} " if error.status_code >= 400 else ""
-    said = wire.redacted(f"{status}{error.type or 'error'}: {error.api_message or error.message}", client)
+    said = wire.redacted(f"{status}{error.type or 'error'}: {_message(error)}", client)
     wait = wire.retry_after(error.response.headers)
     return wire.refusal(_kind(error), _host(client), model.id, said, hint=_KEY_HINT, wait=wait)
+
+
+def _message(error: APIStatusError) -> str:
+    """The service's own words. SDKs before 2.7 have no `api_message`."""
+    body: Any = error.body
+    inner = body.get("error") if isinstance(body, dict) else None
+    message = inner.get("message") if isinstance(inner, dict) else None
+    return str(message or error.message)
 
 
 def _kind(error: APIStatusError) -> type[ProviderError]:
@@ -475,7 +483,7 @@ def _kind(error: APIStatusError) -> type[ProviderError]:
         return kind
     if error.type != "invalid_request_error" and not 400 <= error.status_code < 500:
         return Overloaded
-    words = str(error.api_message or error.message).lower()
+    words = _message(error).lower()
     return next((kind for phrase, kind in _WORDS.items() if phrase in words), InvalidRequest)
 
 
