@@ -72,6 +72,9 @@ class History(Protocol):
     async def load(self, *, again: bool = False) -> None:
         """Load the thread if it is unknown or stale; with `again`, in any case."""
 
+    async def is_current(self) -> bool:
+        """Whether the thread is still as it was loaded, and no run drives it."""
+
     async def begin(self, driver: Driver, messages: Sequence[Message] = (), /) -> None:
         """Take the lease and, in the same commit, append the messages. Without messages, load what changed."""
 

@@ -47,6 +47,9 @@ class MemoryHistory:
     async def load(self, *, again: bool = False) -> None:
         pass
 
+    async def is_current(self) -> bool:
+        return True
+
     async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
         self.messages.extend(messages)
 

@@ -29,7 +29,7 @@ from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
 from byssus.store.operations import HasStore
-from byssus.threads import checkpoints, retention
+from byssus.threads import checkpoints, listing, retention
 from byssus.threads import forks as fork_operations
 from byssus.threads.encoding import encode_extra, message_row
 from byssus.threads.inbox import Modes
@@ -124,6 +124,12 @@ class ThreadHistory:
         known.partial, known.has_partial = stored.partial, stored.partial is not None
         known.geometry, known.reply_id = _geometry_of(stored), history.last_reply_id(stored.messages)
         await self._ledger.refresh()
+
+    async def is_current(self) -> bool:
+        position, store, key = self._thread.position, self._thread.store, self._thread.key
+        row = await store.read(threads.find, key)
+        version = 0 if row is None else row.version
+        return position is not None and version == position.version and await listing.state(store, key) != "running"
 
     async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is the journal of, unless an earlier attempt made it and failed afterwards."""
