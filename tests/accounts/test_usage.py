@@ -177,6 +177,16 @@ def test_percentiles_are_right_within_their_bound(storage: AgentStorage, times: 
         assert dict(row)[name] == pytest.approx(exact, rel=0.026, abs=0.05), name
 
 
+def test_a_sum_of_costs_does_not_depend_on_the_order_of_adding(storage: AgentStorage) -> None:
+    costs = [0.1, 0.2, 0.3, 0.7, 0.1, 0.1]
+    assert sum(costs) != sum(reversed(costs))
+    for cost in costs:
+        session = storage.create_session("ann", model="m")["id"]
+        storage.save_message(session, "assistant", "hello", usage={"output": 1, "cost": cost})
+    found = stats(storage)
+    assert [found["total_cost"], found["by_day"][0]["cost"], found["by_model"][0]["cost"]] == [1.5, 1.5, 1.5]
+
+
 # --- prices -----------------------------------------------------------------------------------------------------------
 
 

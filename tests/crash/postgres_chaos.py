@@ -568,7 +568,8 @@ def tell(server: postgres.Server, seed: int, number: int) -> list[str]:
 
 def main() -> int:
     options = _options()
-    logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # it has a word for each connection that is lost
+    for name in ("psycopg", "byssus"):  # they warn of each lost connection, and of each write that took long
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if options.process:
         name, dsn, schema, plan = options.process
         be_other(name, dsn, schema, Plan(*json.loads(plan)))

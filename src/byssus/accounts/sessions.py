@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from byssus.accounts.rows import HistoryRow, MessageRole, SessionRow, SessionStatus
+from byssus.accounts.usage import rounded_cost
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
@@ -319,7 +320,7 @@ def _as_dict(session: Session) -> SessionRow:
     shown = {
         **session._asdict(),
         "total_tokens": int(session.total_tokens),
-        "total_cost": float(session.total_cost),
+        "total_cost": rounded_cost(session.total_cost),
         "metadata": metadata,
         "metadata_json": readable_json(metadata),
     }

@@ -88,7 +88,7 @@ def _stats(tx: Tx, user: str | None, thread: int | None, days: int) -> UsageStat
         "session_count": usage.sessions(tx, scope),
         "total_tokens": total["tokens"],
         "total_messages": total["messages"],
-        "total_cost": total["cost"],
+        "total_cost": rounded_cost(total["cost"]),
         **{name: total[name] for name in _PARTS if name.endswith("_tokens")},
         "by_day": by_day,
         "by_model": [row for row in by_model if row["model"]],
@@ -100,7 +100,12 @@ def _stats(tx: Tx, user: str | None, thread: int | None, days: int) -> UsageStat
 
 def _parts(name: str, row: Row) -> dict[str, Any]:
     key, *counts, cost = row
-    return {name: key, **dict(zip(_PARTS, map(int, counts), strict=False)), "cost": float(cost)}
+    return {name: key, **dict(zip(_PARTS, map(int, counts), strict=False)), "cost": rounded_cost(cost)}
+
+
+def rounded_cost(total: Any) -> float:
+    """Return a sum of costs without its last digits, which depend on the order in which a database adds."""
+    return round(float(total), 12)
 
 
 def _tools(rows: Iterable[Row]) -> list[dict[str, Any]]:
