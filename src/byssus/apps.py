@@ -4,7 +4,7 @@
     def support(thread_id: str, user_id: str | None) -> Agent:
         return Agent(model="anthropic:claude-sonnet-5-5", tools=[refund])
 
-An app is named `module:factory`. The factory takes the id of a thread and of its user (None if nobody is named), and
+An app is named `module:factory`. The factory takes the id of a thread and of its user (None if there is none), and
 returns the agent for it; it may be async. `module:factories` may also be a dict of factories, one of which is chosen by
 name.
 

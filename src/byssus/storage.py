@@ -97,7 +97,7 @@ _OPTIONS = frozenset({"schema", "pool_size", "listen_dsn"})
 
 
 class AgentStorage:
-    """The database at a path, or behind a `postgresql://` DSN. It is open as soon as it is made.
+    """The database at a path or a `postgresql://` DSN. It is open as soon as it is created.
 
     `durability` is "full" or "normal", as with the checkpointers; other options are those of `PostgresCheckpointer`.
     """
@@ -121,7 +121,7 @@ class AgentStorage:
         self._handle.opened()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._handle.close_now()
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class AgentStorage:
 
     @property
     def store(self) -> Store:
-        """What runs the queries; an error after `close`."""
+        """The store that runs the queries. Raises `StoreNotOpen` after `close`."""
         return self._handle.required()
 
     # --- threads, which are sessions here -----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class AgentStorage:
     watch = iterated(watching.watch)
 
     def steer(self, thread_id: ThreadId, message: Prompt) -> Receipt:
-        """Queue a message for the run that drives the thread, in whatever process; it is on disk when this returns."""
+        """Queue a message for the run that drives the thread, in any process; it is on disk when this returns."""
         return inbox_operations.steer(self.store, thread_id, message).wait()
 
     def follow_up(self, thread_id: ThreadId, message: Prompt) -> Receipt:

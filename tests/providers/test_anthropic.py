@@ -473,7 +473,7 @@ def test_a_usage_that_cannot_be_costs_no_reply(name: str, number: Any, caplog: p
         reply.add(event)
     message = reply.message()
     assert (message.text, message.usage) == ("x", message.usage.plausible())
-    assert "provider 'anthropic' told an impossible usage" in caplog.text
+    assert "provider 'anthropic' reported an impossible usage" in caplog.text
 
 
 def test_usage_counts_the_cache_and_costs_what_the_model_says() -> None:

@@ -404,6 +404,6 @@ def refuse_changed(ask: RunQuery, mark: Backup, name: str, progress: OnProgress)
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
     if mark.shape == copying.shape() and _sha256(ask, progress)[0] != mark.sha256:
         raise InputError(
-            f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): somebody has worked with it, or "
-            "it is damaged; name another file ('byssus copy' takes it as it is)"
+            f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): another program has changed it, "
+            "or it is damaged; name another file ('byssus copy' takes it as it is)"
         )

@@ -19,7 +19,7 @@ from byssus.store.operations import Runner
 
 
 async def repair(store: Runner) -> RepairResult:
-    """Make anew what can be made anew of what is wrong; returns what was done, and what is still wrong."""
+    """Rebuild derived data that is wrong; returns what was repaired, and what is still wrong."""
     problems, _ = await find_problems(store, deep=True)
     done: list[Problem] = []
     by_thread: dict[int, list[Problem]] = {}

@@ -1,6 +1,6 @@
 """Claude, through Anthropic's SDK: a request out, its raw stream translated event by event.
 
-- The SDK is imported at the first use, on a thread: it takes a second. A missing package or key is told by `stream()`.
+- The SDK is imported at the first use, on a thread: it takes a second. A missing package or key raises in `stream()`.
 - What goes out is valid for the service whatever the history holds: roles alternate, results come before text, call
   ids have its alphabet, and nothing is sent that it refuses (empty text, unsigned or foreign thinking, NaN, lone
   surrogates).
@@ -126,7 +126,7 @@ class AnthropicProvider:
         await self._clients.aclose()
 
     def check(self) -> None:
-        """Raise what is missing, the package or the key, before anything is asked."""
+        """Raise if the package or the key is missing, before anything is sent."""
         if self._checked:
             return
         if importlib.util.find_spec("anthropic") is None:
@@ -197,7 +197,7 @@ def _body(request: Request) -> dict[str, Any]:
 
 
 def _marked(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with marks up to which the service shall cache: the tools, the system prompt, and the conversation.
+    """The body with cache markers for the service: the tools, the system prompt, and the conversation.
 
     An agent sends the same beginning again and again; read from the cache it costs a tenth.
     """

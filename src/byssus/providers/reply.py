@@ -1,7 +1,7 @@
 """A reply in the making: stream events in, an assistant message out.
 
-There is one place that puts a reply together, so a provider only tells what arrives, and what had arrived is at hand
-whenever the stream breaks off. What a provider says of tokens is not believed beyond what is possible: whatever number
+There is one place that puts a reply together, so a provider only reports what arrives, and the part so far is known
+whenever the stream breaks off. Impossible token counts of a provider are clamped: whatever number
 it sends, the reply is kept.
 """
 
@@ -84,10 +84,10 @@ class Reply:
             self._usage = self._believed(event.usage)
 
     def _believed(self, told: object) -> Usage:
-        """The usage that a provider tells, in range: users pay by it."""
+        """The usage that a provider reports, clamped to possible values: users pay by it."""
         usage = told.plausible() if isinstance(told, Usage) else Usage()
         if usage != told:
-            what = "provider %r told an impossible usage for model %r: %s; it is counted as %r"
+            what = "provider %r reported an impossible usage for model %r: %s; it is counted as %r"
             _log.warning(what, self.provider, self._model, _shown(told), usage)
         return usage
 

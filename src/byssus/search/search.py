@@ -49,7 +49,7 @@ _SATURATION, _LENGTH = 1.2, 0.75  # as in BM25
 
 
 class _Judge(Protocol):
-    """What is looked for."""
+    """A search query with its filters."""
 
     def chains(self) -> Sequence[Sequence[str]]:
         """The tokens that the index must have of it, those of each chain side by side."""
@@ -120,7 +120,7 @@ class _Timer:
 
 
 class _Dropped(Exception):
-    """Nobody waits for the search any more, nor hears of this."""
+    """The caller of the search is gone; this is never raised to it."""
 
 
 class _Row(NamedTuple):

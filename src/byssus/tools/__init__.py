@@ -170,7 +170,7 @@ class Tool(Generic[P, R]):
         check = self._check
         try:
             answer = await within(run(check, {"context": context}, positional=True), self._timeout)
-        except Exception:  # noqa: BLE001 - the model is told that nobody knows
+        except Exception:  # noqa: BLE001 - the model reads that the outcome is unknown
             _log.exception("the check of tool %r failed for call %r", self.name, context.tool_call_id)
             return Unknown()
         if isinstance(answer, Done | NotDone | Unknown):

@@ -153,9 +153,7 @@ class Erased(NamedTuple):
     threads: int
     checkpoints: int
     messages: int
-    is_gone: (
-        bool  # False: somebody who is still reading keeps old pages in the file, or there was no room to rewrite it
-    )
+    is_gone: bool  # False: a reader keeps old pages in the file, or there was no room to rewrite it
     kept: list[str]  # forks that still hold what they shared with it
     note: str
     backups: list[str]  # known backups that may still hold it

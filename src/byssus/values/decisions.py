@@ -27,13 +27,13 @@ APPROVAL, RECOVERY = "approval", "recovery"
 
 
 class Deny(Struct, frozen=True):
-    """Keeps a tool from running; the model reads the reason. From `before_tool_call`, or as an answer."""
+    """Denies a tool call; the model reads the reason. Return it from `before_tool_call`, or pass it as an answer."""
 
     reason: str
 
 
 class Ask(Struct, frozen=True):
-    """What `before_tool_call` returns to have a person approve the call before it runs."""
+    """Requires a person's approval before the call runs. Return it from `before_tool_call`."""
 
     question: str = ""
 
@@ -68,7 +68,7 @@ class Decision(NamedTuple):
 
 
 def encode_answer(answer: object) -> str:
-    """What a person said, as it is stored."""
+    """A person's answer, as it is stored."""
     if isinstance(answer, str) and answer == APPROVE:
         return checked_dumps({"decision": APPROVE})
     if isinstance(answer, str) and answer == DENY:
