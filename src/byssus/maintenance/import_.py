@@ -52,8 +52,8 @@ async def import_from(
 
     Only data is imported: threads with their messages, marks, checkpoints and tool logs. They belong to `user_id`, who
     must exist, or have no user. Answered calls wait for an answer again, open ones count as unknown. Users, tasks,
-    usage and queued messages are left out, and a warning says so. With `trusted` everything is restored as it was: use it for
-    backups of your own, never for a file from another source.
+    usage and queued messages are left out, and a warning says so. With `trusted` everything is restored as it was: use
+    it for backups of your own, never for a file from another source.
     """
     imported = await bring(store, lines, checked_terms(as_id, user_id, trusted))
     if what := in_words(imported.left_out):
