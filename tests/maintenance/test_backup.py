@@ -134,7 +134,7 @@ def test_nobody_drives_a_thread_in_a_backup(store: Store, tmp_path: Path) -> Non
         say(copy, "t", "free")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
 def test_a_backup_is_for_its_owner_alone_from_its_first_byte_on(store: Store, tmp_path: Path, umask: int) -> None:
     fill(store)
     folder = tmp_path / "backups"

@@ -38,6 +38,7 @@ from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import COMPACTED, MEMORY, checked_path, compact, fold, sync
+from byssus.store.sqlite.opened_file import create_private
 from byssus.threads import known_backups
 from byssus.values.places import looks_like_dsn, redacted
 
@@ -290,7 +291,7 @@ def _unfinished(target: str) -> Iterator[str]:
     """A new file beside the target, whose name says what it is; it is gone afterwards."""
     part = f"{target}.unfinished-{secrets.token_hex(4)}"
     try:
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        create_private(part)
     except OSError as error:
         raise StoreError(f"{target!r} cannot be written ({error}); choose another place for the backup") from error
     try:
@@ -313,7 +314,7 @@ def _publish(part: str, target: str) -> None:
         except FileExistsError:
             raise
         except OSError:  # a file system without links: the first to make the file has the name
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            create_private(target)
             os.replace(part, target)  # noqa: PTH105
     except FileExistsError:
         raise _taken(target) from None

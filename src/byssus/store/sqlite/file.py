@@ -212,6 +212,7 @@ def _make_directory(folder: str) -> None:
     _make_directory(parent)
     try:
         os.mkdir(folder, 0o700)
+        os.chmod(folder, 0o700)  # a umask may take from the owner, too
     except FileExistsError:  # another process was faster, or it is something else
         if not _is_directory(folder):
             raise

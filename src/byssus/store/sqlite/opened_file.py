@@ -50,7 +50,7 @@ def make_private(path: str) -> None:
     SQLite gives the files beside it the same rights. The file is new, so closing it here takes no lock from anybody.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _PRIVATE))
+        create_private(path)
     except FileExistsError:
         return
     except OSError as error:
@@ -59,6 +59,12 @@ def make_private(path: str) -> None:
         raise StoreUnusable(
             f"{path!r} cannot be made ({error}); check that the path is right and that its directory may be written"
         ) from error
+
+
+def create_private(path: str) -> None:
+    """Create a file that its owner alone may read and write. There must be none."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _PRIVATE))
+    os.chmod(path, _PRIVATE)  # a umask may take from the owner, too
 
 
 # --- one name ---------------------------------------------------------------------------------------------------------
