@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add, count, work_on
+from byssus.cli.words import at_shell
 from byssus.maintenance import backup, check, copy, repair, restore
 from byssus.maintenance.copy import Copied, Progress
 
@@ -155,9 +156,9 @@ def _check(args: argparse.Namespace) -> int:
         terminal.print_json(found)
         return 0 if found["ok"] else 1
     for problem in found.get("repaired", []):
-        print(terminal.line(f"repaired  {problem['what']}: {problem['detail']}"))
+        print(terminal.line(at_shell(f"repaired  {problem['what']}: {problem['detail']}")))
     for problem in found["problems"]:
-        print(terminal.line(f"wrong     {problem['what']}: {problem['detail']}"))
+        print(terminal.line(at_shell(f"wrong     {problem['what']}: {problem['detail']}")))
     checked = ", ".join(
         count(found["checked"][name], noun)
         for name, noun in (("threads", "thread"), ("messages", "message"), ("checkpoints", "checkpoint"))

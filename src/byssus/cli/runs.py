@@ -13,8 +13,8 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.ids import chosen
 from byssus.cli.subcommand import add, add_thread, work_on
+from byssus.cli.table import print_table
 from byssus.errors import InputError
-from byssus.messages import dumps
 from byssus.threads.inbox import Waiting
 from byssus.values.decisions import Answer, Deny, Pending
 from byssus.values.results import ToolResult
@@ -57,9 +57,11 @@ def _unfinished(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json([info._asdict() for info in listed])
         return 0
-    for info in listed:
-        print(f"{terminal.line(info.id)}  (last written {info.updated_at[:19]} UTC)")
-    if not listed:
+    if listed:
+        rows = [(info.id, info.title, terminal.when(info.updated_at, args.utc)) for info in listed]
+        print_table(("THREAD", "TITLE", "UPDATED"), rows)
+        terminal.remark("(to finish them: byssus resume)\n")
+    else:
         terminal.remark("No run was interrupted.\n")
     return 0
 
@@ -70,7 +72,7 @@ def _pending(args: argparse.Namespace) -> int:
         terminal.print_json([_as_dict(call) for call in listed])
         return 0
     for call in listed:
-        what = f"{call.tool_name} with {dumps(call.arguments)}"
+        what = f"{call.tool_name} with {terminal.as_json(call.arguments)}"
         print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {call.question}".rstrip()))
     if not listed:
         terminal.remark("Nothing waits for a person.\n")
@@ -137,7 +139,7 @@ def _withdraw(args: argparse.Namespace) -> int:
 
 def _abort(args: argparse.Namespace) -> int:
     if not _with(args, lambda cp: cp.abort(args.thread)):
-        raise InputError(f"nobody drives thread {args.thread!r}: there is nothing to end")
+        raise InputError(f"no run drives thread {args.thread!r}; 'byssus threads --state running' lists what runs")
     return 0
 
 

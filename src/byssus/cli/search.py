@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.ids import whole_id
-from byssus.cli.subcommand import add, count, number, work_on
+from byssus.cli.subcommand import add, count, number, with_thread, work_on
+from byssus.cli.table import print_table
 from byssus.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def _search(args: argparse.Namespace) -> int:
 
     hits = work_on(args, search)
     if args.json:
-        terminal.print_json(hits)
+        terminal.print_json([with_thread(hit) for hit in hits])
         return 0
     for hit in hits:
         who = f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"]
-        print(terminal.line(f"{hit['session_id']}  {hit['created_at'][:19]}  {who}: {hit['snippet']}"))
+        print(
+            terminal.line(f"{hit['session_id']}  {terminal.when(hit['created_at'], args.utc)}  {who}: {hit['snippet']}")
+        )
     if not hits:
         terminal.remark("Nothing was found.\n")
     elif len(hits) == args.limit:
@@ -82,11 +85,13 @@ def _usage(args: argparse.Namespace) -> int:
     if stats is None:
         raise InputError(f"there is no user {args.user!r}; 'byssus users' lists them")
     if args.json:
+        number_of_threads, by_thread = stats.pop("session_count"), stats.pop("by_session")
+        stats |= {"thread_count": number_of_threads, "by_thread": [with_thread(row) for row in by_thread]}
         terminal.print_json(stats)
         return 0
     print(
         f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"
-        f" in {count(stats['session_count'], 'session')} since {stats['since']}, cost {stats['total_cost']:.4f}"
+        f" in {count(stats['session_count'], 'thread')} since {stats['since']}, cost {stats['total_cost']:.4f}"
     )
     columns = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cost")
     parts: list[tuple[str, Sequence[Mapping[str, Any]]]] = [("day", stats["by_day"]), ("model", stats["by_model"])]
@@ -123,14 +128,7 @@ def _figure(value: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        return
-    lines = [
-        [name.upper().replace("_", " ") for name in head],
-        *([terminal.line(cell) for cell in row] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print()
-    for first, *others in lines:
-        cells = [f"{first:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
-        print("  ".join(cells).rstrip())
+    if rows:
+        print()
+        headers = [name.upper().replace("_", " ") for name in head]
+        print_table(headers, rows, right=range(1, len(headers)))

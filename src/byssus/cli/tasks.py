@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from byssus.cli import terminal
-from byssus.cli.subcommand import add, number, work_on
+from byssus.cli.subcommand import add, number, with_thread, work_on
 from byssus.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _list(args: argparse.Namespace) -> int:
     named = [] if args.thread is None else [args.thread]
     tasks = work_on(args, lambda cp: cp.list_tasks(args.thread, args.status, args.limit), *named) or []
     if args.json:
-        terminal.print_json(tasks)
+        terminal.print_json([with_thread(task) for task in tasks])
     elif tasks:
         rows = [_row(task, args.utc) for task in tasks]
         print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4])
