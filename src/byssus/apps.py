@@ -106,7 +106,7 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     name = repr(target) + where
     if isinstance(found, Mapping):
         chosen = _chosen(found, agent, name)
-        name, found = f"{target!r}{where}, agent {chosen!r},", found[chosen]
+        name, found = f"{target!r} (agent {chosen!r}){where}", found[chosen]
     elif agent:
         raise AppFailed(f"app {name} is one factory, not a dict of them; leave out --agent {agent}")
     return App(name, _checked(found, name))
