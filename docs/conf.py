@@ -11,10 +11,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Container, Iterator
-from logging import LogRecord, getLogger
 from types import ModuleType
 from typing import Any
 
+from pygments.lexers.python import PythonLexer
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -177,13 +177,8 @@ def _canonical(obj: Any) -> str:
     return f"{getattr(obj, '__module__', '')}.{getattr(obj, '__qualname__', '')}"
 
 
-def is_no_missing_guess(record: LogRecord) -> bool:
-    """A pattern in the index may name a page that is not written yet; Sphinx gives that warning no type to suppress."""
-    return not str(record.msg).startswith("toctree glob pattern")
-
-
 def setup(app: Sphinx) -> None:
-    getLogger("sphinx.sphinx.directives.other").addFilter(is_no_missing_guess)
+    app.add_lexer("ipython", PythonLexer)  # cells of a notebook, in which `await` is allowed
     app.add_lexer("mermaid", TextLexer)  # drawing it would take a script of three megabytes
     app.add_search_language(SearchPairs)
     app.connect("autodoc-process-docstring", read_as_markdown)

@@ -76,7 +76,8 @@ def main(place: str, folder: Path) -> None:
         for logged in storage.list_tool_calls(session["id"]) or []:
             print(f"  {logged['tool_name']}({logged['input_data']}) -> {logged['output_data']}")
 
-        left = storage.get_user(user["id"]) or {}
+        left = storage.get_user(user["id"])
+        assert left is not None
         print(f"\n{left['quota_used']:,} of {left['quota_total']:,} tokens are spent.")
         print(f"Enough for 500 more: {storage.check_quota(user['id'], 500)}; for 5,000: ", end="")
         print(f"{storage.consume_quota(user['id'], 5_000)} (and nothing was consumed).")
@@ -86,7 +87,8 @@ def main(place: str, folder: Path) -> None:
         task = storage.update_task_status(task["id"], "completed", {"summary": "两座城市的天气"})
         print(f"\nThe task {task['type']!r} is {task['status']}: {task['result']['summary']}")
 
-        stats = storage.get_usage_stats(user["id"], days=7) or {}
+        stats = storage.get_usage_stats(user["id"], days=7)
+        assert stats is not None
         print(
             f"\nIn {stats['period_days']} days: {stats['total_messages']} messages, {stats['total_tokens']:,} tokens,",
             end="",

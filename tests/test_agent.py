@@ -25,6 +25,7 @@ from byssus import (
 )
 from byssus.errors import AgentBusy, InputError, Overloaded
 from byssus.events import AgentEnd, AgentStart, Event
+from byssus.messages import ReplyStop
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import Acted, Hanging, Heard, make, saying, sent, within
@@ -190,7 +191,7 @@ def test_a_result_tells_what_the_run_came_to() -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_the_stop_reason_is_the_models(reason: str) -> None:
+def test_the_stop_reason_is_the_models(reason: ReplyStop) -> None:
     assert within(make([AssistantMessage("x", reason)]).prompt("hi")).stop_reason == reason
 
 

@@ -156,6 +156,7 @@ def test_the_app_of_the_configuration_is_imported_from_its_directory(write: Writ
     found = config.load(environ={}, directory=str(file.parent / "below"))
     app = apps.load(found)
     assert app is not None
+    assert app.name == f"'shop:support' (app in {file.parent / 'byssus.toml'})"  # for errors: the file and the key
     assert apps.load(config.load({"app": ""}, environ={}, directory=str(file.parent))) is None
 
 
@@ -172,7 +173,7 @@ def test_the_app_of_the_configuration_is_imported_from_its_directory(write: Writ
         (FACTORY, "shop:suport", ["there is no 'suport' in", "shop.py", "did you mean 'support'?"]),
         ("import nowhere_at_all\n", "shop:x", ["cannot be imported", "nowhere_at_all", "shop.py, line 8"]),
         ("1 / 0\n", "shop:x", ["ZeroDivisionError: division by zero", "shop.py, line 8", "--debug"]),
-        ("def x(:\n", "shop:x", ["SyntaxError", "shop.py, line 8"]),
+        ("def x(:\n", "shop:x", ["SyntaxError", "shop.py, line 8", "correct it there"]),
         ("import sys\nsys.exit(3)\n", "shop:x", ["cannot be imported: SystemExit: 3"]),
         ("support = 3\n", "shop:support", ["must be a function or a dict of functions, got 3"]),
         ("support = made()\n", "shop:support", ["is an agent, which drives one thread"]),
@@ -191,7 +192,10 @@ def test_an_app_that_cannot_be_loaded_is_one_line(write: Write, text: str, targe
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("def support(thread_id, user_id):\n    return 'hello'\n", ["must return an Agent, and returned 'hello'"]),
+        (
+            "def support(thread_id, user_id):\n    return 'hello'\n",
+            ["must return an Agent, and returned 'hello'", "shop.py, line 8"],
+        ),
         ("def support(thread_id, user_id):\n    pass\n", ["must return an Agent, and returned None"]),
         ("def support(thread_id, user_id):\n    return {}['x']\n", ["KeyError: 'x'", "shop.py, line 9"]),
         ("async def support(thread_id, user_id):\n    raise OSError('no')\n", ["OSError: no", "shop.py, line 9"]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
+import inspect
 import os
 import re
 import shlex
@@ -66,9 +69,43 @@ def run(
 def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: Path) -> None:
     steps: list[Step] = []
     if "AnthropicProvider" in code or '"anthropic:' in code:
-        steps = [Anthropic.answer("Hello!"), Anthropic.answer("Fine, thank you.")]
+        asked = len(re.findall(r"agent\.(?:prompt|resume|run_sync|stream)\(", code))
+        steps = [Anthropic.answer(text) for text in ("Hello!", "Fine, thank you.")[:asked]]
     with Server(steps) as server, databases(code) as variables:
-        run("-c", code, folder=tmp_path, server=server, variables=variables, agentscope="agentscope" in code)
+        stdin = "Hello.\nHow are you?\n" if "sys.stdin" in code else ""
+        run(
+            "-c",
+            code,
+            folder=tmp_path,
+            server=server,
+            variables=variables,
+            stdin=stdin,
+            agentscope="agentscope" in code,
+        )
+
+
+def test_the_cells_of_a_notebook_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in IPython: top-level await on one event loop, one namespace, and the value of a last expression is shown."""
+    monkeypatch.chdir(tmp_path)
+
+    async def shown() -> list[object]:
+        names: dict[str, object] = {"__name__": "__main__"}
+        return [await run_cell(cell, names) for _, cell in snippets("ipython")]
+
+    last = [value for value in asyncio.run(shown()) if hasattr(value, "_repr_markdown_")]
+    assert len(last) == 2
+    assert all("Oslo has about **718,000** people." in value._repr_markdown_() for value in last)
+
+
+async def run_cell(cell: str, names: dict[str, object]) -> object:
+    *statements, last = ast.parse(cell).body
+    if isinstance(last, ast.Expr):
+        last = ast.Assign([ast.Name("_", ast.Store())], last.value)
+    module = ast.fix_missing_locations(ast.Module([*statements, last], []))
+    done = eval(compile(module, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    if inspect.iscoroutine(done):
+        await done
+    return names.pop("_", None)
 
 
 @contextlib.contextmanager
@@ -108,7 +145,7 @@ def test_the_chinese_readme_has_the_same_code_links_and_sections() -> None:
 
 def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
-    commands = [shlex.split(line) for line in lines if line]
+    commands = [shlex.split(line) for line in dict.fromkeys(lines) if line]
     assert {command[0] for command in commands} == {"make", "byssus"}
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for command in commands:
@@ -119,13 +156,9 @@ def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
 
 
 def test_each_byssus_command_of_the_readme_runs(tmp_path: Path) -> None:
-    chats = [
-        shlex.split(line.split("#")[0])[1:]
-        for _, body in snippets("console")
-        for line in body.splitlines()
-        if line.startswith("byssus")
-    ]
-    for arguments in chats:
+    lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
+    for line in dict.fromkeys(line for line in lines if line.startswith("byssus")):
+        arguments = shlex.split(line)[1:]
         stdin = "Say hello.\n" if arguments[0] == "chat" else ""
         said = run("-m", "byssus", *arguments, folder=tmp_path, stdin=stdin).strip()
         assert bool(said) != (

@@ -156,6 +156,46 @@ def test_every_event_comes_back_from_its_json(event: Event | StreamEvent) -> Non
     assert events.from_json(text.encode()) == event
 
 
+STABLE = {
+    "start": "model usage",
+    "text_start": "index",
+    "text_delta": "index delta",
+    "text_end": "index",
+    "thinking_start": "index",
+    "thinking_delta": "index delta",
+    "thinking_end": "index signature redacted",
+    "toolcall_start": "index id name",
+    "toolcall_delta": "index delta",
+    "toolcall_end": "index tool_call",
+    "done": "stop_reason usage",
+    "error": "error",
+    "agent_start": "run_id thread_id",
+    "turn_start": "turn",
+    "message_start": "message",
+    "message_update": "stream_event",
+    "message_end": "message stored",
+    "tool_execution_start": "tool_call_id tool_name arguments",
+    "tool_execution_update": "tool_call_id tool_name update",
+    "tool_execution_end": "tool_call_id tool_name result is_error stored",
+    "turn_end": "message tool_results",
+    "agent_end": "run_id messages stop_reason usage error",
+}
+
+
+def test_the_names_in_the_json_of_an_event_are_stable() -> None:
+    kinds = [*get_args(Event), *get_args(StreamEvent)]
+    found = {kind.type: kind.__struct_fields__ for kind in kinds}
+    for name, fields in STABLE.items():
+        assert set(found[name]) >= set(fields.split()), "programs read these; add to them, and never rename one"
+    assert found.keys() >= STABLE.keys()
+
+
+def test_a_stop_reason_of_a_newer_version_is_read() -> None:
+    told = events.from_json('{"type":"agent_end","run_id":"r","messages":[],"stop_reason":"tired"}')
+    assert isinstance(told, AgentEnd)
+    assert str(told.stop_reason) == "tired"
+
+
 def test_there_is_a_sample_of_every_event() -> None:
     assert {type(event) for event in SAMPLES} == {*get_args(Event), *get_args(StreamEvent)}
 

@@ -20,6 +20,7 @@ from byssus.messages import (
     Message,
     ModelMessage,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -403,7 +404,7 @@ def test_text_is_all_text_and_nothing_else() -> None:
     ("stop_reason", "failed"),
     [("stop", False), ("tool_use", False), ("length", False), ("error", True), ("aborted", True)],
 )
-def test_a_reply_failed_when_it_broke_off(stop_reason: str, failed: bool) -> None:
+def test_a_reply_failed_when_it_broke_off(stop_reason: ReplyStop, failed: bool) -> None:
     assert AssistantMessage("x", stop_reason).failed is failed
 
 

@@ -50,6 +50,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.timeout(600)  # the whole site, which takes minutes on a busy machine
 def test_the_site_has_no_fault_asks_no_other_host_and_finds_words_of_both_languages(tmp_path: Path) -> None:
     built = build(DOCS, tmp_path)
     assert (built.returncode, built.stderr) == (0, "")

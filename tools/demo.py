@@ -60,7 +60,7 @@ class Screen:
 
 
 def record(screen: Screen, folder: Path) -> None:
-    """Play the scene: ask, kill, start again, go on, and show what is stored."""
+    """Play the scene: ask, kill, start again, let it finish the reply, and show what is stored."""
     replies = [
         Anthropic.answer(HALF + " Then, in the evening").stall(after=3 + len(HALF.split())),
         Anthropic.answer(WHOLE),
@@ -76,22 +76,23 @@ def record(screen: Screen, folder: Path) -> None:
         chat.close()
         screen.add("\n", pause=0)
         screen.add("Killed (kill -9)\n", "killed", 0.2)
-        chat = start(screen, env, "chat", "trip", "--provider", "anthropic")
-        say(screen, chat, "Go on.")
-        screen.add(shown(chat, r"28 back\."))
+        chat = start(screen, env, "chat", "trip", "--provider", "anthropic", until=r"\[Y/n\] ")
+        chat.type("\n")
+        screen.add("\n", pause=0.5)
+        screen.add(shown(chat, r"28 back\.").lstrip("\n"))
         chat.wait_for("> ")  # a key that comes earlier is not the end of the input
         chat.type("\x04")
         chat.wait_for_its_end()
         screen.add("\n", pause=1)
-        screen.add(start(screen, env, "show", "trip", end=True).wait_for_its_end().replace("\r", ""), pause=0.02)
+        screen.add(start(screen, env, "show", "trip", until="").wait_for_its_end().replace("\r", ""), pause=0.02)
 
 
-def start(screen: Screen, env: dict[str, str], *arguments: str, end: bool = False) -> Terminal:
+def start(screen: Screen, env: dict[str, str], *arguments: str, until: str = "> ") -> Terminal:
     screen.add("$ ")
     screen.add(f"byssus {' '.join(arguments)}\n", "typed")
     program = Terminal(sys.executable, "-m", "byssus", *arguments, env=env)
-    if not end:
-        screen.add(shown(program, "> "))
+    if until:
+        screen.add(shown(program, until))
     return program
 
 

@@ -4,7 +4,7 @@
     def support(thread_id: str, user_id: str | None) -> Agent:
         return Agent(model="anthropic:claude-sonnet-5-5", tools=[refund])
 
-An app is named `module:factory`. The factory takes the id of a thread and of its user (None if nobody is named), and
+An app is named `module:factory`. The factory takes the id of a thread and of its user (None if there is none), and
 returns the agent for it; it may be async. `module:factories` may also be a dict of factories, one of which is chosen by
 name.
 
@@ -62,7 +62,10 @@ class App(NamedTuple):
         except Exception as error:
             raise AppFailed(f"app {self.name} raised {_told(error)}") from error
         if not isinstance(made, Agent):
-            raise AppFailed(f"app {self.name} must return an Agent, and returned {made!r:.80}; return Agent(...)")
+            where = _place(self.factory)
+            raise AppFailed(
+                f"app {self.name} must return an Agent, and returned {made!r:.80}; return Agent(...){where}"
+            )
         return made
 
     async def _check_database(self, own: Checkpointer, given: Checkpointer) -> None:
@@ -83,7 +86,8 @@ def load(config: Config) -> App | None:
     """The app that is configured, imported; None if there is none."""
     if not config.app.value:
         return None
-    return load_app(config.app.value, agent=config.agent.value, folder=config.folder, origin=config.app.origin)
+    origin = f"app in {config.app.origin}" if config.app.layer == "file" else config.app.origin
+    return load_app(config.app.value, agent=config.agent.value, folder=config.folder, origin=origin)
 
 
 def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
@@ -99,13 +103,13 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     found: Any = module
     for part in path.split("."):
         found = _member(found, part, target, where)
-    name = repr(target)
+    name = repr(target) + where
     if isinstance(found, Mapping):
-        chosen = _chosen(found, agent, name, where)
-        name, found = f"{target!r} (agent {chosen!r})", found[chosen]
+        chosen = _chosen(found, agent, name)
+        name, found = f"{target!r} (agent {chosen!r}){where}", found[chosen]
     elif agent:
-        raise AppFailed(f"app {name}{where} is one factory, not a dict of them; leave out --agent {agent}")
-    return App(name, _checked(found, name, where))
+        raise AppFailed(f"app {name} is one factory, not a dict of them; leave out --agent {agent}")
+    return App(name, _checked(found, name))
 
 
 def _imported(name: str, folder: str, where: str) -> ModuleType:
@@ -136,40 +140,46 @@ def _member(owner: Any, name: str, target: str, where: str) -> Any:
         raise AppFailed(f"app {target!r}{where}: there is no {name!r} in {file}; {hint}") from None
 
 
-def _chosen(factories: Mapping[str, object], agent: str | None, name: str, where: str) -> str:
+def _chosen(factories: Mapping[str, object], agent: str | None, name: str) -> str:
     names = ", ".join(map(str, factories)) or "none"
     if agent is None:
         if len(factories) != 1:
-            raise AppFailed(f"app {name}{where} has several agents; choose one with --agent NAME: {names}")
+            raise AppFailed(f"app {name} has several agents; choose one with --agent NAME: {names}")
         return next(iter(factories))
     if agent not in factories:
         close = difflib.get_close_matches(agent, [*map(str, factories)], 1)
         raise AppFailed(
-            f"app {name}{where} has no agent {agent!r}; "
+            f"app {name} has no agent {agent!r}; "
             + (f"did you mean --agent {close[0]}?" if close else f"choose one with --agent NAME: {names}")
         )
     return agent
 
 
-def _checked(found: object, name: str, where: str) -> Factory:
+def _checked(found: object, name: str) -> Factory:
     shape = "write def factory(thread_id: str, user_id: str | None) -> Agent"
     if isinstance(found, Agent):
-        raise AppFailed(f"app {name}{where} is an agent, which drives one thread, and not a factory of them; {shape}")
+        raise AppFailed(f"app {name} is an agent, which drives one thread, and not a factory of them; {shape}")
     if not callable(found):
-        raise AppFailed(f"app {name}{where} must be a function or a dict of functions, got {found!r:.80}; {shape}")
+        raise AppFailed(f"app {name} must be a function or a dict of functions, got {found!r:.80}; {shape}")
     try:
         inspect.signature(found).bind("thread", None)
     except TypeError as error:
-        raise AppFailed(f"app {name}{where} must take a thread id and a user id ({error}); {shape}") from error
+        raise AppFailed(f"app {name} must take a thread id and a user id ({error}); {shape}") from error
     except ValueError:  # it does not tell: then it is tried
         pass
     return found
 
 
+def _place(factory: object) -> str:
+    """Where a function was written, for an error about it."""
+    code = getattr(inspect.unwrap(factory), "__code__", None) if callable(factory) else None
+    return "" if code is None else f" there ({code.co_filename}, line {code.co_firstlineno})"
+
+
 def _told(error: BaseException) -> str:
     """What an error says, and the line of the program that raised it."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno}); correct it there"
     ours = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((ours, "<"))]

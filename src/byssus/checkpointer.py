@@ -22,7 +22,7 @@ from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
 from byssus.signals import refuse_in_loop
 from byssus.store import opening
-from byssus.store.database import Store
+from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
@@ -74,6 +74,7 @@ __all__ = [
     "CheckpointMetadata",
     "Checkpointer",
     "Difference",
+    "Durability",
     "Erased",
     "LeftBranch",
     "PostgresCheckpointer",
@@ -290,7 +291,7 @@ class SQLiteCheckpointer(Checkpointer):
         self,
         db_path: str | os.PathLike[str] = "checkpoints.db",
         *,
-        durability: str = "full",
+        durability: Durability = "full",
         lease_seconds: float = 30.0,
         busy_timeout: float | None = None,
     ) -> None:
@@ -326,7 +327,7 @@ class PostgresCheckpointer(Checkpointer):
         dsn: str,
         *,
         schema: str | None = None,
-        durability: str = "full",
+        durability: Durability = "full",
         lease_seconds: float = 30.0,
         pool_size: int = 8,
         listen_dsn: str | None = None,

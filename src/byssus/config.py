@@ -147,7 +147,7 @@ def _table(path: Path) -> dict[str, Any] | None:
         ) from error
     if path.name != _PROJECT:
         return _parsed(path, data)
-    if b"byssus" not in data:  # most are: nothing is parsed, and somebody else's mistake in it is not ours
+    if b"byssus" not in data:  # most files: nothing is parsed, so errors in unrelated parts do not matter
         return None
     tools = _parsed(path, data).get("tool")
     table = tools.get("byssus") if isinstance(tools, dict) else None
@@ -169,7 +169,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _check_owner(path: Path, start: Path) -> None:
-    """A file above us that somebody else put there must not choose the code that runs."""
+    """A file in a parent directory that belongs to another user must not choose the code that runs."""
     if hasattr(os, "getuid") and not is_trusted(path.stat().st_uid, here=start.stat().st_uid, user=os.getuid()):
         raise InputError(
             f"{path} belongs to another user, so it is not used; to use it, set {CONFIG_VARIABLE}={path}, and to do "

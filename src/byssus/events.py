@@ -1,17 +1,17 @@
-"""Everything that a run can tell its listeners, and what a provider's stream is made of.
+"""The events that a run publishes, and the events of a provider's stream.
 
 Two layers. *Stream events* come from a provider while a reply arrives; a run passes each one on inside a
 `message_update`. *Events* come from the run. Every `..._start` has its `..._end`, also after an abort or an error, and
 a `message_end` means that the message is on disk.
 
 A stream is: `start`, then for each block `{text,thinking,toolcall}_start`, `_delta`*, `_end` with the block's index,
-then `done`. A provider does not send `error`: it raises, and the run tells it.
+then `done`. A provider does not send `error`: it raises, and the run publishes the error.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from byssus.messages import (
     AssistantMessage,
     Failure,
     Message,
+    ReplyStop,
     ToolCall,
     ToolResultMessage,
     Usage,
@@ -29,6 +30,11 @@ from byssus.messages import (
     part_from_value,
     plain,
 )
+
+if TYPE_CHECKING:
+    from byssus.values.results import StopReason as RunStop
+else:
+    RunStop = str  # an event that a newer version wrote may name another one
 
 
 class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
@@ -48,7 +54,7 @@ class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False
 
 
 class StreamStart(_Event, frozen=True, tag="start"):
-    """The service has begun to answer; `model` is the name that it gives itself, `usage` what it counts so far."""
+    """The reply begins; `model` is the name that the service reports, `usage` its count so far."""
 
     type: ClassVar[Literal["start"]] = "start"
     model: str | None = None
@@ -130,7 +136,7 @@ class StreamDone(_Event, frozen=True, tag="done"):
     """The reply is whole. `stop_reason` is stop, tool_use or length."""
 
     type: ClassVar[Literal["done"]] = "done"
-    stop_reason: str = "stop"
+    stop_reason: ReplyStop = "stop"
     usage: Usage = Usage()
 
 
@@ -189,7 +195,7 @@ class MessageUpdate(_Event, frozen=True, tag="message_update"):
 
 
 class MessageEnd(_Event, frozen=True, tag="message_end"):
-    """The message is complete and committed. Only a run that fails on its database says `stored=False`."""
+    """The message is complete and committed. `stored` is False only if the run failed on its database."""
 
     type: ClassVar[Literal["message_end"]] = "message_end"
     message: Message
@@ -215,7 +221,7 @@ class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
 
 
 class ToolExecutionEnd(_Event, frozen=True, tag="tool_execution_end"):
-    """The tool is done and its result is committed. Only a run that fails on its database says `stored=False`."""
+    """The tool is done and its result is committed. `stored` is False only if the run failed on its database."""
 
     type: ClassVar[Literal["tool_execution_end"]] = "tool_execution_end"
     tool_call_id: str
@@ -226,7 +232,7 @@ class ToolExecutionEnd(_Event, frozen=True, tag="tool_execution_end"):
 
 
 class TurnEnd(_Event, frozen=True, tag="turn_end"):
-    """A model call and its tools are done. `message` is None when the turn broke off before there was a reply."""
+    """A model call and its tools are done. `message` is None if the turn ended before there was a reply."""
 
     type: ClassVar[Literal["turn_end"]] = "turn_end"
     message: AssistantMessage | None = None
@@ -239,7 +245,7 @@ class AgentEnd(_Event, frozen=True, tag="agent_end"):
     type: ClassVar[Literal["agent_end"]] = "agent_end"
     run_id: str
     messages: list[Message]
-    stop_reason: str
+    stop_reason: RunStop
     usage: Usage = Usage()
     error: Failure | None = None
 

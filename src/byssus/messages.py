@@ -47,6 +47,11 @@ __all__ = [
 
 _ASIDE: Final = "~unknown"
 
+if TYPE_CHECKING:
+    ReplyStop: TypeAlias = Literal["stop", "tool_use", "length", "error", "aborted"]
+else:
+    ReplyStop = str  # a newer version may know others, and what it has stored is read all the same
+
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 # Deeper JSON could be written here, and then not be read by a caller whose stack is already deep.
@@ -62,7 +67,7 @@ class _Value(
 
 
 class TextContent(_Value, frozen=True, tag_field="type", tag="text"):
-    """Text, from whoever speaks."""
+    """A block of text."""
 
     type: ClassVar[Literal["text"]] = "text"
     text: str
@@ -81,7 +86,7 @@ class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ImageContent:
-        """The image that the bytes of a PNG, JPEG, GIF or WebP file are."""
+        """Make an image from the bytes of a PNG, JPEG, GIF or WebP file."""
         image = cls(binascii.b2a_base64(data, newline=False).decode())
         kind = image_type(image)
         if kind is None:
@@ -90,7 +95,7 @@ class ImageContent(_Value, frozen=True, tag_field="type", tag="image"):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ImageContent:
-        """The image in a PNG, JPEG, GIF or WebP file."""
+        """Make an image from a PNG, JPEG, GIF or WebP file."""
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
                 return cls.from_bytes(file.read())
@@ -104,7 +109,7 @@ _IMAGES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"),
 
 
 def image_type(image: ImageContent) -> str | None:
-    """The media type that the data has, whatever it is called; None if it is no image that a service would take."""
+    """The media type of the data itself, whatever `mime_type` says; None if it is not a supported image."""
     try:
         start = binascii.a2b_base64(image.data[:64])  # enough to tell, and the rest is checked as letters only
     except (ValueError, TypeError):
@@ -117,7 +122,7 @@ def image_type(image: ImageContent) -> str | None:
 
 
 class ThinkingContent(_Value, frozen=True, tag_field="type", tag="thinking"):
-    """What a model thought. `signature` proves it to its service; `redacted` is its unreadable form."""
+    """A model's thinking. `signature` proves it to its service; `redacted` is its encrypted form."""
 
     type: ClassVar[Literal["thinking"]] = "thinking"
     thinking: str = ""
@@ -140,7 +145,7 @@ class ToolCall(_Value, frozen=True, tag_field="type", tag="tool_call"):
 
 
 class UnknownBlock(Struct, frozen=True, tag_field="type", tag=_ASIDE):
-    """A block of a kind that this version does not know, kept as it is."""
+    """A block of a type that this version does not know; it is stored unchanged."""
 
     type: ClassVar[Literal["~unknown"]] = _ASIDE
     data: Any
@@ -152,7 +157,7 @@ _BLOCK_TYPES = frozenset({*_BLOCKS.values(), UnknownBlock})
 
 
 class Usage(_Value, frozen=True):
-    """Tokens that a model call took, and what they cost."""
+    """The tokens of a model call, and their cost."""
 
     input: int = 0
     output: int = 0
@@ -162,7 +167,7 @@ class Usage(_Value, frozen=True):
 
     @property
     def total(self) -> int:
-        """All tokens: input, output and both kinds of cached ones."""
+        """All tokens: input, output, cache reads and cache writes."""
         return self.input + self.output + self.cache_read + self.cache_write
 
     def __add__(self, other: Usage) -> Usage:
@@ -175,7 +180,7 @@ class Usage(_Value, frozen=True):
         )
 
     def plausible(self) -> Usage:
-        """The same, with what no model call can take brought into range: tokens from 0 to `MOST_TOKENS`, a cost from 0.
+        """Return the usage with impossible numbers clamped: tokens from 0 to `MOST_TOKENS`, a cost from 0.
 
         A service may send any number. A negative one would lower a user's quota, and a huge one fits no column.
         """
@@ -186,7 +191,7 @@ class Usage(_Value, frozen=True):
         return msgspec.structs.replace(self, **counts, cost=_plausible_cost(self.cost))
 
 
-MOST_TOKENS = 2**40  # that anybody can have meant; millions of such numbers can be added in a column
+MOST_TOKENS = 2**40  # far above any real call; millions of such numbers can be added in a column
 
 
 def _is_plausible(tokens: object) -> bool:
@@ -207,7 +212,7 @@ def _plausible_cost(cost: object) -> float:
 
 
 class Failure(_Value, frozen=True):
-    """Why a reply failed, in a form that can be stored: the error's class name and its message."""
+    """The failure of a reply, as it is stored: the error's class name and its message."""
 
     kind: str
     message: str
@@ -235,7 +240,7 @@ class _Message(_Value, frozen=True, kw_only=True):
 
 
 def _blocks_of(message: _Message, content: object) -> list[Block]:
-    """The blocks that a caller meant: a string, or blocks, some of them perhaps as plain dicts."""
+    """Convert content to blocks: a string, or a list of blocks and dicts."""
     if isinstance(content, str):
         return [TextContent(content)]
     blocks: list[Any] = list(content) if isinstance(content, Sequence) else [content]
@@ -251,7 +256,7 @@ def _blocks_of(message: _Message, content: object) -> list[Block]:
 
 
 class UserMessage(_Message, frozen=True, tag_field="role", tag="user"):
-    """What a person, or a program in their place, says to the agent."""
+    """A message from the user to the agent."""
 
     role: ClassVar[Literal["user"]] = "user"
     content: list[Block]
@@ -268,7 +273,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
 
     role: ClassVar[Literal["assistant"]] = "assistant"
     content: list[Block]
-    stop_reason: str = "stop"
+    stop_reason: ReplyStop = "stop"
     usage: Usage = Usage()
     model: str | None = None
     provider: str | None = None
@@ -279,7 +284,7 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
         def __init__(
             self,
             content: str | Sequence[Block],
-            stop_reason: str = "stop",
+            stop_reason: ReplyStop = "stop",
             usage: Usage = ...,
             model: str | None = None,
             provider: str | None = None,
@@ -296,12 +301,12 @@ class AssistantMessage(_Message, frozen=True, tag_field="role", tag="assistant")
 
     @property
     def failed(self) -> bool:
-        """Whether the reply broke off: an error or an abort."""
+        """Whether the reply is incomplete, because of an error or an abort."""
         return self.stop_reason in ("error", "aborted")
 
 
 class ToolResultMessage(_Message, frozen=True, tag_field="role", tag="tool_result"):
-    """What a tool answered. `details` is for programs and people; the model sees `content`."""
+    """The result of a tool call. The model sees `content`; `details` is for programs and people."""
 
     role: ClassVar[Literal["tool_result"]] = "tool_result"
     tool_call_id: str
@@ -326,13 +331,13 @@ class ToolResultMessage(_Message, frozen=True, tag_field="role", tag="tool_resul
 
 
 class Note(Struct, frozen=True):
-    """Any JSON that is no message for a model: kept, shown, and skipped when a model is asked."""
+    """Any JSON that is not a message: it is stored and shown, but never sent to a model."""
 
     body: Any
 
     @property
     def role(self) -> str:
-        """The role that its body names, or "note"."""
+        """The role in its body, or "note"."""
         role = self.body.get("role") if isinstance(self.body, dict) else None
         return role if isinstance(role, str) else "note"
 
@@ -355,7 +360,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def stamped(message: M) -> M:
-    """The message with an id and a time, where its maker gave none."""
+    """Return the message with an id and a time; existing ones are kept."""
     if message.id and message.created_at:
         return message
     return msgspec.structs.replace(
@@ -384,7 +389,7 @@ def encode(message: Message) -> str:
 
 
 def decode(body: str) -> Message:
-    """The message that `encode` wrote, or a Note for any other JSON."""
+    """Decode a message that `encode` wrote; any other JSON becomes a Note."""
     try:
         if _ASIDE not in body:
             return _decoder.decode(body)
@@ -420,12 +425,12 @@ def plain(value: Any) -> Any:
 
 
 def part_from_value(value: Any, kind: type[S]) -> S:
-    """A block, usage or failure from a plain dict; what this version does not know is put aside."""
+    """A block, usage or failure from a plain dict; unknown fields are kept aside."""
     return msgspec.convert(_apart(value, kind), kind)
 
 
 def from_value(value: Any) -> Message:
-    """A message from plain dicts and lists; whatever is no message becomes a Note."""
+    """A message from plain dicts and lists; anything else becomes a Note."""
     if isinstance(value, dict) and "timestamp" in value and "metadata" in value:
         value = _of_memory(value)
     cls = _MESSAGES.get(role) if isinstance(value, dict) and isinstance(role := value.get("role"), str) else None
@@ -481,7 +486,7 @@ def _of_memory(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_block(call: Any, name: str) -> Any:
-    """One call of a tool; without an id of its own, it gets the one that it is offered."""
+    """One tool call; without its own id, it gets the given one."""
     function = call.get("function") if isinstance(call, dict) else None
     given = function if isinstance(function, dict) else call
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
@@ -507,7 +512,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make
 
 
 def checked_dumps(value: Any) -> str:
-    """The same, for what shall come back as it is: keys must be strings, and the nesting such that it can be read."""
+    """JSON text that decodes to the same value: raises if a key is no string, or the nesting is too deep."""
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
         depth += 1
@@ -546,7 +551,7 @@ def _joined(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _apart(value: dict[str, Any], cls: type[Struct]) -> dict[str, Any]:
-    """The same fields, those that the class does not know put aside."""
+    """The fields, with unknown ones kept aside."""
     names = {*cls.__struct_encode_fields__, cls.__struct_config__.tag_field} - {_ASIDE}
     known = {key: item for key, item in value.items() if key in names}
     unknown = {key: item for key, item in value.items() if key not in names}

@@ -1,4 +1,4 @@
-"""The signal by which a run learns that it shall stop.
+"""The signal that asks a run to stop.
 
 It is set once and from any thread. A tool looks at `aborted` between two steps, or awaits `wait()`.
 """
@@ -59,7 +59,7 @@ class Signal:
                 _log.exception("a callback of an abort signal failed")
 
     def on_abort(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back once when the signal is set (at once if it is); returns a function that takes this back."""
+        """Call back once when the signal is set (now if it is set already); returns a function that unregisters it."""
         with self._lock:
             if self._reason is None:
                 self._callbacks.append(callback)
@@ -84,7 +84,7 @@ class Signal:
 
 
 async def until_aborted(work: Coroutine[Any, Any, T], signal: Signal, grace: float) -> T:
-    """Do the work, or raise `Aborted` soon after the signal is set, whatever the work thinks of it.
+    """Do the work, or raise `Aborted` soon after the signal is set, even if the work ignores its cancellation.
 
     Work that does not end within `grace` seconds of its cancellation is left behind. A cancellation of the caller
     sets the signal, so that a run which is torn down from outside ends like one that was aborted.
@@ -134,7 +134,7 @@ async def wait_all(tasks: set[asyncio.Task[T]], signal: Signal) -> None:
 def shielded() -> contextlib.AbstractContextManager[object]:
     """A block in which anyio does not cancel this task.
 
-    The cancel scopes of anyio (Starlette, FastAPI, MCP and httpx have them) cancel a task anew in each round of the
+    The cancel scopes of anyio (Starlette, FastAPI, MCP and httpx have them) cancel a task again in each round of the
     event loop until it has left the scope. A task that must wait to the end of something would burn a core meanwhile.
     Nothing but a shielded scope in that very task prevents it. Without anyio there are no such scopes.
     """
@@ -191,4 +191,4 @@ def turn_into_abort(signal: Signal) -> None:
 def _bury(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
-        task.exception()  # nobody else will ask
+        task.exception()  # mark it as retrieved

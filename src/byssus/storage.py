@@ -18,6 +18,33 @@ from types import TracebackType
 from typing import Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
+from byssus.accounts.rows import (
+    BackupResult,
+    CallStatus,
+    CheckResult,
+    DayUsage,
+    FoundMessage,
+    HistoryRow,
+    MessageRole,
+    ModelUsage,
+    PriceRow,
+    ProblemRow,
+    RepairResult,
+    RestoreResult,
+    SearchHit,
+    SearchKind,
+    SearchOrder,
+    SessionRow,
+    SessionStatus,
+    SessionUsage,
+    TaskRow,
+    TaskStatus,
+    ToolLogRow,
+    ToolUsage,
+    UsageCounts,
+    UsageStats,
+    UserRow,
+)
 from byssus.errors import InputError
 from byssus.maintenance import backup as backup_operations
 from byssus.maintenance import check as check_operations
@@ -26,7 +53,7 @@ from byssus.maintenance import repair as repair_operations
 from byssus.maintenance import restore as restore_operations
 from byssus.search import search as search_operations
 from byssus.store import opening
-from byssus.store.database import Store
+from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
@@ -37,20 +64,47 @@ from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
 from byssus.values.prompts import Prompt
 
-__all__ = ["AgentStorage"]
+__all__ = [
+    "AgentStorage",
+    "BackupResult",
+    "CallStatus",
+    "CheckResult",
+    "DayUsage",
+    "FoundMessage",
+    "HistoryRow",
+    "MessageRole",
+    "ModelUsage",
+    "PriceRow",
+    "ProblemRow",
+    "RepairResult",
+    "RestoreResult",
+    "SearchHit",
+    "SearchKind",
+    "SearchOrder",
+    "SessionRow",
+    "SessionStatus",
+    "SessionUsage",
+    "TaskRow",
+    "TaskStatus",
+    "ToolLogRow",
+    "ToolUsage",
+    "UsageCounts",
+    "UsageStats",
+    "UserRow",
+]
 
 
 _OPTIONS = frozenset({"schema", "pool_size", "listen_dsn"})
 
 
 class AgentStorage:
-    """The database at a path, or behind a `postgresql://` DSN. It is open as soon as it is made.
+    """The database at a path or a `postgresql://` DSN. It is open as soon as it is created.
 
     `durability` is "full" or "normal", as with the checkpointers; other options are those of `PostgresCheckpointer`.
     """
 
     def __init__(
-        self, place: str | os.PathLike[str] = "agent_store.db", *, durability: str = "full", **options: Any
+        self, place: str | os.PathLike[str] = "agent_store.db", *, durability: Durability = "full", **options: Any
     ) -> None:
         if not isinstance(place, str | os.PathLike) or not options.keys() <= _OPTIONS:
             given = f"{redacted(repr(place)):.80}{''.join(f', {name}=...' for name in options)}"
@@ -68,7 +122,7 @@ class AgentStorage:
         self._handle.opened()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._handle.close_now()
 
     def __repr__(self) -> str:
@@ -84,7 +138,7 @@ class AgentStorage:
 
     @property
     def store(self) -> Store:
-        """What runs the queries; an error after `close`."""
+        """The store that runs the queries. Raises `StoreNotOpen` after `close`."""
         return self._handle.required()
 
     # --- threads, which are sessions here -----------------------------------------------------------------------------
@@ -105,7 +159,7 @@ class AgentStorage:
     watch = iterated(watching.watch)
 
     def steer(self, thread_id: ThreadId, message: Prompt) -> Receipt:
-        """Queue a message for the run that drives the thread, in whatever process; it is on disk when this returns."""
+        """Queue a message for the run that drives the thread, in any process; it is on disk when this returns."""
         return inbox_operations.steer(self.store, thread_id, message).wait()
 
     def follow_up(self, thread_id: ThreadId, message: Prompt) -> Receipt:

@@ -1,4 +1,4 @@
-"""`agent.stream(...)`: the events of one run, for a consumer that asks for them one by one.
+"""`agent.stream(...)`: the events of one run, as an async iterator.
 
     async with agent.stream("hello") as events:
         async for event in events:
@@ -11,8 +11,8 @@ it has caught up. The progress of tools (`tool_execution_update`) cannot be held
 it reports; a full backlog takes no more of it.
 
 The run belongs to the consumer. One that is cancelled or closes the stream aborts it, and waits until it has ended. One
-that drops the stream (`break` in a plain `async for`) aborts it too, but nobody is there to wait: for that reason the
-run must not keep the `EventStream` alive, and knows only its backlog.
+that drops the stream (`break` in a plain `async for`) aborts it too, but does not wait. For that to work, the run must
+not keep the `EventStream` alive, so it knows only its backlog.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ __all__ = ["EventStream"]
 T = TypeVar("T")
 
 _SIZE = 1_000  # events that wait for the consumer before the run waits for it
-_FULL = 100_000  # and behind this everything is missed: it has stopped listening
+_FULL = 100_000  # and behind this everything is missed: it has stopped reading
 _log = logging.getLogger("byssus")
 
 
 class Backlog(Generic[T]):
-    """The events of one run that its consumer has not taken yet, and in the end how the run came out."""
+    """The events of one run that its consumer has not taken yet, and finally the run's result."""
 
     def __init__(self, patience: float) -> None:
         self.result: RunResult[T] | None = None
         self.error: Exception | None = None
         self.is_over = False
         self.is_closed = False
-        self._is_told = False  # the consumer has heard of the error
+        self._is_told = False  # the error was raised to the consumer
         self._patience = patience
         self._events: deque[Event] = deque()
         self._signal: Signal | None = None
@@ -59,7 +59,7 @@ class Backlog(Generic[T]):
     # --- the run's side -----------------------------------------------------------------------------------------------
 
     def beside(self, publish: Publish) -> Publish:
-        """Tell the listeners first, then the consumer."""
+        """Publish to the listeners first, then to the consumer."""
 
         def both(event: Event, signal: Signal) -> Backlog[T] | None:
             publish(event, signal)
@@ -94,10 +94,10 @@ class Backlog(Generic[T]):
             self._is_behind = not done
 
     async def follow(self, run: Callable[[Backlog[T]], Awaitable[RunResult[T]]]) -> None:
-        """See the run to its end. What it raises is the consumer's to hear, not the event loop's."""
+        """Run to the end. An exception is raised to the consumer, not reported by the event loop."""
         try:
             self.result = await run(self)
-        except (SystemExit, KeyboardInterrupt):  # the program ends, and not only when the consumer has time to hear it
+        except (SystemExit, KeyboardInterrupt):  # the program ends now, not when the consumer reads it
             self._end()
             raise
         except asyncio.CancelledError:  # closed before it began, or the event loop is shut down
@@ -117,8 +117,8 @@ class Backlog(Generic[T]):
     async def take(self) -> Event | None:
         """The next event; None when there are no more.
 
-        `agent_end` is kept back until the run is really over: whoever has seen it finds the result there, and the agent
-        ready for the next prompt.
+        `agent_end` is held back until the run is over: after it, the result is set and the agent is ready for the next
+        prompt.
         """
         if self._news is not None:
             raise InputError("two tasks take from one stream at the same time; let one take, and pass the events on")
@@ -150,7 +150,7 @@ class Backlog(Generic[T]):
         return self.error
 
     def close(self, task: asyncio.Task[None] | None) -> None:
-        """Nobody takes any more: end the run."""
+        """The consumer is gone: end the run."""
         self.is_closed = True
         self._events.clear()
         _wake(self._news)
@@ -167,9 +167,9 @@ Publish: TypeAlias = Callable[[Event, Signal], Backlog[Any] | None]
 class EventStream(Generic[T]):
     """The events of one run, as an async iterator. The first `anext` starts the run; without one, nothing happens.
 
-    What `prompt()` would raise is raised out of the iteration. Whoever leaves early with `async with` or `aclose()`, or
-    is cancelled, aborts the run and waits for its end. A stream that is broken off and merely dropped aborts its run in
-    the background; `await agent.wait_for_idle()` waits for that.
+    The iteration raises what `prompt()` would raise. Leaving `async with` early, `aclose()` and a cancellation abort
+    the run and wait for its end. A stream that is merely dropped aborts its run in the background; `await
+    agent.wait_for_idle()` waits for that.
     """
 
     def __init__(self, run: Callable[[Backlog[T]], Awaitable[RunResult[T]]], patience: float) -> None:
@@ -179,7 +179,7 @@ class EventStream(Generic[T]):
 
     @property
     def result(self) -> RunResult[T]:
-        """What the run came to, when it is over. Raises what it raised."""
+        """The result of the run, once it is over. Raises what the run raised."""
         if self._backlog.result is not None:
             return self._backlog.result
         if self._backlog.error is not None:
@@ -216,7 +216,7 @@ class EventStream(Generic[T]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Abort the run, if it is still going on, and wait for its end. Raises what it raised, if nobody heard it."""
+        """Abort the run if it is not over, and wait for its end. Raises its exception, unless it was raised before."""
         if self._task is None:
             self._backlog.close(None)
             return
@@ -237,7 +237,7 @@ class EventStream(Generic[T]):
                 raise
 
     async def _end(self, task: asyncio.Task[None]) -> None:
-        """Like a cancelled `prompt()`: whatever comes in between, the run has ended afterwards."""
+        """Like a cancelled `prompt()`: the run has ended when this returns, whatever happens meanwhile."""
         self._backlog.close(task)
         cancelled = await until_done(task)
         if cancelled is not None:
@@ -251,7 +251,7 @@ class EventStream(Generic[T]):
 
 
 def _is_whole(event: Event) -> bool:
-    """Whether a reply has arrived as a whole: that is recorded at once, and not when the consumer has time."""
+    """Whether a reply is complete: it is recorded immediately, not when the consumer reads it."""
     return isinstance(event, MessageUpdate) and isinstance(event.stream_event, StreamDone)
 
 

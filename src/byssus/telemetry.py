@@ -7,7 +7,7 @@
 - Names and attributes are those of the OpenTelemetry GenAI conventions; what they have no word for is `byssus.*`.
 - Nothing is imported and nothing is measured before `enable()`: until then each operation meets one `Span` that does
   nothing, and a delta of a stream does not even meet that.
-- What was said (messages, arguments, results, and the texts of errors, which may quote them) is recorded only with
+- Content (messages, arguments, results, and the texts of errors, which may quote them) is recorded only with
   `capture_content=True`.
 - Messages are known here by their shape and not by their class: the store, which knows no messages, is traced too.
 
@@ -87,7 +87,7 @@ def turn(number: int) -> Span:
 
 
 def chat(provider: str, model: Any, request: Any) -> Span:
-    """What one model is asked, with all repetitions after passing failures."""
+    """The calls to one model, including retries after transient failures."""
     if _tracing is None:
         return _OFF
     attributes = {
@@ -122,7 +122,7 @@ def tool(call: Any) -> Span:
 
 
 def commit(query: Callable[..., Any], system: str) -> Span:
-    """A write, from its submission until its caller is told of the commit.
+    """A write, from its submission until its caller learns of the commit.
 
     A child of whatever waits for it: the group commit itself serves many callers, and would belong to none of them.
     """
@@ -159,10 +159,10 @@ class Span:
         """Its last word is this reply, which may be a failure."""
 
     def ran(self, result: Any) -> None:
-        """What a run came to."""
+        """The outcome of a run."""
 
     def answered(self, reply: Any) -> None:
-        """What a model came to."""
+        """The outcome of a model call."""
 
     def retrying(self, error: Exception, attempt: int, pause: float) -> None:
         """A model will be asked again."""
@@ -172,10 +172,10 @@ class Span:
         return stream
 
     def returned(self, result: Any) -> None:
-        """What a tool came to."""
+        """The outcome of a tool call."""
 
     def committed(self, writes: int, error: BaseException | None = None) -> None:
-        """What a write came to, and how many shared its commit."""
+        """The outcome of a write, and how many writes shared its commit."""
 
     def end(self) -> None:
         """For a span that no `with` ends."""
@@ -233,7 +233,7 @@ class _LiveSpan(Span):
         self._span.end()
 
     def capture(self, key: str, content: Callable[[], Any]) -> None:
-        """Record what was said, if that is wanted."""
+        """Record the content of messages, if enabled."""
         if not self._tracing.capture_content or not self._span.is_recording():
             return
         try:
@@ -351,7 +351,7 @@ def _part(block: Any) -> dict[str, Any] | None:
                 "name": block.name,
                 "arguments": block.malformed or block.arguments,
             }
-        case "image":  # without its bytes: megabytes in an attribute help nobody
+        case "image":  # without its bytes: an attribute should not hold megabytes
             return {"type": "image", "mime_type": block.mime_type}
     return None
 

@@ -1,4 +1,4 @@
-"""For tests of your own agents: a provider that plays a script, and complains where program and script disagree.
+"""For tests of your own agents: a provider that plays a script, and raises where program and script disagree.
 
 provider = ScriptedProvider([[ToolCall("c1", "weather", {"city": "Oslo"})], "It rains."])
 agent = Agent(provider=provider, model=Model("test"), tools=[weather])

@@ -10,6 +10,7 @@ from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata
 from byssus.errors import NotFound, ThreadInactive
 from byssus.store.database import Row, Tx
+from tests.support.accounts import known
 from tests.support.agents import Acted, Heard, check_whole, saying
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
 from tests.support.databases import Database
@@ -189,7 +190,7 @@ def test_everybody_else_still_writes_to_it(database: Database, status: str) -> N
         assert await texts(cp, "t") == ["one", "two"]
         assert (await loaded(cp, "t")).extra == {"a": 1}
         assert await waiting(cp) == ["steer: wait"]
-        assert (await cp.get_session("t") or {})["status"] == status
+        assert known(await cp.get_session("t"))["status"] == status
         assert (await agent_on(cp, ["hello"], "fork").prompt("hi")).text == "hello"  # a fork begins as active
         await cp.delete_thread("t")
 
@@ -223,9 +224,9 @@ def test_a_thread_is_given_to_users_who_exist_alone(database: Database) -> None:
         assert await rows(cp) == before
         await cp.set_user("t", "ann")
         await cp.fork("t", new_id="fork")
-        assert (await cp.get_session("fork") or {})["user_id"] == "ann"
+        assert known(await cp.get_session("fork"))["user_id"] == "ann"
         await cp.set_user("t", None)
-        assert (await cp.get_session("t") or {})["user_id"] is None
+        assert known(await cp.get_session("t"))["user_id"] is None
 
     with_cp(database, use)
 
@@ -294,6 +295,6 @@ def test_a_session_that_somebody_made_is_no_place_for_a_fork(database: Database)
         for name in ("bob's", "titled"):
             with pytest.raises(ValueError, match="there is already a thread"):
                 await cp.fork("t", new_id=name, user_id="ann")
-        assert (await cp.get_session("bob's") or {})["user_id"] == "bob"
+        assert known(await cp.get_session("bob's"))["user_id"] == "bob"
 
     with_cp(database, use)

@@ -35,10 +35,11 @@ from byssus.queries.accounts.quotas import Charge, QuotaLeft
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim, Lease
 from byssus.signals import Signal
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, SessionStatus
 from byssus.threads.encoding import message_row
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
+from tests.support.accounts import known
 from tests.support.agents import Acted, saying, text_events
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
@@ -611,7 +612,9 @@ def test_an_agent_does_not_work_for_another_user_on_somebodys_session(database: 
 
 
 @pytest.mark.parametrize("status", ["paused", "cancelled"])
-def test_no_run_starts_on_a_session_that_is_not_active_and_the_error_says_why(database: Database, status: str) -> None:
+def test_no_run_starts_on_a_session_that_is_not_active_and_the_error_says_why(
+    database: Database, status: SessionStatus
+) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.create_session("ann", session_id="t")
         await cp.save_message("t", "user", "hi")
@@ -813,7 +816,7 @@ def test_an_agent_that_continues_a_users_session_spends_their_quota(database: Da
         script = ScriptedProvider([AssistantMessage("hello", usage=Usage(300, 20)), "never"])
         agent = Agent(provider=script, model=Model("m"), checkpointer=cp, thread_id=session["id"])
         assert (await agent.prompt("hi")).stop_reason == "stop"
-        assert (await cp.get_user(ann["id"]) or {})["quota_used"] == 320
+        assert known(await cp.get_user(ann["id"]))["quota_used"] == 320
         await cp.update_user(ann["id"], quota_total=320)
         result = await agent.prompt("more")
         assert result.stop_reason == "quota_limit"

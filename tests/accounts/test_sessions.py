@@ -17,7 +17,7 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import MAX_DEPTH, Usage
 from byssus.providers.history import UNKNOWN_OUTCOME
 from byssus.providers.scripted import ScriptedProvider
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, HistoryRow, SessionRow, SessionStatus
 from byssus.values import clock
 from tests.support.accounts import drive, nested
 from tests.support.checkpointers import loaded, texts, with_cp
@@ -57,13 +57,13 @@ def session(storage: AgentStorage) -> str:
     return made
 
 
-def got(storage: AgentStorage, session_id: str) -> dict[str, Any]:
+def got(storage: AgentStorage, session_id: str) -> SessionRow:
     found = storage.get_session(session_id)
     assert found is not None
     return found
 
 
-def history(storage: AgentStorage, session_id: str = "t", limit: int = 10_000) -> list[dict[str, Any]]:
+def history(storage: AgentStorage, session_id: str = "t", limit: int = 10_000) -> list[HistoryRow]:
     found = storage.get_conversation_history(session_id, limit)
     assert found is not None
     return found
@@ -110,7 +110,7 @@ def test_sessions_are_listed_by_their_last_write_the_newest_first(storage: Agent
     storage.save_message(made[2], "user", "hi")
     storage.pause_session(made[0])
 
-    def listed(*page: int, status: str | None = None) -> list[int]:
+    def listed(*page: int, status: SessionStatus | None = None) -> list[int]:
         found = storage.list_user_sessions(user, *page, status=status)
         assert found is not None
         return [made.index(row["id"]) for row in found]
@@ -271,7 +271,7 @@ def test_messages_come_back_as_they_were_saved(storage: AgentStorage, session: s
     assert [row["token_count"] for row in rows] == [0, 7, 12, 0, 0]
     assert [row["tool_call_id"] for row in rows] == [None, None, None, "c1", None]
     assert [row["tool_calls"] for row in rows] == [None, None, calls, None, None]
-    assert json.loads(rows[2]["tool_calls_json"]) == calls
+    assert json.loads(rows[2]["tool_calls_json"] or "") == calls
     assert rows[1]["tool_calls_json"] is None
     assert [storage.get_message(session, name) for name in ids] == rows
     found = got(storage, session)
@@ -528,7 +528,7 @@ def test_an_edit_of_a_reply_keeps_its_tool_calls(database: Database) -> None:
         assert isinstance(reply, AssistantMessage)
         assert reply.id
         row = await cp.update_message("t", reply.id, "let me see")
-        assert (row["content"], [call["id"] for call in row["tool_calls"]]) == ("let me see", ["c1"])
+        assert (row["content"], [call["id"] for call in row["tool_calls"] or []]) == ("let me see", ["c1"])
         messages = (await loaded(cp, "t")).messages
         assert flaws(list(messages)) == []
         assert brief(messages) == ["user: go", "assistant: let me see", "tool_result: seen", "assistant: done"]
@@ -592,10 +592,10 @@ def test_what_an_agent_writes_appears_in_its_session(database: Database, storage
     assert [row["token_count"] for row in rows] == [0, 126, 0, 210]
     found = got(storage, session)
     assert (found["total_tokens"], found["total_cost"], found["message_count"]) == (336, 0.75, 4)
-    (call,) = storage.list_tool_calls(session) or [{}]
+    (call,) = storage.list_tool_calls(session) or []
     assert (call["tool_name"], call["input_data"], call["output_data"], call["success"]) == ("look", {}, "seen", True)
     assert (call["message_id"], call["call_id"]) == (rows[1]["id"], "c1")
-    assert call["elapsed_ms"] >= 0
+    assert (call["elapsed_ms"] or 0) >= 0
 
 
 def test_a_thread_of_an_agent_is_a_session_without_more_ado(database: Database, storage: AgentStorage) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from byssus.errors import InputError, NotFound
 from byssus.messages import MAX_DEPTH
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, TaskRow, TaskStatus
 from tests.support.accounts import nested
 from tests.support.databases import Database
 
@@ -46,7 +46,7 @@ def session(storage: AgentStorage) -> str:
     return made
 
 
-def listed(storage: AgentStorage, *args: Any, **options: Any) -> list[dict[str, Any]]:
+def listed(storage: AgentStorage, *args: Any, **options: Any) -> list[TaskRow]:
     found = storage.list_tasks(*args, **options)
     assert found is not None
     return found
@@ -93,7 +93,7 @@ def test_a_task_that_runs_and_is_completed_says_when(storage: AgentStorage, sess
     assert running["started_at"] is not None
     done = storage.update_task_status(task, "completed", {"pages": 3})
     assert (done["status"], done["result"], done["started_at"]) == ("completed", {"pages": 3}, running["started_at"])
-    assert done["completed_at"] >= done["started_at"]
+    assert (done["completed_at"] or "") >= (done["started_at"] or "-")
     assert done["retry_count"] == 0
     assert storage.get_task(task) == done
     assert listed(storage, session, "completed") == [done]
@@ -112,7 +112,7 @@ def test_a_task_that_runs_and_is_completed_says_when(storage: AgentStorage, sess
     ],
 )
 def test_a_status_sets_the_times_that_belong_to_it(
-    storage: AgentStorage, session: str, status: str, starts: bool, ends: bool
+    storage: AgentStorage, session: str, status: TaskStatus, starts: bool, ends: bool
 ) -> None:
     task = storage.update_task_status(storage.create_task(session, "t", {})["id"], status)
     assert task["status"] == status

@@ -14,9 +14,9 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import MAX_DEPTH
 from byssus.queries.accounts import sessions, users
 from byssus.queries.log import threads
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, UserRow
 from byssus.values.thread_key import ThreadKey
-from tests.support.accounts import drive, nested
+from tests.support.accounts import drive, known, nested
 from tests.support.databases import Database
 
 SQL = "'); DROP TABLE users; --"
@@ -39,7 +39,7 @@ def storage(database: Database) -> Iterator[AgentStorage]:
         yield opened
 
 
-def names(users: list[dict[str, Any]]) -> list[str]:
+def names(users: list[UserRow]) -> list[str]:
     return [user["name"] for user in users]
 
 
@@ -388,7 +388,7 @@ def test_a_user_of_the_same_id_inherits_nothing(storage: AgentStorage) -> None:
     assert stats is not None
     assert (again["quota_used"], again["preferences"]) == (0, {})
     assert (stats["total_tokens"], stats["total_messages"], stats["tool_usage"]) == (0, 0, [])
-    assert storage.find_users({"a": 1}) == storage.list_user_sessions("u") == []
+    assert (storage.find_users({"a": 1}), storage.list_user_sessions("u")) == ([], [])
 
 
 def test_a_session_that_somebody_drives_keeps_its_user(storage: AgentStorage) -> None:
@@ -432,7 +432,7 @@ def test_sessions_that_are_made_while_their_user_is_deleted_never_have_an_owner_
         for maker in makers:
             maker.result()
     assert storage.get_user(user) is None
-    assert [session for session in made if (storage.get_session(session) or {}).get("user_id")] == []
+    assert [session for session in made if known(storage.get_session(session))["user_id"]] == []
 
 
 def test_a_thread_that_gets_an_owner_in_the_commit_that_removes_them_has_none(storage: AgentStorage) -> None:

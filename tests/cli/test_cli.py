@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
 from byssus import cli
-from byssus.cli import commands_of, in_words, main
+from byssus.cli import commands_of, main
+from byssus.cli.words import in_words
 from byssus.errors import ThreadBusy
+from tests.support.programs import pipe, program
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -41,10 +44,41 @@ def test_an_unexpected_error_is_one_line_too() -> None:
 
 def test_an_error_at_a_shell_names_a_command_and_no_python_call() -> None:
     busy = str(in_words(ThreadBusy("trip", "host:1", 1, "2026-01-01T00:00:00.000000Z")))
-    assert "'byssus steer'" in busy
+    assert "byssus steer trip TEXT" in busy
     assert "(" not in busy
 
 
 def test_every_command_is_on_the_page() -> None:
     named = set(re.findall(r"^\| `([\w-]+)", PAGE.read_text("utf-8"), re.MULTILINE))
     assert sorted(commands_of(cli._parser()).keys() - named) == []
+
+
+def test_an_error_that_no_command_reports_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener of an app that fails: the answer is there, and so is the reason."""
+    with program(tmp_path, monkeypatch):
+        pipe(monkeypatch, "")
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])  # the test runner has set up logging
+        typed = ["ask", "Why?", "--app", "clerk:deaf", "--db", str(tmp_path / "a.db")]
+        assert main(typed) == 0
+        out, err = capsys.readouterr()
+        assert out == "The answer.\n"
+        assert re.fullmatch(
+            r"byssus: listener [^\n]+ AttributeError: 'AgentStart' object has no attribute 'tpye'\n", err
+        )
+        assert main([*typed, "--app", "clerk:agents", "--agent", "failing"]) == 1
+        assert capsys.readouterr().err == "byssus: no such model\n"  # once, and not as a warning, too
+
+
+def test_an_app_that_sets_up_logging_hears_of_errors_there(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with program(tmp_path, monkeypatch):
+        pipe(monkeypatch, "")
+        assert main(["ask", "Why?", "--app", "clerk:deaf", "--db", str(tmp_path / "a.db")]) == 0
+    assert capsys.readouterr().err == ""
+    assert "failed on agent_start" in caplog.text

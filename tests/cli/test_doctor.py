@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from byssus import UserMessage, cli
 from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.databases import Database
-from tests.support.programs import program
+from tests.support.programs import pipe, program
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +67,9 @@ def test_doctor_says_where_each_value_came_from_and_shows_no_key(
     text = capsys.readouterr().out
     found = json.loads(text)
     assert "very-secret" not in text
-    assert found["settings"]["app"] == {"value": "clerk:support", "from": str(file)}
-    assert found["settings"]["model"]["from"] == "BYSSUS_MODEL"
-    assert found["keys"]["openai"] == {"variable": "CLERK_KEY", "from": str(file), "is_set": True}
+    assert found["settings"]["app"] == {"value": "clerk:support", "chosen_by": str(file)}
+    assert found["settings"]["model"]["chosen_by"] == "BYSSUS_MODEL"
+    assert found["keys"]["openai"] == {"variable": "CLERK_KEY", "chosen_by": str(file), "is_set": True}
     assert (found["database"]["chosen_by"], found["database"]["check"]) == (str(file), "ok")
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().out.endswith("No problems found.\n")
@@ -119,3 +121,43 @@ def test_threads_names_the_databases_that_lie_here(tmp_path: Path, capsys: pytes
     err = capsys.readouterr().err
     assert "byssus threads --db 'my agents.db'" in err
     assert "notes.db" not in err
+
+
+def test_where_says_how_a_server_was_chosen_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYSSUS_DB", "postgresql://ann:secret@127.0.0.1:1/chat?connect_timeout=2")
+    assert cli.main(["where"]) == 1
+    err = capsys.readouterr().err
+    assert "the database was chosen by BYSSUS_DB" in err
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+def test_doctor_names_a_home_in_which_no_database_can_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["doctor"]) == 0
+    assert not (tmp_path / "home").exists()  # it only looks
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert cli.main(["doctor"]) == 1
+    problem = capsys.readouterr().out.splitlines()[-1]
+    assert problem.startswith(f"PROBLEM: the default database cannot be made in {tmp_path}/file/byssus")
+    assert problem.endswith("name another one: BYSSUS_DB=PATH or --db PATH")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=oct)
+def test_the_directories_of_the_default_database_are_for_their_owner_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    pipe(monkeypatch, "")
+    before = os.umask(umask)
+    try:
+        assert cli.main(["ask", "Why?", "--app", "clerk:support"]) == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / "home", tmp_path / "home" / "data", tmp_path / "home" / "data" / "byssus"]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in made} == {0o700}
+    assert stat.S_IMODE((made[-1] / "chat.db").stat().st_mode) == 0o600

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from byssus import AssistantMessage, UserMessage, cli
+from byssus.checkpointer import checkpointer_for
+from tests.support.commands import command_here
 from tests.support.databases import Database
 from tests.support.programs import pipe, program
+from tests.support.terminal import Terminal
 
 APP = ("--app", "clerk:support")
 
@@ -61,3 +68,135 @@ def test_without_an_interrupted_thread_there_is_nothing_to_do(
 def test_an_unknown_thread_is_named(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["resume", "nobody", *APP, "--db", database.place]) == 1
     assert "there is no thread 'nobody'" in capsys.readouterr().err
+
+
+def test_the_start_of_an_id_is_enough(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(database, "trip to Oslo", UserMessage("Where?"))
+    assert cli.main(["resume", "trip", *APP, "--db", database.place]) == 0
+    assert capsys.readouterr().out == "trip to Oslo  finished  The answer.\n"
+
+
+# --- a run that is killed in the middle of its reply ------------------------------------------------------------------
+
+# Its model says the beginning of an answer, and never the rest.
+SLOW = """\
+import asyncio
+from byssus import Agent, Model
+from byssus.events import StreamStart, TextDelta, TextStart
+
+class Slow:
+    name = "slow"
+
+    async def stream(self, request, signal):
+        yield StreamStart("slow")
+        yield TextStart(0)
+        yield TextDelta(0, "Oslo is the ")
+        yield TextDelta(0, "capital of")
+        await asyncio.Event().wait()
+
+def factory(thread_id, user_id):
+    return Agent(provider=Slow(), model=Model("slow"), save_partial=0.01, idle_timeout=None)
+"""
+
+
+@pytest.fixture
+def streaming(database: Database, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process in the middle of a reply, of which something is stored."""
+    (tmp_path / "slow.py").write_text(SLOW, "utf-8")
+    typed = ["ask", "What is Oslo?", "--thread", "trip", "--app", "slow:factory", "--db", database.place]
+    with subprocess.Popen(
+        [sys.executable, "-m", "byssus", *typed], cwd=tmp_path, stdin=subprocess.DEVNULL, env=clean(tmp_path)
+    ) as process:
+        asyncio.run(_until_something_arrived(database))
+        yield process
+        process.kill()
+
+
+async def _until_something_arrived(database: Database) -> None:
+    async with checkpointer_for(database.place) as cp:
+        while True:
+            thread = await cp.load("trip")
+            if thread is not None and thread.partial is not None and thread.partial.text:
+                return
+
+
+def clean(home: Path) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("BYSSUS_")} | {"HOME": str(home)}
+
+
+@pytest.mark.processes
+def test_all_agree_about_a_run_in_another_process_and_after_its_death(
+    streaming: subprocess.Popen[bytes], database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byssus = command_here(capsys, database.place)
+
+    def states() -> set[str]:
+        async def of_the_api() -> list[str]:
+            async with database.checkpointer() as cp:
+                info = await cp.info("trip")
+                assert info is not None
+                return [await cp.state("trip"), info.state, *(each.state for each in await cp.threads())]
+
+        listed = json.loads(byssus("threads", "--json").stdout)
+        shown = json.loads(byssus("show", "trip", "--json").stdout)
+        row = byssus("threads").stdout.splitlines()[1].split()
+        return {*asyncio.run(of_the_api()), *(each["state"] for each in listed), shown["state"], row[4]}
+
+    assert states() == {"running"}
+    partial = json.loads(byssus("show", "trip", "--json").stdout)["partial"]
+    assert partial["stop_reason"] is None  # it has not stopped
+    assert "still arriving" in byssus("show", "trip").stdout
+    assert byssus("unfinished", "--json").stdout == "[]\n"
+    assert len(json.loads(byssus("threads", "--state", "running", "--json").stdout)) == 1
+
+    streaming.kill()
+    streaming.wait()
+    assert states() == {"interrupted"}
+    assert "'byssus resume' finishes it" in byssus("show", "trip").stdout
+    assert byssus("resume", "--app", "clerk:support").stdout == "trip  finished  The answer.\n"
+    assert states() == {"idle"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("answer", "roles"), [("y", 3), ("n", 1)], ids=["yes", "no"])
+def test_a_chat_shows_the_question_and_the_half_answer_and_offers_to_go_on(
+    streaming: subprocess.Popen[bytes],
+    database: Database,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    roles: int,
+) -> None:
+    streaming.kill()
+    streaming.wait()
+    chat = [sys.executable, "-m", "byssus", "chat", "trip", *APP]
+    tty = Terminal(*chat, env={"BYSSUS_DB": database.place, "HOME": str(tmp_path)})
+    try:
+        shown = tty.wait_for(r"Finish it\? \[Y/n\] ")
+        assert "The last run on this thread was interrupted." in shown
+        assert "The question: What is Oslo?" in shown
+        assert "The answer so far: Oslo is the capital of" in shown
+        tty.type(f"{answer.strip()}\n")
+        tty.wait_for(r"The answer\.\s+> " if roles > 1 else "> ")
+        tty.press_until_it_ends("\x04")
+        assert tty.process.returncode == 0
+    finally:
+        tty.close()
+    told = json.loads(command_here(capsys, database.place)("show", "trip", "--json").stdout)
+    assert len(told["messages"]) == roles
+    assert told["state"] == ("idle" if roles > 1 else "interrupted")
+
+
+@pytest.mark.processes
+def test_a_chat_without_a_person_says_what_was_interrupted_and_goes_on(
+    streaming: subprocess.Popen[bytes],
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    streaming.kill()
+    streaming.wait()
+    pipe(monkeypatch, "And Bergen?\n")
+    done = command_here(capsys, database.place)("chat", "trip", *APP)
+    assert "To finish it first: byssus resume trip" in done.stderr
+    assert done.stdout == "The answer.\n"

@@ -15,7 +15,7 @@ from byssus.queries.log.leases import Claim, Lease
 from byssus.store.database import Store
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
-from tests.support.commands import Command, command
+from tests.support.commands import Command, command, command_here
 from tests.support.databases import Database
 
 pytestmark = pytest.mark.processes
@@ -76,7 +76,7 @@ def test_a_call_that_waits_is_listed_and_answered(
     assert byssus("unfinished").stdout == ""  # a person must speak first
     byssus("answer", "t", "c1", *answer)
     assert byssus("pending").stdout == ""
-    assert byssus("unfinished").stdout.startswith("t  ")
+    assert byssus("unfinished").stdout.splitlines()[1].startswith("t  ")
     assert run_agent(database, [lambda request: request.messages[-1].text], None) == ("stop", _containing(told))
     assert json.loads(byssus("unfinished", "--json").stdout) == []
 
@@ -122,7 +122,7 @@ class _containing(str):
         (["steer", "nobody", "hello"], "there is no thread 'nobody'"),
         (["steer", "t", "  "], "empty message"),
         (["withdraw", "t", "0"], "does not wait in thread 't'"),
-        (["abort", "t"], "nobody drives thread 't'"),
+        (["abort", "t"], "no run drives thread 't'; 'byssus threads --state running' lists"),
         (["pending", "nobody"], "there is no thread 'nobody'"),
     ],
 )
@@ -175,6 +175,19 @@ def test_a_reply_is_shown_as_arriving_while_its_run_goes_on_and_then_as_interrup
 def test_text_from_elsewhere_cannot_drive_the_terminal(byssus: Command, database: Database) -> None:
     run_agent(database, [[ToolCall("c\x1b[2J", "pay", {"amount": 7})]], "Pay.", thread_id="t\x1b[31m")
     assert "\x1b" not in byssus("pending").stdout
+
+
+def test_what_a_call_was_given_is_shown_in_every_language(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person who is asked must be able to read it."""
+    run_agent(database, [[ToolCall("c1", "pay", {"amount": 7, "to": "北京"})]], "Pay.")
+    byssus = command_here(capsys, database.place)
+    told = '{"amount":7,"to":"北京"}'
+    assert byssus("pending").stdout == f"t  c1  approval: pay with {told}\n"
+    assert f"[calls pay with {told}]" in byssus("show", "t").stdout
+    assert told in byssus("show", "t", "--markdown").stdout
+    assert "北京" in byssus("show", "t", "--html").stdout
 
 
 def test_a_thread_that_was_only_written_to_has_nothing_unfinished(byssus: Command, database: Database) -> None:

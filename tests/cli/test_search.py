@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from byssus.cli import terminal
 from byssus.storage import AgentStorage
-from tests.support.commands import Command, command
+from tests.support.commands import Command, command, command_here
 from tests.support.databases import Database
 
 pytestmark = pytest.mark.processes
@@ -66,7 +67,7 @@ def test_phrases_and_excluded_words_are_typed_as_they_are(told: Database, byssus
 def test_a_search_as_json_has_all_that_a_hit_has(told: Database, byssus: Command) -> None:
     (tool, message) = json.loads(byssus("search", "oslo", "--json").stdout)
     assert (tool["kind"], tool["role"], tool["tool_name"]) == ("tool_call", "tool", "look")
-    assert (message["kind"], message["session_id"], message["content"]) == (
+    assert (message["kind"], message["thread_id"], message["content"]) == (
         "message",
         "bob's",
         "Is it raining in Oslo?",
@@ -103,3 +104,19 @@ def test_a_recount_says_what_differs(told: Database, byssus: Command) -> None:
 
 def test_usage_of_nobody_is_an_error(told: Database, byssus: Command) -> None:
     assert "no user 'eve'; 'byssus users' lists them" in byssus("usage", "eve", code=1).stderr
+
+
+def test_times_are_local_or_utc_and_a_thread_is_a_thread_in_json(
+    told: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byssus = command_here(capsys, told.place)
+    (hit,) = json.loads(byssus("search", "raining", "--role", "user", "--json").stdout)
+    assert hit["thread_id"] == "bob's"
+    assert "session_id" not in hit
+    for options, utc in (((), False), (("--utc",), True)):
+        line = byssus("search", "raining", "--role", "user", *options).stdout
+        assert line.split("  ")[1] == terminal.when(hit["created_at"], utc)
+    usage = json.loads(byssus("usage", "--json").stdout)
+    assert usage["thread_count"] == 2
+    assert {row["thread_id"] for row in usage["by_thread"]} == {"ann's", "bob's"}
+    assert not any("session" in name for name in usage)

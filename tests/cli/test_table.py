@@ -93,3 +93,19 @@ def test_headers_are_bold_only_on_a_terminal_that_has_styles(monkeypatch: pytest
     monkeypatch.delenv("NO_COLOR")
     print_table(("C",), [])
     assert pipe.getvalue() == "C\n"
+
+
+def test_in_a_block_nothing_is_cut_and_long_text_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = screen_of(monkeypatch, 30)
+    print_table(
+        ("THREAD", "TITLE", "STATE", "UPDATED"),
+        [("a" * 40, "北京的天气怎么样, and the weather in Oslo?", "idle", "2026-01-31 08:00:00")],
+    )
+    assert screen.lines == [
+        f"THREAD   {'a' * 40}",
+        "TITLE    北京的天气怎么样, and",
+        "         the weather in Oslo?",
+        "STATE    idle",
+        "UPDATED  2026-01-31 08:00:00",
+    ]
+    assert all(width(line) <= 30 for line in screen.lines[1:])  # an id stays whole, so that it can be copied

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ from byssus.memory import Msg, SQLiteMemory
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
 from tests.support.commands import command
+from tests.support.programs import write_program
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -204,3 +208,46 @@ def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_times_are_local_unless_utc_is_asked_for(stored: str, local: str, utc: str) -> None:
     assert terminal.when(stored, utc=False) == local
     assert terminal.when(stored, utc=True) == utc
+
+
+def test_a_terminal_without_utf_8_takes_and_shows_every_language(tmp_path: Path, db: Path) -> None:
+    """Where the locale knows no UTF-8, what is typed and piped is UTF-8 all the same, and nothing of it is lost."""
+    write_program(tmp_path)
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": str(tmp_path)}
+    typed = [
+        sys.executable,
+        "-m",
+        "byssus",
+        "ask",
+        "问题",
+        "--thread",
+        "旅行",
+        "--app",
+        "clerk:support",
+        "--db",
+        str(db),
+    ]
+    done = subprocess.run(
+        typed, env=env, cwd=tmp_path, input="\ufeff峡湾\r\n".encode(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"The answer.\n", b"")
+    with AgentStorage(db) as storage:
+        thread = storage.load("旅行")
+        assert thread is not None
+        assert thread.messages[0].text == "问题\n\n峡湾"
+    shown = subprocess.run([*typed[:3], "show", "旅行", "--db", str(db)], env=env, capture_output=True, check=False)
+    assert rb"\u95ee\u9898" in shown.stdout
+
+
+def test_piped_text_that_is_no_utf_8_is_what_the_locale_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("café".encode("latin-1")), encoding="latin-1"))
+    assert terminal.read_all() == "café"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="ascii"))
+    assert terminal.read_all() == "caf\ufffd"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert terminal.read_all() == ""
+
+
+@pytest.mark.parametrize("word", ["plain", "旅行", "caf\udce9"])
+def test_a_word_that_is_no_utf_8_stays_as_it_was_typed(word: str) -> None:
+    assert terminal.typed(word) == word

@@ -16,7 +16,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
-from tests.support.commands import Command, command, slow_command
+from tests.support.commands import Command, command, command_here, slow_command
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -55,6 +55,11 @@ def test_a_thread_goes_through_a_pipe_into_another_database(byssus: Command, db:
     assert shown[0] == shown[1]
 
 
+def test_all_threads_of_a_user_are_one_page_of_markdown(byssus: Command, db: Path) -> None:
+    page = byssus("export", "--user", "alice", "--format", "markdown", "--db", db).stdout
+    assert page.count("alice's\n") == page.count("alice's other\n") == 1
+
+
 def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_path: Path) -> None:
     done = byssus("export", "--user", "alice", "-o", "alice.jsonl", "--db", db)
     assert (done.stdout, done.stderr) == ("", "alice.jsonl: 33 lines\n")
@@ -63,6 +68,37 @@ def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_
     done = byssus("import", "alice.jsonl", "--trusted", "--db", "new.db")
     assert (done.stdout, done.stderr) == ("Imported thread alice's\nImported thread alice's other\n", "")
     assert byssus("export", "--user", "alice", "--db", "new.db").stdout == file.read_text("utf-8")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=oct)
+def test_an_export_is_for_its_owner_alone_whatever_the_umask(
+    db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], umask: int
+) -> None:
+    file = tmp_path / "trip.jsonl"
+    before = os.umask(umask)
+    try:
+        command_here(capsys, str(db))("export", "trip", "-o", file)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_an_export_into_a_pipe_does_not_replace_it(byssus: Command, db: Path, tmp_path: Path) -> None:
+    """Nor a device: an export to /dev/null must leave it what it is."""
+    lines = byssus("export", "trip", "--db", db).stdout
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        byssus("export", "trip", "-o", "pipe", "--db", db)
+        assert reader.communicate()[0] == lines
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert byssus("export", "trip", "-o", "-", "--db", db).stdout == lines
+    assert not (tmp_path / "-").exists()
+
+
+def test_an_export_without_a_standard_output_is_no_mistake_of_ours(db: Path) -> None:
+    shell = f"'{sys.executable}' -m byssus export trip --db '{db}' >&-"
+    done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_thread_that_is_there_is_imported_under_another_id(byssus: Command, db: Path) -> None:
@@ -102,11 +138,12 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
     [
         (["export", "nowhere"], "there is no thread 'nowhere'"),
         (["export", "--user", "nobody"], "there is no user 'nobody'"),
-        (["export", "trip", "-o", "no/such/folder/file"], "No such file or directory"),
+        (["export", "trip", "-o", "no/such/folder/file"], "there is no directory 'no/such/folder' for the export"),
         (["import", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
         (["import", "."], "there is no file '.'"),
         (["import", "diary.txt"], "line 1: this is not JSON"),
         (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
+        (["export", "trip", "-o", "."], "'.' is a directory; name a file in it"),
         (["import", "alice.jsonl", "--as", "one"], "these are 2"),
         (["import", "trip.jsonl", "--as", ""], "as_id must be a string with at least one character"),
         (["import", "trip.jsonl", "--as", "new", "--user", "nobody"], "there is no user 'nobody'"),

@@ -42,6 +42,7 @@ from byssus.providers.history import valid_history
 from byssus.providers.scripted import Reply, ScriptedProvider
 from byssus.store.database import Row, Tx
 from byssus.tools import Tool
+from byssus.values.decisions import Recovery
 from tests.crash.cutter import Cutter, schema_on
 from tests.support import postgres
 from tests.support.histories import flaws
@@ -156,7 +157,7 @@ class Cast:
             return f"answer to {user}"
         return [ToolCall(f"{user}/{asked}/{name}", name, {}) for name in ("never", "retry")]
 
-    def _tool(self, thread: str, policy: str) -> Tool[..., Any]:
+    def _tool(self, thread: str, policy: Recovery) -> Tool[..., Any]:
         async def act(context: ToolContext) -> str:
             self.note("ran", thread, context.idempotency_key)
             await asyncio.sleep(self.chance.choice([0, 0.01, 0.05]))  # its work
@@ -567,7 +568,8 @@ def tell(server: postgres.Server, seed: int, number: int) -> list[str]:
 
 def main() -> int:
     options = _options()
-    logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # it has a word for each connection that is lost
+    for name in ("psycopg", "byssus"):  # they warn of each lost connection, and of each write that took long
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if options.process:
         name, dsn, schema, plan = options.process
         be_other(name, dsn, schema, Plan(*json.loads(plan)))

@@ -21,7 +21,7 @@ from pathlib import Path
 import apsw
 
 from byssus import Agent, Model, ToolCall, tool
-from byssus.checkpointer import SQLiteCheckpointer
+from byssus.checkpointer import Durability, SQLiteCheckpointer
 from byssus.errors import ByssusError, StoreError
 from byssus.events import Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import UserMessage
@@ -61,7 +61,7 @@ def slow(size: int) -> str:
 class Scene:
     """What the parts of a scene share."""
 
-    def __init__(self, directory: Path, seed: str, durability: str) -> None:
+    def __init__(self, directory: Path, seed: str, durability: Durability) -> None:
         self.path = directory / DATABASE
         self.seed = seed
         self.durability = durability
@@ -166,7 +166,7 @@ class Scene:
         asyncio.run(main())
 
 
-def main(scene: str, directory: Path, seed: str, durability: str = "full") -> None:
+def main(scene: str, directory: Path, seed: str, durability: Durability = "full") -> None:
     vars(owners)["_boot"] = lambda: "before-the-outage"  # a machine that lost its power boots again
     made = Scene(directory, seed, durability)
     with recording(made.log) as recorder:
@@ -181,4 +181,4 @@ def main(scene: str, directory: Path, seed: str, durability: str = "full") -> No
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[arg-type]

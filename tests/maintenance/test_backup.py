@@ -30,7 +30,7 @@ from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving import copying as queries
 from byssus.search import index as search_index
 from byssus.search import search as searching
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, BackupResult, RestoreResult
 from byssus.store.database import Row, Store, Tx
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
@@ -59,11 +59,11 @@ def fill(store: Store) -> None:
     store.write_now(memories.summarize, ThreadKey("ann", "main"), '"a summary"')
 
 
-def backup(store: Store, path: Path, **options: Any) -> dict[str, Any]:
+def backup(store: Store, path: Path, **options: Any) -> BackupResult:
     return to_the_end(backups.backup(Blocking(store), path, **options))
 
 
-def restore(store: Store, path: Path, **options: Any) -> dict[str, Any]:
+def restore(store: Store, path: Path, **options: Any) -> RestoreResult:
     return to_the_end(restoring.restore(Blocking(store), path, **options))
 
 
@@ -134,7 +134,7 @@ def test_nobody_drives_a_thread_in_a_backup(store: Store, tmp_path: Path) -> Non
         say(copy, "t", "free")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
 def test_a_backup_is_for_its_owner_alone_from_its_first_byte_on(store: Store, tmp_path: Path, umask: int) -> None:
     fill(store)
     folder = tmp_path / "backups"
@@ -468,7 +468,9 @@ def test_a_backup_that_somebody_has_worked_with_is_not_written_to(store: Store, 
     with opened(target) as used:
         say(used, "mine", "do not lose this")
     before = rows_at(target)
-    with pytest.raises(InputError, match=r"is not what it was when the backup was taken.*somebody has worked with it"):
+    with pytest.raises(
+        InputError, match=r"is not what it was when the backup was taken.*another program has changed it"
+    ):
         backup(store, target, incremental=True)
     assert rows_at(target) == before
 

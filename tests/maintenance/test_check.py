@@ -20,30 +20,31 @@ from byssus.queries.log.threads import MessageRow
 from byssus.queries.moving.tables import THREADS
 from byssus.queries.versions import deleting
 from byssus.search import search
-from byssus.storage import AgentStorage
+from byssus.storage import AgentStorage, CheckResult, RepairResult
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.store.sqlite import file as sqlite_file
 from byssus.values.thread_key import ThreadKey
+from tests.support.accounts import known
 from tests.support.backups import Writers, opened, rows_in, say
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 from tests.support.marks import mark, summarize
 
 
-def check(store: Store, **options: Any) -> dict[str, Any]:
+def check(store: Store, **options: Any) -> CheckResult:
     return to_the_end(checking.check(Blocking(store), **options))
 
 
-def repair(store: Store) -> dict[str, Any]:
+def repair(store: Store) -> RepairResult:
     return to_the_end(repairing.repair(Blocking(store)))
 
 
-def recount(store: Store) -> dict[str, Any]:
+def recount(store: Store) -> CheckResult:
     return to_the_end(checking.recount(Blocking(store)))
 
 
-def kinds(found: dict[str, Any]) -> set[str]:
+def kinds(found: CheckResult) -> set[str]:
     return {problem["what"] for problem in found["problems"]}
 
 
@@ -446,7 +447,7 @@ def test_an_open_call_that_a_rewind_has_closed_may_be_counted_or_not(store: Stor
 
 
 def test_a_check_can_be_awaited(database: Database) -> None:
-    async def main() -> dict[str, Any]:
+    async def main() -> CheckResult:
         async with database.checkpointer() as cp:
             await fill(cp)
             return await checking.check(cp.store)
@@ -463,7 +464,7 @@ def test_sums_that_know_what_an_unreadable_message_has_cost_are_left_alone(datab
         storage.store.write_now(lambda tx: tx.run("UPDATE messages SET body = '{oops' WHERE seq = 2"))
         assert {problem["what"] for problem in storage.check()["problems"]} == {"message"}
         assert storage.repair()["repaired"] == []
-        assert (storage.get_session(session) or {})["total_tokens"] == 300
+        assert known(storage.get_session(session))["total_tokens"] == 300
 
 
 def test_a_session_that_is_deleted_meanwhile_is_no_problem(database: Database) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from byssus.queries.versions import checkpoints, deleting, putting
 from byssus.store.database import Row, Tx
 from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
+from tests.support.accounts import known
 from tests.support.approvals import Deleting
 from tests.support.checkpointers import loaded, texts, with_cp, with_users
 from tests.support.databases import DATABASES, Database
@@ -573,7 +574,7 @@ def test_whoever_owns_an_imported_thread_exists_from_then_on(database: Database,
         user = await there.get_user("alice")
         assert user is not None
         assert (user["name"], user["quota_total"], user["quota_used"]) == ("alice", None, 0)
-        assert (await there.get_session("f") or {})["user_id"] == "alice"
+        assert known(await there.get_session("f"))["user_id"] == "alice"
 
     with_both(database, other, use)
 
@@ -658,7 +659,8 @@ def test_beside_the_original_tasks_and_logged_calls_have_ids_of_their_own(databa
         copies, copied_calls = await cp.list_tasks("copy"), await cp.list_tool_calls("copy")
         assert copies is not None
         assert copied_calls is not None
-        for ours, theirs in ((copies, tasks), (copied_calls, calls)):
+        pairs: list[tuple[Sequence[Any], Sequence[Any]]] = [(copies, tasks), (copied_calls, calls)]
+        for ours, theirs in pairs:
             assert {each["id"] for each in ours}.isdisjoint(each["id"] for each in theirs)
             for our, their in zip(ours, theirs, strict=True):
                 changed = {"id": our["id"], "session_id": "copy"} | ({"call_id": our["id"]} if "call_id" in our else {})

@@ -47,6 +47,7 @@ from byssus.messages import (
     ImageContent,
     Message,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -457,7 +458,7 @@ def test_blocks_of_unknown_kinds_are_passed_over() -> None:
         ("a_new_reason", "stop"),
     ],
 )
-def test_stop_reasons_are_translated(theirs: str, ours: str) -> None:
+def test_stop_reasons_are_translated(theirs: str, ours: ReplyStop) -> None:
     assert streamed(Anthropic.answer("x", stop_reason=theirs))[-1] == StreamDone(ours, Usage(10, 5))
 
 
@@ -472,7 +473,7 @@ def test_a_usage_that_cannot_be_costs_no_reply(name: str, number: Any, caplog: p
         reply.add(event)
     message = reply.message()
     assert (message.text, message.usage) == ("x", message.usage.plausible())
-    assert "provider 'anthropic' told an impossible usage" in caplog.text
+    assert "provider 'anthropic' reported an impossible usage" in caplog.text
 
 
 def test_usage_counts_the_cache_and_costs_what_the_model_says() -> None:

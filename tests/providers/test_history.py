@@ -17,6 +17,7 @@ from byssus.messages import (
     Message,
     ModelMessage,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -43,7 +44,7 @@ def call(call_id: str, name: str = "look") -> ToolCall:
     return ToolCall(call_id, name, {"at": call_id})
 
 
-def calling(*ids: str, text: str = "", stop_reason: str = "tool_use") -> AssistantMessage:
+def calling(*ids: str, text: str = "", stop_reason: ReplyStop = "tool_use") -> AssistantMessage:
     blocks: list[Block] = [TextContent(text)] if text else []
     return AssistantMessage([*blocks, *map(call, ids)], stop_reason)
 

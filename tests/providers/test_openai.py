@@ -47,6 +47,7 @@ from byssus.messages import (
     ImageContent,
     Message,
     Note,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -570,7 +571,7 @@ def test_arguments_that_are_no_json_object_are_kept_as_malformed() -> None:
     ("theirs", "ours"),
     [("stop", "stop"), ("length", "length"), ("eos", "stop"), ("tool_calls", "stop")],
 )
-def test_stop_reasons_are_translated(theirs: str, ours: str) -> None:
+def test_stop_reasons_are_translated(theirs: str, ours: ReplyStop) -> None:
     assert streamed(OpenAI.answer("x", finish_reason=theirs))[-1] == StreamDone(ours, Usage(10, 5))
 
 
@@ -594,7 +595,7 @@ def test_a_usage_that_cannot_be_costs_no_reply(name: str, number: Any, caplog: p
         reply.add(event)
     message = reply.message()
     assert (message.text, message.usage) == ("x", message.usage.plausible())
-    assert "provider 'openai' told an impossible usage" in caplog.text
+    assert "provider 'openai' reported an impossible usage" in caplog.text
 
 
 def test_usage_counts_the_cache_apart_and_costs_what_the_model_says() -> None:

@@ -89,7 +89,7 @@ def test_a_usage_that_cannot_be_is_counted_within_bounds_and_reported(
     assert (message.text, message.usage) == ("Hello world", counted)
     assert all(type(number) is int for number in (message.usage.input, message.usage.output, message.usage.total))
     (record,) = caplog.records
-    assert record.getMessage().startswith("provider 'test' told an impossible usage for model 'asked-model': ")
+    assert record.getMessage().startswith("provider 'test' reported an impossible usage for model 'asked-model': ")
     assert Model("m", prices=Prices(1.0, 1.0, 1.0, 1.0)).cost(counted) < MOST_TOKENS
 
 

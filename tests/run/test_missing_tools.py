@@ -10,13 +10,13 @@ import pytest
 
 from byssus import Agent, Ask, AssistantMessage, Deny, ToolCall, ToolResult, tool
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AnswerNeeded, StoreFull, ToolMissing
+from byssus.errors import AnswerNeeded, StoreFull, ThreadBusy, ToolMissing
 from byssus.queries.log import tool_calls
 from tests.support.agents import Heard, hooks, make, within
 from tests.support.approvals import Deleting, delete, results, statuses
 from tests.support.checkpointers import loaded
 from tests.support.databases import Database
-from tests.support.leases import agent_on, break_query, everything, look, with_two
+from tests.support.leases import CALL_SLOW, Slow, agent_on, break_query, everything, look, with_two
 from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt, ledger
 from tests.support.tool_calls import results as lines
 
@@ -177,6 +177,55 @@ def test_a_call_that_was_left_while_the_run_began_stays_too(
         monkeypatch.undo()
         await agent_on(cp, ["ok", "well"], tools=[deleting.tool]).resume()
         assert deleting.deleted == ["a"]
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("wait", [0, 60])
+def test_calls_of_a_run_that_goes_on_elsewhere_are_not_missing_a_tool(database: Database, wait: int) -> None:
+    """Two calls run one after the other: while the first one runs, the second was never started."""
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        calls = [ToolCall("c1", "slow", {}), ToolCall("c2", "slow", {})]
+        run = asyncio.create_task(agent_on(cp, [calls, "done"], tools=[slow.tool], tool_mode="sequential").prompt("go"))
+        await slow.begun.wait()
+        agent = agent_on(other, ["well"], wait=wait)
+        waits = asyncio.create_task(agent.prompt("me too"))
+        if wait == 0:
+            with pytest.raises(ThreadBusy):
+                await waits
+        slow.let_go.set()
+        assert (await run).text == "done"
+        if wait:
+            assert (await waits).text == "well"
+
+    with_two(database, use)
+
+
+def test_a_run_that_ends_while_its_thread_is_loaded_is_not_missing_a_tool(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages are read before the ledger: in between, the call has ended."""
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        run = asyncio.create_task(agent_on(cp, [CALL_SLOW, "done"], tools=[slow.tool]).prompt("go"))
+        await slow.begun.wait()
+        agent = agent_on(other, ["well"])
+        ledger = agent._journal.ledger
+        refresh, looks = ledger.refresh, 0
+
+        async def refresh_after_the_run() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 2:  # an open call is looked at twice
+                slow.let_go.set()
+                await run
+            await refresh()
+
+        monkeypatch.setattr(ledger, "refresh", refresh_after_the_run)
+        assert (await agent.prompt("me too")).text == "well"
 
     with_two(database, use)
 

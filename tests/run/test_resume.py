@@ -11,6 +11,7 @@ from byssus import Agent, AssistantMessage, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, NothingToContinue, NothingToResume, ThreadBusy
 from byssus.events import MessageEnd
+from byssus.messages import ReplyStop
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import Heard, check_whole, history, make, sent, within
@@ -84,7 +85,7 @@ def test_a_thread_with_an_open_call_and_a_message_behind_it_is_answered(database
 @pytest.mark.parametrize("reason", ["error", "aborted"])
 @pytest.mark.parametrize("text", ["", "Hel"])
 def test_a_thread_that_ends_with_a_reply_that_broke_off_is_answered_anew(
-    database: Database, reason: str, text: str
+    database: Database, reason: ReplyStop, text: str
 ) -> None:
     broken = AssistantMessage(text or [], reason)
     _, provider, lines = within(resumed(database, [UserMessage("hi"), broken]))

@@ -26,11 +26,12 @@ from byssus.queries.search import index as queries
 from byssus.queries.search.kinds import CALL, MESSAGE
 from byssus.search import index, search, tokens
 from byssus.search.index import Indexer
+from byssus.storage import SearchHit, SearchOrder
 from byssus.store.database import Tx
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 
-Hits = list[dict[str, Any]]
+Hits = list[SearchHit]
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_hit_says_where_it_is_and_shows_why(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("trip", UserMessage("One needle", id="m1"))
         (hit,) = await search.search(cp.store, "needle")
-        created = hit.pop("created_at")
+        created = hit["created_at"]
         assert datetime.now(UTC) - datetime.fromisoformat(created) < timedelta(minutes=5)
         assert hit == {
             "kind": "message",
@@ -99,13 +100,14 @@ def test_a_hit_says_where_it_is_and_shows_why(database: Database) -> None:
             "message_id": "m1",
             "role": "user",
             "content": "One needle",
+            "created_at": created,
             "snippet": "One **needle**",
             "tool_name": None,
             "score": None,
         }
         (hit,) = await search.search(cp.store, "needle", marks=("<", ">"), order="relevance")
         assert hit["snippet"] == "One <needle>"
-        assert hit["score"] > 0
+        assert (hit["score"] or 0) > 0
 
     with_cp(database, use)
 
@@ -192,7 +194,7 @@ def test_the_most_relevant_come_first_on_request(database: Database) -> None:
         await cp.append("t", [UserMessage(text, id=str(number)) for number, text in enumerate(texts)])
         hits = await search.search(cp.store, "cat", order="relevance")
         assert [hit["message_id"] for hit in hits] == ["1", "4", "2", "3", "0"]
-        assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+        assert [hit["score"] for hit in hits] == sorted((hit["score"] or 0 for hit in hits), reverse=True)
         assert [
             hit["message_id"] for hit in await search.search(cp.store, "cat", order="relevance", limit=2, offset=1)
         ] == ["4", "2"]
@@ -665,8 +667,8 @@ def test_the_thread_of_the_background_ends_with_the_store(database: Database, mo
         ("x", {"limit": "9"}, "limit"),
         ("x", {"limit": True}, "limit"),
         ("x", {"offset": -1}, "offset"),
-        ("x", {"order": "random"}, "newest, relevance"),
-        ("x", {"order": None}, "newest, relevance"),
+        ("x", {"order": "random"}, "'newest', 'relevance'"),
+        ("x", {"order": None}, "'newest', 'relevance'"),
         ("x", {"kinds": []}, "message, tool_call"),
         ("x", {"kinds": ["row"]}, "message, tool_call"),
         ("x", {"kinds": [["row"]]}, "message, tool_call"),
@@ -774,7 +776,7 @@ def test_long_searches_keep_no_reader_from_others_and_stop_when_they_are_cancell
 
 
 @pytest.mark.parametrize("order", ["newest", "relevance"])
-def test_a_search_that_takes_too_long_is_an_error_with_a_name(database: Database, order: str) -> None:
+def test_a_search_that_takes_too_long_is_an_error_with_a_name(database: Database, order: SearchOrder) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", [UserMessage("a needle")] * 3)
         await cp.append("t", [AssistantMessage([ToolCall("c", "look", {})])])

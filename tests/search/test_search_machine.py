@@ -22,6 +22,7 @@ from byssus.queries.search import index as queries
 from byssus.search import search as searching
 from byssus.search import tokens
 from byssus.search.index import Indexer
+from byssus.storage import SearchHit
 from byssus.store.database import Tx
 from byssus.values.checkpoints import keep_last
 from tests.support.databases import DATABASES, Database
@@ -241,9 +242,7 @@ class Searching(RuleBasedStateMachine):
         assert every[0][offset : offset + limit] == newest[0]
         self._compare(every[0], matcher, whose, role)
 
-    def _compare(
-        self, hits: list[dict[str, Any]], matcher: tokens.Matcher, whose: dict[str, str], role: str | None
-    ) -> None:
+    def _compare(self, hits: list[SearchHit], matcher: tokens.Matcher, whose: dict[str, str], role: str | None) -> None:
         passing = {
             name
             for name in self.threads
@@ -267,11 +266,11 @@ class Searching(RuleBasedStateMachine):
     def _of(self, name: str) -> list[StoredMessage]:
         return [*self.threads.get(name, ()), *self.calls.get(name, ())]
 
-    def _number(self, database: int, hit: dict[str, Any]) -> int:
+    def _number(self, database: int, hit: SearchHit) -> int:
         name: str = hit["message_id"]
         return self.names[database][name] if hit["kind"] == "tool_call" else int(name[1:])
 
-    def _plain(self, database: int, hits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _plain(self, database: int, hits: list[SearchHit]) -> list[dict[str, Any]]:
         """What must be the same on both databases: times and the ids of calls are not."""
         return [{**hit, "created_at": None, "message_id": self._number(database, hit)} for hit in hits]
 

@@ -311,7 +311,7 @@ def test_a_place_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> 
     with pytest.raises(ByssusError):
         AgentStorage(tmp_path)  # a directory
     with pytest.raises(InputError):
-        AgentStorage(tmp_path / "x.db", durability="sometimes")
+        AgentStorage(tmp_path / "x.db", durability="sometimes")  # type: ignore[arg-type]
     gc.collect()
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Claim
 from byssus.storage import AgentStorage
 from byssus.values.thread_key import ThreadKey
 from tests.support.leases import FAR_AWAY
+
+T = TypeVar("T")
+
+
+def known(found: T | None) -> T:
+    """What a read has found, which must be there."""
+    assert found is not None
+    return found
 
 
 def nested(depth: int) -> dict[str, Any]:

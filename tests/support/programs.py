@@ -31,14 +31,27 @@ def support(thread_id, user_id):
 def failing(thread_id, user_id):
     return Agent(provider=ScriptedProvider([InvalidRequest("no such model")]), model=Model("m"))
 
+def deaf(thread_id, user_id):
+    def listener(event):
+        print(event.tpye)
+
+    agent = support(thread_id, user_id)
+    agent.subscribe(listener)
+    return agent
+
 agents = {"support": support, "failing": failing}
 """
+
+
+def write_program(folder: Path) -> None:
+    """The module `clerk`, for a process that is started in this directory or finds it on its path."""
+    (folder / "clerk.py").write_text(_PROGRAM, "utf-8")
 
 
 @contextmanager
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module `clerk` in the current directory, which is this one; without settings of the person who tests."""
-    (folder / "clerk.py").write_text(_PROGRAM, "utf-8")
+    write_program(folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("BYSSUS_DB", "BYSSUS_APP", "BYSSUS_AGENT", "BYSSUS_MODEL", "BYSSUS_CONFIG"):

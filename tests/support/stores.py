@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from byssus.checkpointer import Durability
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Store, Tx
@@ -26,7 +27,12 @@ Place = tuple[int, int]
 
 @contextmanager
 def opened(
-    place: Schema, *, dsn: str | None = None, listen_dsn: str | None = None, durability: str = "full", **options: Any
+    place: Schema,
+    *,
+    dsn: str | None = None,
+    listen_dsn: str | None = None,
+    durability: Durability = "full",
+    **options: Any,
 ) -> Iterator[PostgresStore]:
     """A store of its own, shared with nobody: it stands for a process."""
     server = Server(dsn or place.dsn, schema=place.name, listen_dsn=listen_dsn)

@@ -7,13 +7,14 @@ import re
 import select
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 
 
 class Terminal:
     """A pseudo-terminal with a program on it, driven by what appears there."""
 
-    def __init__(self, *command: str, env: dict[str, str]) -> None:
+    def __init__(self, *command: str, env: dict[str, str], without: Collection[str] = ()) -> None:
         self._master, slave = os.openpty()
         code = (
             "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -23,7 +24,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**os.environ, "TERM": "dumb", **env},
+            env={**{name: each for name, each in os.environ.items() if name not in without}, "TERM": "dumb", **env},
             start_new_session=True,
         )
         os.close(slave)

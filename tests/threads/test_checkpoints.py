@@ -16,6 +16,7 @@ from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, Message, Note, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log import threads
 from byssus.threads.encoding import message_row
+from byssus.values import clock
 from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.checkpoints import all_rows, ids, put, said
@@ -46,14 +47,14 @@ def test_what_was_put_is_what_get_returns(database: Database) -> None:
 
 def test_a_checkpoint_needs_no_more_than_a_thread(database: Database) -> None:
     async def check(cp: Checkpointer) -> None:
-        before = datetime.now(UTC)
+        before = clock.now()
         given = Checkpoint(CheckpointMetadata("t"))
         name = await cp.put(given)
         found = await cp.get(name, "t")
         assert found == given
         assert found is not None
         assert (found.metadata.step, found.metadata.tags, found.messages, found.state) == (0, [], [], {})
-        assert before <= found.metadata.created_at <= datetime.now(UTC)
+        assert before <= found.metadata.created_at <= clock.now()
         assert await texts(cp, "t") == []
 
     with_cp(database, check)
@@ -65,8 +66,7 @@ def test_times_are_told_in_utc_whatever_zone_they_came_in(database: Database) ->
     async def check(cp: Checkpointer) -> None:
         await cp.put(Checkpoint(CheckpointMetadata("t", "c", created_at=noon)))
         (about,) = await cp.list_checkpoints("t")
-        assert about.created_at == noon
-        assert about.created_at.tzinfo == UTC
+        assert about.created_at == "2026-06-01T07:00:00.000000Z"
 
     with_cp(database, check)
 

@@ -32,6 +32,7 @@ from byssus.queries.moving.tables import TABLES
 from byssus.queries.versions import deleting
 from byssus.store.database import Store, Tx
 from byssus.values.thread_key import ThreadKey
+from tests.support.accounts import known
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import texts, with_cp, with_users
 from tests.support.databases import Database
@@ -376,7 +377,7 @@ def test_no_row_of_any_table_holds_anything_of_an_erased_user(database: Database
         assert await cp.get_user(user) is None
         assert [each["id"] for each in await cp.list_users()] == ["somebody"]
         assert await texts(cp, "c") == ["hi", "kept"]
-        assert (await cp.get_usage_stats("somebody") or {})["total_messages"] == 2
+        assert known(await cp.get_usage_stats("somebody"))["total_messages"] == 2
 
     with_cp(database, use)
 

@@ -6,12 +6,16 @@ import pytest
 
 from byssus import Agent, AssistantMessage, ImageContent, Model, TextContent, ToolCall, ToolResultMessage, UserMessage
 from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
+from byssus.memory import SQLiteMemory
 from byssus.messages import Failure, Note, ThinkingContent
 from byssus.providers.anthropic import AnthropicProvider
+from byssus.providers.local import LocalProvider
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
 from byssus.values.shown import reason, safe_markdown
 from tests.support.agents import make, within
+from tests.support.databases import Database
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,23 @@ def test_agents_and_streams_tell_their_state() -> None:
     assert repr(stream) == "EventStream(over: stop)"
     assert repr(agent.state) == "AgentState(2 messages, idle)"
     assert repr(agent).startswith("Agent('scripted:")
+
+
+def test_no_repr_raises_on_what_is_not_loaded_not_open_or_closed(database: Database) -> None:
+    cp = database.checkpointer()
+    agent = make(ScriptedProvider(["ok"]), checkpointer=cp, thread_id="t")
+    assert repr(agent.state) == "AgentState(not loaded, idle)"
+    assert repr(cp).endswith("not open)")
+    with cp:
+        agent.run_sync("hi")
+        assert repr(agent.state) == "AgentState(2 messages, idle)"
+        assert repr(cp).endswith(", open)")
+    assert repr(cp).endswith("not open)")
+    storage = AgentStorage(database.place)
+    storage.close()
+    assert repr(storage).endswith(", closed)")
+    assert repr(LocalProvider()).startswith("LocalProvider(")
+    assert repr(SQLiteMemory(":memory:")).startswith("SQLiteMemory(")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ continues the session decodes it as one of its own messages.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 
+from byssus.accounts.rows import HistoryRow, MessageRole, SessionRow, SessionStatus
+from byssus.accounts.usage import rounded_cost
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, Note, ToolResultMessage, UserMessage, decode
 from byssus.queries.accounts import sessions
@@ -37,8 +39,6 @@ from byssus.values.inputs import (
 )
 from byssus.values.thread_key import ThreadKey
 
-STATUSES = ("active", "paused", "completed", "cancelled")
-ROLES = ("user", "assistant", "system", "tool")
 _USAGE = ("input", "output", "cache_read", "cache_write")
 
 
@@ -50,7 +50,7 @@ async def create_session(
     *,
     session_id: str | None = None,
     metadata: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> SessionRow:
     """Create a session for a user; with None, it has no user. `session_id` sets your own id."""
     owner = None if user_id is None else checked_id(user_id, "a user id")
     name = clock.new_id() if session_id is None else checked_new_id(session_id, "a session id")
@@ -61,7 +61,7 @@ async def create_session(
     return _as_dict(made)
 
 
-async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
+async def get_session(store: Runner, session_id: str) -> SessionRow | None:
     """Return the session, or None if the id is unknown."""
     name = readable_id(session_id, "a session id")
     session = None if name is None else await store.read(sessions.get, ThreadKey("", name))
@@ -69,11 +69,11 @@ async def get_session(store: Runner, session_id: str) -> dict[str, Any] | None:
 
 
 async def list_user_sessions(
-    store: Runner, user_id: str, limit: int = 20, offset: int = 0, *, status: str | None = None
-) -> list[dict[str, Any]] | None:
+    store: Runner, user_id: str, limit: int = 20, offset: int = 0, *, status: SessionStatus | None = None
+) -> list[SessionRow] | None:
     """Return the sessions of a user, most recently updated first. None if the user is unknown."""
     name = readable_id(user_id, "a user id")
-    wanted = None if status is None else checked_choice("status", status, STATUSES)
+    wanted = None if status is None else checked_choice("status", status, get_args(SessionStatus))
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
     if name is None:
         return None
@@ -87,32 +87,32 @@ async def update_session(
     *,
     title: str = UNCHANGED,
     model: str | None = UNCHANGED,
-    status: str = UNCHANGED,
+    status: SessionStatus = UNCHANGED,
     metadata: dict[str, Any] = UNCHANGED,
     user_id: str | None = UNCHANGED,
-) -> dict[str, Any]:
+) -> SessionRow:
     """Change the given fields. Metadata are replaced as a whole."""
     given = {"title": title, "model": model, "status": status, "metadata": metadata, "owner": user_id}
     changes = _checked(**{key: value for key, value in given.items() if value is not UNCHANGED})
     return _as_dict(await store.write(sessions.update, ThreadKey("", checked_id(session_id, "a session id")), changes))
 
 
-async def pause_session(store: Runner, session_id: str) -> dict[str, Any]:
+async def pause_session(store: Runner, session_id: str) -> SessionRow:
     """Pause the session: no new run starts until it is resumed. An active run continues to its end."""
     return await update_session(store, session_id, status="paused")
 
 
-async def resume_session(store: Runner, session_id: str) -> dict[str, Any]:
+async def resume_session(store: Runner, session_id: str) -> SessionRow:
     """Make the session active again."""
     return await update_session(store, session_id, status="active")
 
 
-async def complete_session(store: Runner, session_id: str) -> dict[str, Any]:
+async def complete_session(store: Runner, session_id: str) -> SessionRow:
     """Mark the session as completed. This blocks nothing."""
     return await update_session(store, session_id, status="completed")
 
 
-async def cancel_session(store: Runner, session_id: str) -> dict[str, Any]:
+async def cancel_session(store: Runner, session_id: str) -> SessionRow:
     """Cancel the session: no new run starts."""
     return await update_session(store, session_id, status="cancelled")
 
@@ -133,7 +133,7 @@ async def delete_session(store: Runner, session_id: str, *, wait: float = 0) -> 
 async def save_message(
     store: Runner,
     session_id: str,
-    role: str,
+    role: MessageRole,
     content: str | list[Any] | None,
     tool_calls: list[Any] | None = None,
     tool_call_id: str | None = None,
@@ -164,9 +164,7 @@ async def save_message(
     return row.id
 
 
-async def get_conversation_history(
-    store: Runner, session_id: str, max_messages: int = 50
-) -> list[dict[str, Any]] | None:
+async def get_conversation_history(store: Runner, session_id: str, max_messages: int = 50) -> list[HistoryRow] | None:
     """Return the newest messages of the session, oldest first. None if the session is unknown."""
     name, limit = readable_id(session_id, "a session id"), checked_count("max_messages", max_messages)
     if name is None:
@@ -174,7 +172,7 @@ async def get_conversation_history(
     return await store.read(_history, name, limit)
 
 
-async def get_message(store: Runner, session_id: str, message_id: str) -> dict[str, Any] | None:
+async def get_message(store: Runner, session_id: str, message_id: str) -> HistoryRow | None:
     """Return one message of the session, or None if it is unknown."""
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
     if session is None or message is None:
@@ -185,7 +183,7 @@ async def get_message(store: Runner, session_id: str, message_id: str) -> dict[s
 
 async def update_message(
     store: Runner, session_id: str, message_id: str, content: str | list[Any], *, wait: float = 0
-) -> dict[str, Any]:
+) -> HistoryRow:
     """Replace the content of a message. Forks and checkpoints that hold the message keep the old content."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
     said, text = await store.read(sessions.message, ThreadKey("", session), message), _checked_content(content)
@@ -209,7 +207,7 @@ async def _replace(store: Runner, session: str, message: str, new: MessageRow | 
     )
 
 
-def history_row(said: StoredMessage) -> dict[str, Any]:
+def history_row(said: StoredMessage) -> HistoryRow:
     """Return a message as applications read it, whichever API wrote it."""
     message = decode(said.body)
     given = json.loads(said.body) if said.plain else None
@@ -232,7 +230,7 @@ def role_of(message: Message) -> str:
     return "tool" if isinstance(message, ToolResultMessage) else message.role
 
 
-def _history(tx: Tx, session_id: str, limit: int) -> list[dict[str, Any]] | None:
+def _history(tx: Tx, session_id: str, limit: int) -> list[HistoryRow] | None:
     """Read and decode on a worker of the store, so that a long history does not block an event loop."""
     found = messages.history(tx, ThreadKey("", session_id), limit)
     return None if found is None else [history_row(said) for said in found]
@@ -264,7 +262,7 @@ def _message(
     role: str, content: Any, tool_calls: Any, tool_call_id: Any, token_count: int, usage: Any
 ) -> dict[str, Any]:
     """Return a message as it is stored: the dict that the application would write."""
-    value: dict[str, Any] = {"id": clock.new_id(), "role": checked_choice("role", role, ROLES)}
+    value: dict[str, Any] = {"id": clock.new_id(), "role": checked_choice("role", role, get_args(MessageRole))}
     value["content"] = _checked_content(content, may_be_none=bool(tool_calls))
     if tool_calls is not None:
         if not isinstance(tool_calls, list | tuple) or not all(isinstance(call, dict) for call in tool_calls):
@@ -317,15 +315,16 @@ def _edited(said: StoredMessage, content: Any) -> MessageRow:
     return row._replace(id=said.id, spent=None)
 
 
-def _as_dict(session: Session) -> dict[str, Any]:
+def _as_dict(session: Session) -> SessionRow:
     metadata = json.loads(session.metadata)
-    return {
+    shown = {
         **session._asdict(),
         "total_tokens": int(session.total_tokens),
-        "total_cost": float(session.total_cost),
+        "total_cost": rounded_cost(session.total_cost),
         "metadata": metadata,
         "metadata_json": readable_json(metadata),
     }
+    return cast("SessionRow", shown)
 
 
 def _checked(**given: Any) -> dict[str, Any]:
@@ -335,7 +334,7 @@ def _checked(**given: Any) -> dict[str, Any]:
     if given.get("model") is not None:
         checked_text("a session's model", given["model"])
     if "status" in given:
-        checked_choice("status", given["status"], STATUSES)
+        checked_choice("status", given["status"], get_args(SessionStatus))
     if given.get("owner") is not None:
         checked_id(given["owner"], "a user id")
     if "metadata" in given:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
+from byssus.accounts.rows import TaskRow, TaskStatus
 from byssus.errors import InputError
 from byssus.queries.accounts import tasks
 from byssus.queries.accounts.tasks import STATUSES, Task
@@ -19,7 +20,7 @@ _HIGHEST_PRIORITY = 2**31
 
 async def create_task(
     store: Runner, session_id: str, task_type: str, payload: Any, priority: int = 0, *, max_retries: int = 3
-) -> dict[str, Any]:
+) -> TaskRow:
     """Create a pending task. Tasks with a higher priority are listed first.
 
     `max_retries` is stored for your worker; it is not enforced here.
@@ -33,7 +34,7 @@ async def create_task(
     )
 
 
-async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:
+async def get_task(store: Runner, task_id: str) -> TaskRow | None:
     """Return the task, or None if the id is unknown."""
     name = readable_id(task_id, "a task id")
     task = None if name is None else await store.read(tasks.get, name)
@@ -41,8 +42,8 @@ async def get_task(store: Runner, task_id: str) -> dict[str, Any] | None:
 
 
 async def list_tasks(
-    store: Runner, session_id: str | None = None, status: str | None = None, limit: int = 100, offset: int = 0
-) -> list[dict[str, Any]] | None:
+    store: Runner, session_id: str | None = None, status: TaskStatus | None = None, limit: int = 100, offset: int = 0
+) -> list[TaskRow] | None:
     """Return the tasks of a session, or of all sessions, highest priority first. None if the session is unknown."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     if session_id is not None and name is None:
@@ -53,7 +54,7 @@ async def list_tasks(
     return None if found is None else [_as_dict(task) for task in found]
 
 
-async def update_task_status(store: Runner, task_id: str, status: str, result: Any = None) -> dict[str, Any]:
+async def update_task_status(store: Runner, task_id: str, status: TaskStatus, result: Any = None) -> TaskRow:
     """Set the status of a task, and its result.
 
     `started_at` is set when it first runs (or ends), `completed_at` when it is completed, failed or cancelled. A failed
@@ -72,7 +73,7 @@ async def update_task(
     payload: Any = UNCHANGED,
     priority: int = UNCHANGED,
     max_retries: int = UNCHANGED,
-) -> dict[str, Any]:
+) -> TaskRow:
     """Change the given fields of a task."""
     changes: dict[str, Any] = {}
     if task_type is not UNCHANGED:
@@ -91,9 +92,9 @@ async def delete_task(store: Runner, task_id: str) -> None:
     await store.write(tasks.remove, checked_id(task_id, "a task id"))
 
 
-def _as_dict(task: Task) -> dict[str, Any]:
+def _as_dict(task: Task) -> TaskRow:
     result = None if task.result is None else json.loads(task.result)
-    return {**task._asdict(), "payload": json.loads(task.payload), "result": result}
+    return cast("TaskRow", {**task._asdict(), "payload": json.loads(task.payload), "result": result})
 
 
 def _checked_type(value: object) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
+from byssus.accounts.rows import CallStatus, ToolLogRow
 from byssus.errors import InputError
 from byssus.messages import decode, to_value
 from byssus.queries.accounts import sessions
@@ -50,7 +51,7 @@ async def log_tool_call(
     return call.id
 
 
-async def get_tool_call(store: Runner, call_id: str) -> dict[str, Any] | None:
+async def get_tool_call(store: Runner, call_id: str) -> ToolLogRow | None:
     """Return one call of the log, or None if the id is unknown."""
     name = readable_id(call_id, "a call's id")
     row = None if name is None else await store.read(log.logged, name)
@@ -65,7 +66,7 @@ async def list_tool_calls(
     *,
     tool_name: str | None = None,
     success: bool | None = None,
-) -> list[dict[str, Any]] | None:
+) -> list[ToolLogRow] | None:
     """Return the calls of a session, or of all sessions, newest first. None if the session is unknown."""
     name = None if session_id is None else readable_id(session_id, "a session id")
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
@@ -84,7 +85,7 @@ async def update_tool_call(
     input_data: Any = UNCHANGED,
     output_data: Any = UNCHANGED,
     error_message: str | None = UNCHANGED,
-) -> dict[str, Any]:
+) -> ToolLogRow:
     """Change the given fields of a logged call. Calls that an agent made cannot be changed."""
     changes: dict[str, str | None] = {}
     if input_data is not UNCHANGED:
@@ -109,7 +110,7 @@ def _log(tx: Tx, session_id: str, call: LoggedCall) -> None:
     log.log(tx, sessions.take(tx, ThreadKey("", session_id)), call)
 
 
-def _as_dict(row: LoggedCall) -> dict[str, Any]:
+def _as_dict(row: LoggedCall) -> ToolLogRow:
     result = None if row.result is None else decode(row.result)
     text = None if result is None else result.text
     failed = row.status in _FAILURES
@@ -128,8 +129,8 @@ def _as_dict(row: LoggedCall) -> dict[str, Any]:
         "error_message": row.error if row.error is not None or not failed else text,
         "message_id": row.message,
         "call_id": row.call_id,
-        "status": row.status,
-        "created_at": row.created_at,
+        "status": cast("CallStatus", row.status),
+        "created_at": row.created_at or "",
     }
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
+from byssus.accounts.rows import PriceRow, UsageStats
 from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import usage, users
 from byssus.queries.accounts.usage import Scope
@@ -23,7 +24,7 @@ _PARTS = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tok
 _PERCENTILES = (("p50", 0.50), ("p90", 0.90), ("p95", 0.95), ("p99", 0.99))
 
 
-async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> dict[str, Any] | None:
+async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> UsageStats | None:
     """Return the usage of a user (None: all users) in the last days: in total, and by day, model, session and tool.
 
     None if the user is unknown. Times of tools are in milliseconds; percentiles are accurate to 2.5 %.
@@ -35,7 +36,7 @@ async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> 
     return await store.read(_stats, name, None, period)
 
 
-async def get_session_usage(store: Runner, session_id: str, days: int = _LONGEST_PERIOD) -> dict[str, Any] | None:
+async def get_session_usage(store: Runner, session_id: str, days: int = _LONGEST_PERIOD) -> UsageStats | None:
     """Return the usage of one session, by default since it began. None if the session is unknown.
 
     The result has the same fields as that of `get_usage_stats`.
@@ -62,10 +63,11 @@ async def set_price(
     await store.write(usage.set_price, _checked_model(model), {name: float(price) for name, price in given.items()})
 
 
-async def get_prices(store: Runner) -> dict[str, dict[str, float]]:
+async def get_prices(store: Runner) -> dict[str, PriceRow]:
     """Return all prices: for each model, the price of a million tokens of each kind."""
     names = ("input", "output", "cache_read", "cache_write")
-    return {model: dict(zip(names, row, strict=True)) for model, *row in await store.read(usage.prices)}
+    prices = {model: dict(zip(names, row, strict=True)) for model, *row in await store.read(usage.prices)}
+    return cast("dict[str, PriceRow]", prices)
 
 
 async def delete_price(store: Runner, model: str) -> None:
@@ -74,30 +76,36 @@ async def delete_price(store: Runner, model: str) -> None:
         raise NotFound(f"no price is set for the model {model!r}; get_prices() lists them")
 
 
-def _stats(tx: Tx, user: str | None, thread: int | None, days: int) -> dict[str, Any]:
+def _stats(tx: Tx, user: str | None, thread: int | None, days: int) -> UsageStats:
     scope = Scope(user, thread, usage.today(tx, days - 1))
     by_day = [_parts("day", row) for row in usage.by(tx, "day", scope)]
     by_model = [_parts("model", row) for row in usage.by(tx, "model", scope)]
     by_session = [_parts("session_id", row) for row in usage.by(tx, "thread_id", scope)]
     total = {name: sum(day[name] for day in by_day) for name in _PARTS}
-    return {
+    stats = {
         "period_days": days,
         "since": scope.since,
         "session_count": usage.sessions(tx, scope),
         "total_tokens": total["tokens"],
         "total_messages": total["messages"],
-        "total_cost": total["cost"],
+        "total_cost": rounded_cost(total["cost"]),
         **{name: total[name] for name in _PARTS if name.endswith("_tokens")},
         "by_day": by_day,
         "by_model": [row for row in by_model if row["model"]],
         "by_session": sorted(by_session, key=lambda row: (-row["tokens"], row["session_id"] or "")),
         "tool_usage": _tools(usage.tools(tx, scope)),
     }
+    return cast("UsageStats", stats)
 
 
 def _parts(name: str, row: Row) -> dict[str, Any]:
     key, *counts, cost = row
-    return {name: key, **dict(zip(_PARTS, map(int, counts), strict=False)), "cost": float(cost)}
+    return {name: key, **dict(zip(_PARTS, map(int, counts), strict=False)), "cost": rounded_cost(cost)}
+
+
+def rounded_cost(total: Any) -> float:
+    """Return a sum of costs without its last digits, which depend on the order in which a database adds."""
+    return round(float(total), 12)
 
 
 def _tools(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
+from byssus.accounts.rows import UserRow
 from byssus.errors import InputError
 from byssus.messages import dumps
 from byssus.queries.accounts import quotas, users
@@ -34,7 +35,7 @@ async def create_user(
     *,
     user_id: str | None = None,
     preferences: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> UserRow:
     """Create a user with a quota of tokens (None: no limit). `user_id` sets your own id."""
     wanted = {} if preferences is None else preferences
     given = _checked(name=name, email=email, quota_total=quota_total, preferences=wanted)
@@ -44,21 +45,21 @@ async def create_user(
     return as_dict(await store.write(users.create, key, given["name"], given["email"], total, text, found))
 
 
-async def get_user(store: Runner, user_id: str) -> dict[str, Any] | None:
+async def get_user(store: Runner, user_id: str) -> UserRow | None:
     """Return the user, or None if the id is unknown."""
     name = readable_id(user_id, "a user id")
     user = None if name is None else await store.read(users.get, name)
     return None if user is None else as_dict(user)
 
 
-async def list_users(store: Runner, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
+async def list_users(store: Runner, limit: int = 100, offset: int = 0) -> list[UserRow]:
     """Return all users, oldest first."""
     return await find_users(store, {}, limit, offset)
 
 
 async def find_users(
     store: Runner, preferences: dict[str, Any] | None = None, limit: int = 100, offset: int = 0
-) -> list[dict[str, Any]]:
+) -> list[UserRow]:
     """Return the users whose preferences include all of these, oldest first.
 
     `{"theme": "dark"}` finds all users with that theme, whatever their other preferences; `{"ui": {"theme": "dark"}}`
@@ -82,7 +83,7 @@ async def update_user(
     quota_total: int | None = UNCHANGED,
     quota_used: int = UNCHANGED,
     preferences: dict[str, Any] = UNCHANGED,
-) -> dict[str, Any]:
+) -> UserRow:
     """Change the given fields. Preferences are replaced as a whole; `quota_used=0` starts a new period."""
     given: dict[str, Any] = {"name": name, "email": email, "quota_total": quota_total, "quota_used": quota_used}
     given = {key: value for key, value in (given | {"preferences": preferences}).items() if value is not UNCHANGED}
@@ -133,9 +134,10 @@ async def consume_quota(store: Runner, user_id: str, tokens: int) -> bool:
     return done
 
 
-def as_dict(user: User) -> dict[str, Any]:
+def as_dict(user: User) -> UserRow:
     preferences = json.loads(user.preferences)
-    return {**user._asdict(), "preferences": preferences, "preferences_json": readable_json(preferences)}
+    shown = {**user._asdict(), "preferences": preferences, "preferences_json": readable_json(preferences)}
+    return cast("UserRow", shown)
 
 
 def leaves(preferences: dict[str, Any]) -> list[Leaf]:

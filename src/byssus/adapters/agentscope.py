@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from byssus.errors import MissingExtra
 from byssus.memory import stored
+from byssus.memory.stored import Durability
 
 try:
     from agentscope.memory import MemoryBase
@@ -45,7 +46,7 @@ class SQLiteMemory(_OfAgentScope, stored.SQLiteMemory):
         user_id: str | None = None,
         session_id: str | None = None,
         *,
-        durability: str = "full",
+        durability: Durability = "full",
         wait: float = 0,
     ) -> None:
         MemoryBase.__init__(self)
@@ -62,7 +63,7 @@ class PostgresMemory(_OfAgentScope, stored.PostgresMemory):
         session_id: str | None = None,
         *,
         schema: str | None = None,
-        durability: str = "full",
+        durability: Durability = "full",
         pool_size: int = 8,
         listen_dsn: str | None = None,
         wait: float = 0,

@@ -22,6 +22,7 @@ from byssus.cli import (
     doctor,
     maintenance,
     memory,
+    pager,
     resume,
     retention,
     runs,
@@ -33,17 +34,30 @@ from byssus.cli import (
     transfer,
     users,
 )
-from byssus.errors import AnswerNeeded, ByssusError, InputError, ThreadBusy
+from byssus.cli.words import in_words
 from byssus.values.places import redacted
+from byssus.values.shown import reason
 
-_SILENT = logging.NullHandler()
+
+class _Reports(logging.Handler):
+    """One line on stderr for an error that no command reports, such as a listener of an app that fails."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logging.getLogger().handlers:  # the app has set up logging, and shows it there
+            return
+        error = record.exc_info[1] if record.exc_info else None
+        why = "" if error is None else f": {reason(error)}"
+        terminal.complain(f"{record.getMessage()}{why}")
+
+
+_REPORTS = _Reports(logging.ERROR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     terminal.prepare()
     parser = _parser()
-    typed = list(sys.argv[1:] if argv is None else argv)
+    typed = [terminal.typed(word) for word in (sys.argv[1:] if argv is None else argv)]
     if _asks_for_help(typed):
         _parser_meant(parser, typed).print_help()
         return 0
@@ -55,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"this command takes no --db, got {redacted(args.db)!r}")
     _choose_logs(args.debug)
     try:
-        code: int = args.run(args)
+        code: int = 0  # also if a person leaves the pager
+        with pager.paged(args.command in pager.PAGED and not (args.no_pager or getattr(args, "follow", False))):
+            code = args.run(args)
         terminal.flush()
     except BrokenPipeError:
         terminal.abandon_output()
@@ -72,25 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _choose_logs(debug: bool) -> None:
-    """A person at a shell gets one line for a failure, not its warning too; an app that sets up logging hears all."""
+    """A person at a shell gets one line for a failure, and no warning; an app that sets up logging hears all."""
     log = logging.getLogger("byssus")
     if debug:
-        log.removeHandler(_SILENT)
+        log.removeHandler(_REPORTS)
     else:
-        log.addHandler(_SILENT)
-
-
-def in_words(error: Exception) -> Exception:
-    """The error as a person at a shell can use it: the next step is a command, and a mistake of ours is named so."""
-    if isinstance(error, ThreadBusy):
-        first = str(error).partition("; ")[0]
-        return InputError(f"{first}; 'byssus steer' and 'byssus follow-up' reach that run, 'byssus abort' ends it")
-    if isinstance(error, AnswerNeeded):
-        first = str(error).partition("; ")[0]
-        return InputError(f"{first}; 'byssus pending' lists the calls, 'byssus answer' answers")
-    if isinstance(error, ByssusError | OSError):
-        return error
-    return ByssusError(f"unexpected {type(error).__name__}: {error}; run it again with --debug for the traceback")
+        log.addHandler(_REPORTS)
 
 
 def _asks_for_help(typed: list[str]) -> bool:
@@ -122,9 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
     parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
-    parser.set_defaults(utc=False, debug=False)
+    parser.set_defaults(utc=False, debug=False, no_pager=False)
     _share_options(parser)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands", dest="command")
     for command in (
         chat,
         ask,
@@ -152,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
 def _share_options(parser: argparse.ArgumentParser) -> None:
     """What may stand before the command and behind it."""
     parser.add_argument("--utc", action="store_true", default=argparse.SUPPRESS, help="show times in UTC, not local")
+    parser.add_argument(
+        "--no-pager", action="store_true", default=argparse.SUPPRESS, help="print long output to the terminal at once"
+    )
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
     )

@@ -1,7 +1,4 @@
-"""Who answers in `chat`, `ask` and `resume`: an agent of the program's own (`--app`), or a plain one with a model.
-
-Errors of a run name commands here, and not the Python calls that their own texts name.
-"""
+"""Who answers in `chat`, `ask` and `resume`: an agent of the program's own (`--app`), or a plain one with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from byssus.apps import App
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database
 from byssus.config import KEY_VARIABLES, Config
-from byssus.errors import AnswerNeeded, InputError, NothingToResume, ThreadBusy
+from byssus.errors import InputError
 from byssus.providers.base import Provider
 from byssus.providers.named import SERVICES, provider_of
 
@@ -136,18 +133,3 @@ def interrupted(thread_id: str) -> str:
         f"The last run on thread {thread_id} was interrupted; this prompt goes on from there. "
         f"To finish it first: byssus resume {shlex.quote(thread_id)}\n"
     )
-
-
-def told(error: Exception, thread_id: str) -> Exception:
-    """An error of a run with the commands to type."""
-    thread = shlex.quote(thread_id)
-    if isinstance(error, NothingToResume):
-        return InputError(f"thread {thread_id!r} has nothing to resume; go on with it: byssus chat {thread}")
-    if isinstance(error, AnswerNeeded):
-        return InputError(f"thread {thread_id!r} waits for a person; list the questions: byssus pending {thread}")
-    if isinstance(error, ThreadBusy):
-        return InputError(
-            f"thread {thread_id!r} is being driven by {error.owner.split(' ', 1)[0]}; watch it: byssus show {thread} "
-            f"--follow, say something: byssus steer {thread} TEXT, or end that run: byssus abort {thread}"
-        )
-    return error

@@ -17,6 +17,7 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import agents, database, terminal
 from byssus.cli.agents import AgentSource
 from byssus.cli.subcommand import add
+from byssus.cli.words import in_words
 from byssus.errors import ByssusError, InputError
 from byssus.events import Event, MessageUpdate, TextDelta
 from byssus.values import clock
@@ -43,8 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         result = asyncio.run(_ask(source, checkpointer, thread_id, prompt))
     except ByssusError as error:
-        told = agents.told(error, thread_id)
-        raise told from (None if told is error else error)
+        raise in_words(error, thread_id) from error
     if sys.stderr is not None and sys.stderr.isatty() and args.thread is None:
         terminal.remark(f"(to go on: byssus chat {thread_id})\n")
     return _code(result, thread_id)
@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
 def _prompt(question: str) -> str:
     """The question and what was piped in, as one text."""
     is_piped = sys.stdin is not None and not sys.stdin.isatty()
-    piped = sys.stdin.read() if is_piped else ""
+    piped = terminal.read_all() if is_piped else ""
     parts = [part for part in (question.strip(), piped.rstrip("\n")) if part.strip()]
     if not parts:
         raise InputError("there is no question; write one: byssus ask 'What is this?', or pipe text: byssus ask < FILE")

@@ -22,6 +22,7 @@ from typing import Any
 from byssus import Agent, AssistantMessage, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer, Thread
 from byssus.cli import agents, database, terminal
+from byssus.cli.words import in_words
 from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
 from byssus.events import Event, MessageUpdate, TextDelta
 from byssus.values.results import RunResult
@@ -86,7 +87,7 @@ def _command() -> str:
 def _prompts() -> Iterator[str]:
     """What is said: all that is piped in is one prompt; a person says one line, or what was pasted, at a time."""
     if sys.stdin is not None and not sys.stdin.isatty():
-        yield sys.stdin.read()
+        yield terminal.read_all()
         return
     _take_pasted_text_as_one()
     while (line := terminal.read_line()) is not None:
@@ -145,7 +146,7 @@ class _Chat:
             with _signals_end_the_reply(self._runner.get_loop(), self._agent):
                 result = self._runner.run(run)
         except (AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing) as error:  # the next prompt may be better
-            self._fail(agents.told(error, self._thread_id))
+            self._fail(error)
             return
         if self._broken:
             raise self._broken
@@ -167,7 +168,7 @@ class _Chat:
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
-        terminal.complain(error)
+        terminal.complain(in_words(error, self._thread_id))
 
 
 def _told(half_done: Thread) -> str:

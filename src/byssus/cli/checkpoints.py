@@ -54,7 +54,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
                 str(each.step),
                 str(each.seq),
                 each.checkpoint_id,
-                terminal.when(each.created_at.isoformat(), args.utc),
+                terminal.when(each.created_at, args.utc),
                 ", ".join(each.tags),
                 each.summary or "",
             )
@@ -204,6 +204,5 @@ async def _at_step(cp: Checkpointer, thread_id: str, step: int) -> str:
 
 
 def _as_dict(each: CheckpointMetadata) -> dict[str, Any]:
-    names = ("thread_id", "checkpoint_id", "step", "parent_checkpoint_id", "tags", "summary", "seq")
-    made = each.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # as the other commands write times
-    return {**{name: getattr(each, name) for name in names}, "created_at": made}
+    names = ("thread_id", "checkpoint_id", "step", "parent_checkpoint_id", "tags", "summary", "seq", "created_at")
+    return {name: getattr(each, name) for name in names}

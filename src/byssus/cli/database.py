@@ -45,8 +45,8 @@ def setting_of(args: argparse.Namespace) -> Setting:
 def checkpointer_of(args: argparse.Namespace) -> Checkpointer:
     """The checkpointer on that database, which may be new."""
     setting = setting_of(args)
-    if setting.layer == "default":
-        _make_default_directory(str(setting.value))
+    if setting.layer == "default" and (why := why_not_made(str(setting.value))):
+        raise StoreUnusable(why)
     return checkpointer_for(str(setting.value))
 
 
@@ -97,16 +97,14 @@ def _default_place() -> str:
     return str(folder / "chat.db")
 
 
-def _make_default_directory(place: str) -> None:
-    """Make the directory of the default database, which nobody has named: an error says how to name another."""
-    folder = Path(place).parent
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        is_writable = Path(place).exists() or os.access(folder, os.W_OK)
-        reason = "it is read-only"
-    except OSError as error:
-        is_writable, reason = False, error.strerror or str(error)
-    if not is_writable:
-        raise StoreUnusable(
-            f"the default database cannot be made in {folder} ({reason}); name another one: BYSSUS_DB=PATH or --db PATH"
-        )
+def why_not_made(place: str) -> str:
+    """What keeps the default database from being made, with the way out; empty if nothing does, or if it is there."""
+    if os.access(place, os.F_OK):
+        return ""
+    folder = above = Path(place).parent
+    while not os.access(above, os.F_OK) and above.parent != above:
+        above = above.parent
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        return ""
+    reason = f"{above} cannot be written" if above.is_dir() else f"{above} is no directory"
+    return f"the default database cannot be made in {folder} ({reason}); name another one: BYSSUS_DB=PATH or --db PATH"

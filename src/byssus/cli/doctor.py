@@ -10,16 +10,20 @@ import asyncio
 import os
 import platform
 from importlib import metadata, util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from byssus import __version__, apps, config
 from byssus.checkpointer import checkpointer_for
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add
+from byssus.cli.words import at_shell, in_words
 from byssus.config import Config, Setting
-from byssus.errors import ByssusError
+from byssus.errors import ByssusError, StoreError
 from byssus.maintenance.look import Look, look_at, sqlite_version
 from byssus.values.places import redacted
+
+if TYPE_CHECKING:
+    from byssus.storage import CheckResult
 
 Report = dict[str, Any]
 
@@ -46,7 +50,10 @@ def add_to(commands: Any) -> None:
 
 def _where(args: argparse.Namespace) -> int:
     setting = database.setting_of(args)
-    look = look_at(str(setting.value))
+    try:
+        look = look_at(str(setting.value))
+    except StoreError as error:  # a server that does not answer: how it was chosen is all the more of interest
+        raise StoreError(f"{error} (the database was chosen by {setting.origin})") from error
     if args.json:
         terminal.print_json(_as_dict(look, setting))
         return 0
@@ -54,7 +61,7 @@ def _where(args: argparse.Namespace) -> int:
     print(f"  {look.kind}, {_size(look)}")
     if look.permissions:
         print(f"  permissions: {look.permissions}")
-    print(terminal.line(f"  chosen by: {_origin(setting)}"))
+    print(terminal.line(f"  chosen by: {setting.origin}"))
     if hint := "" if look.is_there else database.others_here(setting):
         terminal.remark(f"{hint}\n")
     return 0
@@ -67,16 +74,12 @@ def _as_dict(look: Look, setting: Setting) -> Report:
         "exists": look.is_there,
         "bytes": look.bytes,
         "permissions": look.permissions,
-        "chosen_by": _origin(setting),
+        "chosen_by": setting.origin,
     }
 
 
 def _size(look: Look) -> str:
     return f"{look.bytes:,} bytes" if look.bytes is not None else "not there yet; 'byssus chat' makes it"
-
-
-def _origin(setting: Setting) -> str:
-    return "the default" if setting.layer == "default" else setting.origin
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -95,7 +98,7 @@ def _doctor(args: argparse.Namespace) -> int:
         report |= _settings(found, problems)
         report["database"] = _checked_database(database.setting_of(args), problems)
     except (ByssusError, OSError) as error:
-        problems.append(redacted(str(error)))
+        problems.append(redacted(str(in_words(error))))
     unknown = config.unknown_variables()
     problems += [f"{name} is set and is no setting of byssus; correct its name, or unset it" for name in unknown]
     report["problems"] = problems
@@ -121,12 +124,16 @@ def _settings(found: Config, problems: list[str]) -> Report:
     try:
         apps.load(found)
     except ByssusError as error:
-        problems.append(str(error))
+        problems.append(str(in_words(error)))
     return {
         "config": found.file,
-        "settings": {name: {"value": each.value, "from": each.origin} for name, each in named.items()},
+        "settings": {name: {"value": each.value, "chosen_by": each.origin} for name, each in named.items()},
         "keys": {
-            provider: {"variable": each.value, "from": each.origin, "is_set": bool(os.environ.get(each.value or ""))}
+            provider: {
+                "variable": each.value,
+                "chosen_by": each.origin,
+                "is_set": bool(os.environ.get(each.value or "")),
+            }
             for provider, each in found.keys.items()
         },
     }
@@ -136,18 +143,19 @@ def _checked_database(setting: Setting, problems: list[str]) -> Report:
     look = look_at(str(setting.value))
     report = _as_dict(look, setting)
     if not look.is_there:
+        if setting.layer == "default" and (why := database.why_not_made(str(setting.value))):
+            problems.append(why)
         return {**report, "check": None}
     if not look.is_private:
         problems.append(f"others can read {look.name}; make it private: chmod 600 {look.name}")
     result = asyncio.run(_check(str(setting.value)))
-    problems += [f"{problem['what']}: {problem['detail']}; run byssus check" for problem in result["problems"]]
+    problems += [at_shell(f"{each['what']}: {each['detail']}; run byssus check") for each in result["problems"]]
     return {**report, "check": "ok" if result["ok"] else "failed"}
 
 
-async def _check(place: str) -> Report:
+async def _check(place: str) -> CheckResult:
     async with checkpointer_for(place) as cp:
-        result: Report = await cp.check(deep=False)
-        return result
+        return await cp.check(deep=False)
 
 
 def _print(report: Report) -> None:
@@ -157,16 +165,17 @@ def _print(report: Report) -> None:
     if "settings" in report:
         print(terminal.line(f"configuration file: {report['config'] or 'none'}"))
         for name, each in report["settings"].items():
-            print(terminal.line(f"  {name:8} {each['value'] or 'not set'}  ({each['from']})"))
+            print(terminal.line(f"  {name:8} {each['value'] or 'not set'}  ({each['chosen_by']})"))
         for provider, key in report["keys"].items():
             state = "set" if key["is_set"] else "not set"
-            print(terminal.line(f"  key for {provider}: {key['variable']} is {state}  ({key['from']})"))
+            print(terminal.line(f"  key for {provider}: {key['variable']} is {state}  ({key['chosen_by']})"))
     if "database" in report:
         found = report["database"]
         print(terminal.line(f"database: {found['database']}  (chosen by {found['chosen_by']})"))
-        size = "not there yet" if found["bytes"] is None else f"{found['bytes']:,} bytes"
-        permissions, check = found["permissions"] or "none", found["check"] or "none"
-        print(f"  {found['kind']}, {size}, permissions {permissions}, check: {check}")
+        facts = [found["kind"], f"{found['bytes']:,} bytes" if found["exists"] else "not there yet"]
+        facts += [f"permissions {found['permissions']}"] if found["permissions"] else []
+        facts += [f"check: {found['check']}"] if found["check"] else []
+        print(f"  {', '.join(facts)}")
     for problem in report["problems"]:
         print(terminal.line(f"PROBLEM: {problem}"))
     if not report["problems"]:

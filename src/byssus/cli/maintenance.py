@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from byssus.checkpointer import Checkpointer
 from byssus.cli import database, terminal
 from byssus.cli.subcommand import add, count, work_on
+from byssus.cli.words import at_shell
 from byssus.maintenance import backup, check, copy, repair, restore
 from byssus.maintenance.copy import Copied, Progress
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from byssus.storage import RestoreResult
 
 
 def add_to(commands: Any) -> None:
@@ -115,7 +119,7 @@ def _restore(args: argparse.Namespace) -> int:
     restore.checked_source(args.file)  # or a new database would be made for nothing
     checkpointer = database.checkpointer_of(args)
 
-    async def main(bar: terminal.ProgressBar) -> tuple[str, Result]:
+    async def main(bar: terminal.ProgressBar) -> tuple[str, RestoreResult]:
         async with checkpointer as cp:
             return cp.name, await restore.restore(
                 cp.store, args.file, progress=lambda done, total: bar.show("restore", done, total)
@@ -127,7 +131,7 @@ def _restore(args: argparse.Namespace) -> int:
     return _report(args, made, f"The backup {made['path']}{taken} is restored in {name}.")
 
 
-def _report(args: argparse.Namespace, made: Result, sentence: str) -> int:
+def _report(args: argparse.Namespace, made: Mapping[str, Any], sentence: str) -> int:
     """Print what a backup or a restore has done."""
     if args.json:
         terminal.print_json(made)
@@ -144,14 +148,17 @@ def _report(args: argparse.Namespace, made: Result, sentence: str) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    found = work_on(args, lambda cp: repair.repair(cp.store) if args.repair else check.check(cp.store))
+    async def look(cp: Checkpointer) -> Mapping[str, Any]:
+        return await (repair.repair(cp.store) if args.repair else check.check(cp.store))
+
+    found = work_on(args, look)
     if args.json:
         terminal.print_json(found)
         return 0 if found["ok"] else 1
     for problem in found.get("repaired", []):
-        print(terminal.line(f"repaired  {problem['what']}: {problem['detail']}"))
+        print(terminal.line(at_shell(f"repaired  {problem['what']}: {problem['detail']}")))
     for problem in found["problems"]:
-        print(terminal.line(f"wrong     {problem['what']}: {problem['detail']}"))
+        print(terminal.line(at_shell(f"wrong     {problem['what']}: {problem['detail']}")))
     checked = ", ".join(
         count(found["checked"][name], noun)
         for name, noun in (("threads", "thread"), ("messages", "message"), ("checkpoints", "checkpoint"))

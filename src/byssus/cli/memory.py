@@ -33,7 +33,7 @@ def _list(args: argparse.Namespace) -> int:
     for each in found:
         whose = f"{each['session_id']} of {each['user_id']}" if each["user_id"] is not None else each["session_id"]
         size = f"{count(each['messages'], 'message')}, {each['marked']:,} marked"
-        print(terminal.line(f"{whose}  {each['updated_at'][:19]}  {size}"))
+        print(terminal.line(f"{whose}  {terminal.when(each['updated_at'], args.utc)}  {size}"))
     if not found:
         whose = "There are no memories" if args.user is None else f"User {args.user!r} has no memories"
         terminal.remark(f"{whose}; 'byssus threads' lists the threads.\n")

@@ -22,7 +22,6 @@ from byssus.messages import (
     ThinkingContent,
     ToolCall,
     ToolResultMessage,
-    dumps,
     image_type,
 )
 
@@ -73,7 +72,7 @@ def markdown(title: str, messages: Iterable[Message], when: When) -> Iterator[st
 
 def _markdown_parts(message: Message) -> list[str]:
     if isinstance(message, Note):
-        return [_closed(_text(message.text))] if message.text else [_fenced(dumps(message.body), "json")]
+        return [_closed(_text(message.text))] if message.text else [_fenced(terminal.as_json(message.body), "json")]
     is_result = isinstance(message, ToolResultMessage)
     return [_markdown_block(block, is_result) for block in message.content]
 
@@ -87,9 +86,10 @@ def _markdown_block(block: Block, is_result: bool) -> str:
         case ImageContent():
             return f"*(image, {_plain(block.mime_type)})*"
         case ToolCall():
-            return f"Calls {_plain(block.name)} with\n\n{_fenced(block.malformed or dumps(block.arguments), 'json')}"
+            arguments = block.malformed or terminal.as_json(block.arguments)
+            return f"Calls {_plain(block.name)} with\n\n{_fenced(arguments, 'json')}"
         case _:
-            return _fenced(dumps(block.data), "json")
+            return _fenced(terminal.as_json(block.data), "json")
 
 
 def _plain(text: str) -> str:
@@ -137,7 +137,7 @@ def html_page(title: str, messages: Sequence[Message], when: When) -> Iterator[s
 
 def _html_parts(message: Message) -> list[str]:
     if isinstance(message, Note):
-        return [_pre(message.text) if message.text else _pre(dumps(message.body), "code")]
+        return [_pre(message.text) if message.text else _pre(terminal.as_json(message.body), "code")]
     return [_html_block(block, isinstance(message, ToolResultMessage)) for block in message.content]
 
 
@@ -153,9 +153,9 @@ def _html_block(block: Block, is_result: bool) -> str:
         case ImageContent():
             return _pre(f"(image, {block.mime_type})")
         case ToolCall():
-            return _pre(f"{block.name} {block.malformed or dumps(block.arguments)}", "code")
+            return _pre(f"{block.name} {block.malformed or terminal.as_json(block.arguments)}", "code")
         case _:
-            return _pre(dumps(block.data), "code")
+            return _pre(terminal.as_json(block.data), "code")
 
 
 def _pre(text: str, kind: str = "") -> str:

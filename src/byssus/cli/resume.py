@@ -9,7 +9,9 @@ from typing import Any
 from byssus.checkpointer import Checkpointer
 from byssus.cli import agents, database, terminal
 from byssus.cli.agents import AgentSource
+from byssus.cli.ids import known_thread
 from byssus.cli.subcommand import add
+from byssus.cli.words import in_words
 from byssus.errors import ByssusError, InputError
 from byssus.values.results import RunResult
 
@@ -35,17 +37,11 @@ def _run(args: argparse.Namespace) -> int:
 
 async def _resume(source: AgentSource, checkpointer: Checkpointer, thread_id: str | None) -> int:
     async with checkpointer as cp:
-        threads = await _interrupted(cp) if thread_id is None else [await _known(cp, thread_id)]
+        threads = await _interrupted(cp) if thread_id is None else [await known_thread(cp, thread_id)]
         if not threads:
             terminal.remark("No run was interrupted.\n")
         finished = [await _is_finished(source, cp, thread) for thread in threads]
         return 0 if all(finished) else 1
-
-
-async def _known(cp: Checkpointer, thread_id: str) -> str:
-    if await cp.info(thread_id) is None:
-        raise InputError(f"there is no thread {thread_id!r} in {cp.name}; 'byssus threads' lists them")
-    return thread_id
 
 
 async def _interrupted(cp: Checkpointer) -> list[str]:
@@ -60,7 +56,7 @@ async def _is_finished(source: AgentSource, cp: Checkpointer, thread_id: str) ->
         result = await agent.resume()
         result.raise_for_error()
     except ByssusError as error:
-        _complain(thread_id, agents.told(error, thread_id))
+        _complain(thread_id, in_words(error, thread_id))
         return False
     print(terminal.line(f"{thread_id}  {_outcome(result)}"), flush=True)
     return result.stop_reason != "aborted"

@@ -17,8 +17,8 @@ from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.ids import chosen, known_user
 from byssus.cli.subcommand import add, add_thread, number, work_on
+from byssus.cli.table import print_table
 from byssus.errors import InputError
-from byssus.messages import dumps
 from byssus.threads.inbox import Waiting
 from byssus.values.decisions import Answer, Approve, Deny, Pending
 from byssus.values.results import ToolResult
@@ -65,9 +65,11 @@ def _unfinished(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json([info._asdict() for info in listed])
         return 0
-    for info in listed:
-        print(f"{terminal.line(info.id)}  (last written {info.updated_at[:19]} UTC)")
-    if not listed:
+    if listed:
+        rows = [(info.id, info.title, terminal.when(info.updated_at, args.utc)) for info in listed]
+        print_table(("THREAD", "TITLE", "UPDATED"), rows)
+        terminal.remark("(to finish them: byssus resume)\n")
+    else:
         terminal.remark("No run was interrupted.\n")
     return 0
 
@@ -82,7 +84,7 @@ def _pending(args: argparse.Namespace) -> int:
         terminal.print_json([msgspec.to_builtins(call) for call in listed])
         return 0
     for call in listed:
-        what = f"{call.tool_name} with {dumps(call.arguments)}"
+        what = f"{call.tool_name} with {terminal.as_json(call.arguments)}"
         more = "  ".join(filter(None, (call.question, *_terms(call))))
         print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {more}".rstrip()))
     if not listed:
@@ -183,5 +185,5 @@ def _withdraw(args: argparse.Namespace) -> int:
 
 def _abort(args: argparse.Namespace) -> int:
     if not _with(args, lambda cp: cp.abort(args.thread)):
-        raise InputError(f"nobody drives thread {args.thread!r}: there is nothing to end")
+        raise InputError(f"no run drives thread {args.thread!r}; 'byssus threads --state running' lists what runs")
     return 0

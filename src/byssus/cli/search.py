@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
 from byssus.cli.ids import whole_id
-from byssus.cli.subcommand import add, count, number, work_on
+from byssus.cli.subcommand import add, count, number, with_thread, work_on
+from byssus.cli.table import print_table
 from byssus.errors import InputError
+
+if TYPE_CHECKING:
+    from byssus.storage import SearchHit, UsageStats
 
 
 def add_to(commands: Any) -> None:
@@ -33,7 +37,7 @@ def add_to(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    async def search(cp: Checkpointer) -> list[dict[str, Any]]:
+    async def search(cp: Checkpointer) -> list[SearchHit]:
         return await cp.search(
             " ".join(args.words),
             user_id=args.user and await whole_id(cp, "user", args.user),
@@ -48,11 +52,13 @@ def _search(args: argparse.Namespace) -> int:
 
     hits = work_on(args, search)
     if args.json:
-        terminal.print_json(hits)
+        terminal.print_json([with_thread(hit) for hit in hits])
         return 0
     for hit in hits:
         who = f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"]
-        print(terminal.line(f"{hit['session_id']}  {hit['created_at'][:19]}  {who}: {hit['snippet']}"))
+        print(
+            terminal.line(f"{hit['session_id']}  {terminal.when(hit['created_at'], args.utc)}  {who}: {hit['snippet']}")
+        )
     if not hits:
         terminal.remark("Nothing was found.\n")
     elif len(hits) == args.limit:
@@ -72,24 +78,27 @@ def _usage(args: argparse.Namespace) -> int:
     if args.recount:
         return _recount(args)
 
-    async def usage(cp: Checkpointer) -> dict[str, Any] | None:
+    async def usage(cp: Checkpointer) -> UsageStats | None:
         return await cp.get_usage_stats(args.user and await whole_id(cp, "user", args.user), args.days)
 
     stats = work_on(args, usage)
     if stats is None:
         raise InputError(f"there is no user {args.user!r}; 'byssus users' lists them")
     if args.json:
-        terminal.print_json(stats)
+        told = {name: value for name, value in stats.items() if name not in ("session_count", "by_session")}
+        by_thread = [with_thread(row) for row in stats["by_session"]]
+        terminal.print_json({**told, "thread_count": stats["session_count"], "by_thread": by_thread})
         return 0
     print(
         f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"
-        f" in {count(stats['session_count'], 'session')} since {stats['since']}, cost {stats['total_cost']:.4f}"
+        f" in {count(stats['session_count'], 'thread')} since {stats['since']}, cost {stats['total_cost']:.4f}"
     )
     columns = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cost")
-    for name, rows in (("day", stats["by_day"]), ("model", stats["by_model"])):
-        _table((name, *columns), [[row[name], *(_figure(row[column]) for column in columns)] for row in rows])
+    parts: list[tuple[str, Sequence[Mapping[str, Any]]]] = [("day", stats["by_day"]), ("model", stats["by_model"])]
+    for name, rows in parts:
+        _table((name, *columns), [_cells(row, name, columns) for row in rows])
     columns = ("call_count", "failures", "avg_latency", "p50", "p95", "p99")
-    tools = [[tool["tool_name"], *(_figure(tool[column]) for column in columns)] for tool in stats["tool_usage"]]
+    tools = [_cells(tool, "tool_name", columns) for tool in stats["tool_usage"]]
     _table(("tool", "calls", "failures", "average ms", "p50", "p95", "p99"), tools)
     return 0
 
@@ -108,6 +117,10 @@ def _recount(args: argparse.Namespace) -> int:
     return 0 if found["ok"] else 1
 
 
+def _cells(row: Mapping[str, Any], name: str, columns: Sequence[str]) -> list[str]:
+    return [row[name], *(_figure(row[column]) for column in columns)]
+
+
 def _figure(value: float | None) -> str:
     if value is None:
         return "-"
@@ -115,14 +128,7 @@ def _figure(value: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        return
-    lines = [
-        [name.upper().replace("_", " ") for name in head],
-        *([terminal.line(cell) for cell in row] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print()
-    for first, *others in lines:
-        cells = [f"{first:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
-        print("  ".join(cells).rstrip())
+    if rows:
+        print()
+        headers = [name.upper().replace("_", " ") for name in head]
+        print_table(headers, rows, right=range(1, len(headers)))

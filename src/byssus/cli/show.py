@@ -30,7 +30,7 @@ from byssus.providers.history import interrupted
 _STATES: dict[ThreadState, str] = {
     "running": "A run drives this thread now; --follow shows what is added.",
     "waiting": "A tool call waits for a person: 'byssus pending' lists it.",
-    "interrupted": "The run of this thread was interrupted.",
+    "interrupted": "The run of this thread was interrupted: 'byssus resume' finishes it.",
 }
 
 
@@ -82,6 +82,8 @@ def _arriving(partial: AssistantMessage) -> AssistantMessage:
 
 def _print_json(thread_id: str, thread: Thread, state: ThreadState) -> None:
     partial = to_value(thread.partial) if thread.partial else None
+    if isinstance(partial, dict) and state == "running":
+        partial["stop_reason"] = None  # it has not stopped
     told = [to_value(message) for message in thread.messages]
     terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial, "state": state})
 
@@ -93,7 +95,7 @@ def _print_message(message: Message, when: pages.When) -> None:
 
 def _body(message: Message) -> str:
     if isinstance(message, Note):
-        return message.text or dumps(message.body)
+        return message.text or terminal.as_json(message.body)
     return "\n".join(_shown(block) for block in message.content)
 
 
@@ -106,9 +108,9 @@ def _shown(block: Block) -> str:
         case ImageContent():
             return f"[image, {block.mime_type}]"
         case ToolCall():
-            return f"[calls {block.name} with {block.malformed or dumps(block.arguments)}]"
+            return f"[calls {block.name} with {block.malformed or terminal.as_json(block.arguments)}]"
         case _:
-            return dumps(block.data)
+            return terminal.as_json(block.data)
 
 
 # --- following --------------------------------------------------------------------------------------------------------

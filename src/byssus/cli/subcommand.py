@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
@@ -60,6 +60,11 @@ def _put(args: argparse.Namespace, typed: str, meant: str) -> None:
 def count(number: int, noun: str) -> str:
     """So many of them, in words: 1 message, 2 messages."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def with_thread(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the storage as JSON has it here: a session of a storage is a thread, and is called so everywhere."""
+    return {"thread_id" if name == "session_id" else name: value for name, value in row.items()}
 
 
 def number(text: str) -> int:

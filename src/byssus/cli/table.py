@@ -1,7 +1,7 @@
 """Tables on a screen, by display width: a Chinese character and an emoji take two columns, a combining mark none.
 
 On a terminal a table fits its width. The widest text columns are cut with an ellipsis; if that leaves too little of
-them, each row is a block of lines instead. In a pipe or a file nothing is cut.
+them, each row is a block of lines instead, in which nothing is cut. Nor is it in a pipe or a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right:
     columns = terminal.columns()
     fitted = widths if columns is None else _fitted(widths, columns, right)
     if fitted is None:
-        _print_blocks(lines)
+        _print_blocks(lines, columns or 0)
         return
     for number, row in enumerate(lines):
         cells = [_aligned(cell, fitted[index], index in right) for index, cell in enumerate(row)]
@@ -73,11 +73,30 @@ def _aligned(cell: str, columns: int, is_right: bool) -> str:
     return space + cell if is_right else cell + space
 
 
-def _print_blocks(lines: list[list[str]]) -> None:
+def _print_blocks(lines: list[list[str]], columns: int) -> None:
     headers, *rows = lines
     broad = max(map(width, headers))
+    room = max(columns - broad - len(_GAP), _LEAST)
     for number, row in enumerate(rows):
         if number:
             print()
         for header, cell in zip(headers, row, strict=True):
-            print(f"{terminal.styled(_aligned(header, broad, False), 'bold')}{_GAP}{cell}".rstrip())
+            first, *others = _wrapped(cell, room)
+            print(f"{terminal.styled(_aligned(header, broad, False), 'bold')}{_GAP}{first}".rstrip())
+            for each in others:
+                print(f"{' ' * broad}{_GAP}{each}")
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """The whole text in lines of at most so many columns, broken at spaces where there are any."""
+    from wcwidth import iter_graphemes  # noqa: PLC0415 - as above
+
+    lines, current = [], ""
+    for each in iter_graphemes(text):
+        if width(current + each) > columns:
+            head, space, tail = (current, " ", "") if each == " " else current.rpartition(" ")
+            if space or not current.isascii():  # an id stays whole: the terminal breaks it, and it can be copied
+                lines.append(head if space else current)
+                current, each = (tail, each.strip()) if space else ("", each)
+        current += each
+    return [*lines, current]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from byssus.cli import terminal
-from byssus.cli.subcommand import add, number, work_on
+from byssus.cli.subcommand import add, number, with_thread, work_on
 from byssus.cli.table import print_table
+
+if TYPE_CHECKING:
+    from byssus.storage import TaskRow
 
 
 def add_to(commands: Any) -> None:
@@ -21,7 +24,7 @@ def _list(args: argparse.Namespace) -> int:
     named = [] if args.thread is None else [args.thread]
     tasks = work_on(args, lambda cp: cp.list_tasks(args.thread, args.status, args.limit), *named) or []
     if args.json:
-        terminal.print_json(tasks)
+        terminal.print_json([with_thread(task) for task in tasks])
     elif tasks:
         rows = [_row(task, args.utc) for task in tasks]
         print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4])
@@ -32,6 +35,6 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(task: dict[str, Any], utc: bool) -> tuple[str, ...]:
+def _row(task: TaskRow, utc: bool) -> tuple[str, ...]:
     updated = terminal.when(task["updated_at"], utc)
     return task["id"], task["session_id"], task["type"], task["status"], str(task["priority"]), updated

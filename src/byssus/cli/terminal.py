@@ -44,6 +44,29 @@ def prepare() -> None:
             stream.reconfigure(errors=errors)
 
 
+def typed(word: str) -> str:
+    """A word of the command line. Python cannot decode UTF-8 where the locale says that there is none: then we do."""
+    try:
+        return word.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return word
+
+
+def read_all() -> str:
+    """All that is piped in: UTF-8, whatever the locale says, and else what the locale says."""
+    if sys.stdin is None:
+        return ""
+    raw = getattr(sys.stdin, "buffer", None)
+    if raw is None:
+        return sys.stdin.read()
+    data: bytes = raw.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode(sys.stdin.encoding or "utf-8", "replace")
+    return text.replace("\r\n", "\n")
+
+
 def is_interactive() -> bool:
     """Whether a person sits at both ends."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
@@ -106,6 +129,11 @@ def styled(text: str, style: Literal["bold", "dim"]) -> str:
     if not is_screen() or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
         return text
     return f"{_STYLES[style]}{text}\x1b[0m"
+
+
+def as_json(value: Any) -> str:
+    """JSON on one line for people: letters of every language are shown, not escaped."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def print_json(value: Any) -> None:
@@ -192,7 +220,7 @@ def progress_bar() -> Iterator[ProgressBar]:
         bar.clear()
 
 
-def complain(error: BaseException) -> None:
+def complain(error: BaseException | str) -> None:
     """Say what went wrong, in one line on stderr."""
     print(f"byssus: {line(redacted(str(error)) or type(error).__name__)}", file=sys.stderr, flush=True)
 

@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     whose.add_argument("--user", metavar="ID", help="all threads of this user instead")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write them (default: the standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write them (default: -, the standard output)")
     more = (
         "Everything in the file is imported, or nothing. A thread that is there already is left alone. Only data is "
         "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
@@ -49,12 +49,20 @@ def add_to(commands: Any) -> None:
 
 def _export(args: argparse.Namespace) -> int:
     known = [] if args.thread is None else [args.thread]
-    if args.output is None:
+    if args.output in (None, "-"):
         work_on(args, lambda cp: _print(cp, args), *known)
         return 0
     if looks_like_dsn(args.output):
         raise InputError(f"{redacted(args.output)!r} is no file; 'byssus copy' copies into another database")
-    _save(args, Path(args.output), known)
+    path = Path(args.output)
+    if not path.parent.is_dir():
+        raise InputError(f"there is no directory {str(path.parent)!r} for the export; make it, or name another file")
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a directory; name a file in it")
+    if path.exists() and not path.is_file():  # a device or a named pipe, which must not be replaced by a file
+        _save_in_place(args, path, known)
+    else:
+        _save(args, path, known)
     return 0
 
 
@@ -86,7 +94,7 @@ async def _pages(cp: Checkpointer, args: argparse.Namespace) -> AsyncIterator[st
 async def _threads_of(cp: Checkpointer, user_id: str) -> list[str]:
     names: list[str] = []
     while page := await cp.list_user_sessions(user_id, limit=_PAGE, offset=len(names)):
-        names += [str(session["session_id"]) for session in page]
+        names += [session["id"] for session in page]
     if page is None:
         raise NotFound(f"there is no user {user_id!r}; 'byssus users' lists them")
     return names
@@ -98,7 +106,7 @@ async def _print(cp: Checkpointer, args: argparse.Namespace) -> None:
             print(line)
         elif terminal.is_screen():
             print(terminal.json_line(line))  # nothing in it may drive the terminal
-        else:
+        elif sys.stdout is not None:
             sys.stdout.buffer.write(line.encode() + b"\n")
 
 
@@ -106,6 +114,7 @@ def _save(args: argparse.Namespace, path: Path, known: list[str]) -> None:
     """Write the file beside its place first: what is there stays until the export is whole."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
+            Path(file.name).chmod(0o600)  # a umask may take from the owner, too
             count = work_on(args, lambda cp: _write(cp, args, file), *known)
             file.flush()
             os.fsync(file.fileno())
@@ -115,6 +124,11 @@ def _save(args: argparse.Namespace, path: Path, known: list[str]) -> None:
                 Path(file.name).unlink()
             raise
     terminal.remark(f"{terminal.line(str(path))}: {count:,} lines\n")
+
+
+def _save_in_place(args: argparse.Namespace, path: Path, known: list[str]) -> None:
+    with path.open("wb") as file:
+        work_on(args, lambda cp: _write(cp, args, file), *known)
 
 
 async def _write(cp: Checkpointer, args: argparse.Namespace, file: Any) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from byssus.cli import terminal
 from byssus.cli.subcommand import add, number, work_on
 from byssus.cli.table import print_table
+
+if TYPE_CHECKING:
+    from byssus.storage import UserRow
 
 
 def add_to(commands: Any) -> None:
@@ -28,6 +31,6 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(user: dict[str, Any]) -> tuple[str, ...]:
+def _row(user: UserRow) -> tuple[str, ...]:
     total = user["quota_total"]
     return user["id"], user["name"], user["email"], f"{user['quota_used']:,}", "none" if total is None else f"{total:,}"

@@ -1,12 +1,12 @@
 """What of a file an import brings.
 
-A file is data, written by whoever had it last. Unless the caller trusts it, nothing in it may act:
+A file is untrusted data. Unless the caller trusts it, nothing in it may act:
 
 - A call that a person has answered waits for an answer again. One that was started, or that nothing is known of, counts
-  as one whose outcome is unknown: no run starts it by itself.
-- A run that had not ended is not resumed, and messages that waited for one are not delivered. A request key is dropped:
-  no prompt gets a file's reply for its own.
-- Threads belong to the user whom the caller names, or to nobody. No user is made, no task, and nothing that was spent.
+  as one whose outcome is unknown: no run starts it automatically.
+- A run that had not ended is not resumed, and messages that waited for one are not delivered. A request key is
+  dropped, so that no prompt gets a file's reply.
+- Threads belong to the user that the caller names, or have no user. Users, tasks and usage are not imported.
 
 A trusted file, one's own backup, comes back as it was. A trusted thread that gets another id is a second thread beside
 the first one: its calls are treated as those of a fork, because an approval and an idempotency key are for one thread.

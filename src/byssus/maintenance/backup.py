@@ -23,8 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
+from byssus.accounts.rows import BackupResult
 from byssus.errors import ByssusError, InputError, StoreCorrupt, StoreError, StoreFull
 from byssus.maintenance.copy import PASSES, Comparison, Mirror, Progress, RunQuery
 from byssus.queries.moving import checks, copying
@@ -37,12 +38,13 @@ from byssus.store.jobs import takes_long
 from byssus.store.operations import Runner
 from byssus.store.sqlite import store as sqlite
 from byssus.store.sqlite.file import COMPACTED, MEMORY, checked_path, compact, fold, sync
+from byssus.store.sqlite.opened_file import create_private
 from byssus.threads import known_backups
 from byssus.values.places import looks_like_dsn, redacted
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], object]
-Result = dict[str, Any]
+Counts = dict[str, Any]  # what is known of a backup when it is made
 
 _LOOK = 0.2  # seconds between two looks whether the caller was cancelled
 _BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep beside a file
@@ -50,7 +52,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep
 
 async def backup(
     store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: OnProgress | None = None
-) -> Result:
+) -> BackupResult:
     """Write all that the database holds into a new SQLite file, while others go on writing; it is verified.
 
     A file that exists is refused. With `incremental`, it may be an earlier backup of this database: then only what
@@ -59,7 +61,7 @@ async def backup(
     target = _checked_target(path)
     began = time.monotonic()
 
-    def work(meter: Meter) -> Result:
+    def work(meter: Meter) -> BackupResult:
         refuse_unfinished(store.base)
         if incremental and os.path.lexists(target):
             result = _renewed(store.base, target, meter)
@@ -67,7 +69,8 @@ async def backup(
             result = _new(store.base, target, meter)
         meter.end()
         size = os.stat(target).st_size  # noqa: PTH116
-        return {"path": target, "bytes": size, **result, "seconds": round(time.monotonic() - began, 3)}
+        seconds = round(time.monotonic() - began, 3)
+        return cast("BackupResult", {"path": target, "bytes": size, **result, "seconds": seconds})
 
     return await stoppable(store, work, progress)
 
@@ -165,7 +168,7 @@ def _sha256(ask: RunQuery, progress: OnProgress) -> tuple[str, dict[str, int]]:
 # --- a new backup -----------------------------------------------------------------------------------------------------
 
 
-def _new(store: Store, target: str, meter: Meter) -> Result:
+def _new(store: Store, target: str, meter: Meter) -> Counts:
     if os.path.lexists(target):
         raise _taken(target)
     meter.of(2)
@@ -288,7 +291,7 @@ def _unfinished(target: str) -> Iterator[str]:
     """A new file beside the target, whose name says what it is; it is gone afterwards."""
     part = f"{target}.unfinished-{secrets.token_hex(4)}"
     try:
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        create_private(part)
     except OSError as error:
         raise StoreError(f"{target!r} cannot be written ({error}); choose another place for the backup") from error
     try:
@@ -311,7 +314,7 @@ def _publish(part: str, target: str) -> None:
         except FileExistsError:
             raise
         except OSError:  # a file system without links: the first to make the file has the name
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            create_private(target)
             os.replace(part, target)  # noqa: PTH105
     except FileExistsError:
         raise _taken(target) from None
@@ -331,7 +334,7 @@ def opened(path: str, *, read_only: bool = False) -> Iterator[Store]:
 # --- an earlier backup ------------------------------------------------------------------------------------------------
 
 
-def _renewed(store: Store, target: str, meter: Meter) -> Result:
+def _renewed(store: Store, target: str, meter: Meter) -> Counts:
     """Make an earlier backup equal to the database, in one transaction."""
     if os.stat(target).st_size == 0:  # noqa: PTH116
         raise InputError(f"{target!r} is empty, and no earlier backup; name another file")
@@ -402,6 +405,6 @@ def refuse_changed(ask: RunQuery, mark: Backup, name: str, progress: OnProgress)
     """Refuse what is not what it was when it was taken. After an upgrade there is no telling."""
     if mark.shape == copying.shape() and _sha256(ask, progress)[0] != mark.sha256:
         raise InputError(
-            f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): somebody has worked with it, or "
-            "it is damaged; name another file ('byssus copy' takes it as it is)"
+            f"{name!r} is not what it was when the backup was taken ({mark.taken_at}): another program has changed it, "
+            "or it is damaged; name another file ('byssus copy' takes it as it is)"
         )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from byssus.accounts.rows import CheckResult, ProblemRow
 from byssus.accounts.users import leaves
 from byssus.errors import StoreCorrupt
 from byssus.messages import Note, decode
@@ -28,8 +29,6 @@ from byssus.store.operations import Runner
 from byssus.threads.encoding import spent_by
 from byssus.values.thread_key import LONGEST_ID
 
-Result = dict[str, Any]
-
 _ALONG = ("message_count", "head")  # what is counted along the pieces of a branch
 _PAGE = 200  # threads, checkpoints, messages in one query
 
@@ -44,11 +43,11 @@ class Problem(NamedTuple):
     key: int = 0
     id: str = ""
 
-    def as_dict(self) -> Result:
+    def as_dict(self) -> ProblemRow:
         return {"what": self.what, "where": self.where, "detail": self.detail, "repairable": self.repairable}
 
 
-async def check(store: Runner, *, deep: bool = True) -> Result:
+async def check(store: Runner, *, deep: bool = True) -> CheckResult:
     """Look whether everything is as it should be, and name what is not.
 
     Without `deep`, messages are counted and not read, and the files and the index for search are not looked at.
@@ -57,7 +56,7 @@ async def check(store: Runner, *, deep: bool = True) -> Result:
     return {"ok": not problems, "problems": [problem.as_dict() for problem in problems], "checked": checked}
 
 
-async def recount(store: Runner) -> Result:
+async def recount(store: Runner) -> CheckResult:
     """Count messages, usage and tool calls again, and report where the stored sums differ."""
     problems, checked = await _check_contents(store)
     found = [problem for problem in problems if problem.what in ("usage", "tool_usage")]

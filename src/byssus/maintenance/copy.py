@@ -132,7 +132,7 @@ class RunQuery(Protocol):
 
 
 class Mirror:
-    """Makes a target equal to a source, whatever way they are asked: each by itself, or in one transaction."""
+    """Makes a target equal to a source, in one transaction or in several."""
 
     def __init__(self, source: RunQuery, target: RunQuery, write: RunQuery, progress: OnProgress) -> None:
         self._source = source

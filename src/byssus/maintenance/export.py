@@ -51,7 +51,7 @@ async def _export_thread(store: Runner, thread_key: ThreadKey) -> AsyncIterator[
 
 
 def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
-    """The lines of a user and of all threads of theirs. Each thread is a snapshot of its own.
+    """The lines of a user and of all their threads. Each thread is a separate snapshot.
 
     What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
     """
@@ -63,7 +63,7 @@ async def _export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     with _new_file() as file:
         await store.read(_write_account, user_id, file)
         if not owned and file.seek(0, os.SEEK_END) == 0:
-            raise NotFound(f"there is no user {user_id!r}, and no thread of theirs")
+            raise NotFound(f"there is no user {user_id!r}, and no thread of that user")
         first = dumps({"byssus": "user", "format": FORMAT, "user": user_id})
         digest = hashlib.sha256(first.encode() + b"\n")
         yield first

@@ -46,14 +46,14 @@ class Imported(NamedTuple):
 async def import_from(
     store: Runner, lines: Lines, as_id: str | None = None, *, user_id: str | None = None, trusted: bool = False
 ) -> list[str]:
-    """Import what was exported, all of it or nothing; returns the ids of the threads.
+    """Import an export atomically; returns the ids of the threads.
 
-    `lines` is the path of a file, or an iterable of lines. `as_id` is another id for the thread, where there is one.
+    `lines` is the path of a file, or an iterable of lines. If the export has one thread, `as_id` gives it another id.
 
-    Only data comes in: threads with their messages, marks, checkpoints and log of tools. They belong to `user_id`, who
-    must exist, or to nobody. Answered calls wait for an answer again, open ones count as unknown; users, tasks, usage
-    and queued messages are left out, and a warning says so. With `trusted` everything comes back as it was: use it for
-    backups of your own, never for a file of somebody else.
+    Only data is imported: threads with their messages, marks, checkpoints and tool logs. They belong to `user_id`, who
+    must exist, or have no user. Answered calls wait for an answer again, open ones count as unknown. Users, tasks,
+    usage and queued messages are left out, and a warning says so. With `trusted` everything is restored as it was: use
+    it for backups of your own, never for a file from another source.
     """
     imported = await bring(store, lines, checked_terms(as_id, user_id, trusted))
     if what := in_words(imported.left_out):

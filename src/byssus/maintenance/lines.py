@@ -1,4 +1,4 @@
-"""The lines of an export as they come back: each checked by itself, and all of them together.
+"""The lines of an export as they come back: each line is checked alone, and all of them together.
 
 Rows must come in their order, and point to what is there. What passes can be stored and read; and the sums at the end
 tell whether it is what was exported. What may come in is another question: see `admission.py`.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from byssus.maintenance.check import Problem, Result, count_calls, count_messages, find_problems, leaves_of
+from byssus.accounts.rows import RepairResult
+from byssus.maintenance.check import Problem, count_calls, count_messages, find_problems, leaves_of
 from byssus.queries.accounts import usage
 from byssus.queries.moving import checks
 from byssus.queries.versions import checkpoints
@@ -17,8 +18,8 @@ from byssus.store.database import Tx
 from byssus.store.operations import Runner
 
 
-async def repair(store: Runner) -> Result:
-    """Make anew what can be made anew of what is wrong; returns what was done, and what is still wrong."""
+async def repair(store: Runner) -> RepairResult:
+    """Rebuild derived data that is wrong; returns what was repaired, and what is still wrong."""
     problems, _ = await find_problems(store, deep=True)
     done: list[Problem] = []
     by_thread: dict[int, list[Problem]] = {}

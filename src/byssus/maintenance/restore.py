@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import cast
 
+from byssus.accounts.rows import RestoreResult
 from byssus.errors import InputError
 from byssus.maintenance.backup import (
+    Counts,
     Meter,
     OnProgress,
-    Result,
     checked_name,
     opened,
     refuse_changed,
@@ -30,7 +32,7 @@ from byssus.store.sqlite.file import checked_path
 _NAMED = ("threads", "users", "tasks", "prices")  # what people know of a database
 
 
-async def restore(store: Runner, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> Result:
+async def restore(store: Runner, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> RestoreResult:
     """Bring a backup into this database, which must be empty; it is verified.
 
     A restore that was interrupted goes on when it is run again. `progress` is called as in `backup`.
@@ -38,10 +40,11 @@ async def restore(store: Runner, path: str | os.PathLike[str], *, progress: OnPr
     source = checked_source(path)
     began = time.monotonic()
 
-    def work(meter: Meter) -> Result:
+    def work(meter: Meter) -> RestoreResult:
         result = _restored(store.base, source, meter)
         meter.end()
-        return {"path": source, **result, "seconds": round(time.monotonic() - began, 3)}
+        seconds = round(time.monotonic() - began, 3)
+        return cast("RestoreResult", {"path": source, **result, "seconds": seconds})
 
     return await stoppable(store, work, progress)
 
@@ -54,7 +57,7 @@ def checked_source(path: object) -> str:
     return checked_path(name)
 
 
-def _restored(store: Store, source: str, meter: Meter) -> Result:
+def _restored(store: Store, source: str, meter: Meter) -> Counts:
     meter.of(4)
     steps = {"comparing": 1, "copying": 2, "verifying": 3}
     if os.stat(source).st_size == 0:  # noqa: PTH116

@@ -32,6 +32,7 @@ from byssus.queries.log.memories import MarkedMessage
 from byssus.queries.log.threads import MessageRow
 from byssus.search import search as searching
 from byssus.store import opening
+from byssus.store.database import Durability as Durability  # noqa: PLC0414 - for the adapters
 from byssus.store.database import Store, Tx
 from byssus.store.handle import Handle
 from byssus.store.sqlite.file import check_durability, check_path
@@ -327,7 +328,7 @@ class SQLiteMemory(StoredMemory):
         user_id: str | None = None,
         session_id: str | None = None,
         *,
-        durability: str = "full",
+        durability: Durability = "full",
         wait: float = 0,
     ) -> None:
         if not isinstance(db_path, str | os.PathLike) or opening.is_dsn(db_path):
@@ -364,7 +365,7 @@ class PostgresMemory(StoredMemory):
         session_id: str | None = None,
         *,
         schema: str | None = None,
-        durability: str = "full",
+        durability: Durability = "full",
         pool_size: int = 8,
         listen_dsn: str | None = None,
         wait: float = 0,

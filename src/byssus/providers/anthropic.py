@@ -1,6 +1,6 @@
 """Claude, through Anthropic's SDK: a request out, its raw stream translated event by event.
 
-- The SDK is imported at the first use, on a thread: it takes a second. A missing package or key is told by `stream()`.
+- The SDK is imported at the first use, on a thread: it takes a second. A missing package or key raises in `stream()`.
 - What goes out is valid for the service whatever the history holds: roles alternate, results come before text, call
   ids have its alphabet, and nothing is sent that it refuses (empty text, unsigned or foreign thinking, NaN, lone
   surrogates).
@@ -50,6 +50,7 @@ from byssus.messages import (
     Block,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -74,7 +75,11 @@ _NAME = "anthropic"
 _KEY_HINT = "set ANTHROPIC_API_KEY or pass AnthropicProvider(api_key=...)"
 _MAX_TOKENS = 32_000  # the service wants a number; each current model accepts this one
 _BUDGETS = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_000, "max": 24_000}
-_STOPS = {"tool_use": "tool_use", "max_tokens": "length", "model_context_window_exceeded": "length"}
+_STOPS: dict[str, ReplyStop] = {
+    "tool_use": "tool_use",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+}
 _as, _clean = wire.checked, wire.clean
 _CACHED = {"type": "ephemeral"}
 _LONGEST_ID = 64
@@ -121,7 +126,7 @@ class AnthropicProvider:
         await self._clients.aclose()
 
     def check(self) -> None:
-        """Raise what is missing, the package or the key, before anything is asked."""
+        """Raise if the package or the key is missing, before anything is sent."""
         if self._checked:
             return
         if importlib.util.find_spec("anthropic") is None:
@@ -192,7 +197,7 @@ def _body(request: Request) -> dict[str, Any]:
 
 
 def _marked(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with marks up to which the service shall cache: the tools, the system prompt, and the conversation.
+    """The body with cache markers for the service: the tools, the system prompt, and the conversation.
 
     An agent sends the same beginning again and again; read from the cache it costs a tenth.
     """
@@ -345,7 +350,7 @@ class _Reading:
         self._host = host
         self._open: dict[int, tuple[Any, list[str]]] = {}
         self._usage: dict[str, Any] = {}
-        self._stop = "stop"
+        self._stop: ReplyStop = "stop"
 
     def take(self, item: Any) -> Iterator[StreamEvent]:
         match item.type:
@@ -458,9 +463,17 @@ def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
 def _rejection(error: APIStatusError, client: Client, model: Model) -> ProviderError:
     # An error inside a stream has the status of the stream, which began well.
     status = f"{error.status_code} " if error.status_code >= 400 else ""
-    said = wire.redacted(f"{status}{error.type or 'error'}: {error.api_message or error.message}", client)
+    said = wire.redacted(f"{status}{error.type or 'error'}: {_message(error)}", client)
     wait = wire.retry_after(error.response.headers)
     return wire.refusal(_kind(error), _host(client), model.id, said, hint=_KEY_HINT, wait=wait)
+
+
+def _message(error: APIStatusError) -> str:
+    """The service's own words. SDKs before 2.7 have no `api_message`."""
+    body: Any = error.body
+    inner = body.get("error") if isinstance(body, dict) else None
+    message = inner.get("message") if isinstance(inner, dict) else None
+    return str(message or error.message)
 
 
 def _kind(error: APIStatusError) -> type[ProviderError]:
@@ -470,7 +483,7 @@ def _kind(error: APIStatusError) -> type[ProviderError]:
         return kind
     if error.type != "invalid_request_error" and not 400 <= error.status_code < 500:
         return Overloaded
-    words = str(error.api_message or error.message).lower()
+    words = _message(error).lower()
     return next((kind for phrase, kind in _WORDS.items() if phrase in words), InvalidRequest)
 
 

@@ -2,9 +2,9 @@
 
 A provider has a name and one verb. `stream` is a plain function that returns an async iterator of stream events:
 
-- it raises at once, before anything is streamed, only for mistakes of the program (no key, a script without a step);
+- it raises immediately, before anything is streamed, only for mistakes of the program (no key, an empty script);
 - while it streams, a failure is a raised `ProviderError`; the run turns it into the final message;
-- it may be cancelled between any two events, and should then give its connection back.
+- it may be cancelled between any two events, and should then release its connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from byssus.signals import Signal
 
 
 class Prices(Struct, frozen=True):
-    """What a million tokens cost."""
+    """Prices of a million tokens."""
 
     input: float = 0.0
     output: float = 0.0
@@ -31,10 +31,10 @@ class Prices(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """Which model to ask and how. What is None is left to the service.
+    """A model and its settings. None leaves a setting to the service.
 
-    `provider` names the provider that serves it, which matters when an agent has several. `reasoning` is how hard the
-    model shall think: "low", "medium" or "high", or a number of tokens. `context_window` is in tokens.
+    `provider` names the provider that serves it; it is needed if an agent has several. `reasoning` is the effort of
+    thinking: "low", "medium" or "high", or a number of tokens. `context_window` is in tokens.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Model(Struct, frozen=True):
         _refuse_unless(isinstance(self.prices, Prices | None), "prices", self.prices, "Prices(...), or None")
 
     def cost(self, usage: Usage) -> float:
-        """What the usage costs, in the unit of the prices; 0.0 without prices."""
+        """The cost of the usage, in the unit of the prices; 0.0 without prices."""
         if self.prices is None:
             return 0.0
         prices, usage = self.prices, usage.plausible()
@@ -92,7 +92,7 @@ class ToolSpec(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """One question to a model: a valid history, what it may use, and the JSON schema of its answer, if it has one."""
+    """One model call: a valid history, the tools, and the JSON schema of the output, if any."""
 
     model: Model
     messages: Sequence[Message]
@@ -104,14 +104,14 @@ class Request(Struct, frozen=True):
 class Provider(Protocol):
     """Anything that can answer a request as a stream of events.
 
-    One that has a mechanism for structured output says so with an attribute `structured_output = True`, and obeys
-    `request.output`, a JSON schema. One that can tell beforehand what it lacks (a package, a key) has a method
-    `check()`, which raises it; a run calls that before it stores anything.
+    A provider with structured output has an attribute `structured_output = True` and follows `request.output`, a JSON
+    schema. A provider can have a method `check()` that raises if a package or a key is missing; a run calls it before
+    it stores anything.
     """
 
     @property
     def name(self) -> str:
-        """The name by which a `Model` asks for this provider."""
+        """The name by which a `Model` selects this provider."""
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
         """Send the request and yield the reply as stream events; raise a `ProviderError` on failure."""

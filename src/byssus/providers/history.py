@@ -1,4 +1,4 @@
-"""What a history needs before a model may see it.
+"""Histories that every model accepts.
 
 Providers refuse a conversation in which a tool call has no result or a result no call, and then refuse it for ever. A
 crash, an abort, a fork or a window may leave one like that, so every request passes through `valid_history`.
@@ -226,7 +226,7 @@ def last_reply_id(messages: Sequence[Message]) -> str | None:
 
 
 def one_line(reply: AssistantMessage | None) -> str:
-    """What a reply says, in one line."""
+    """A reply in one line."""
     if reply is None:
         return ""
     text = " ".join(reply.text.split())

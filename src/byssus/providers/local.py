@@ -4,14 +4,14 @@ It is small, and it shows: it forgets, it repeats itself, it is often wrong. It 
 once; for answers, use a real model.
 
 - Text only. It sees no images, does no thinking and gets no tools (its choice among them is poor). Calls and results
-  that are already in the history are told to it as text.
+  that are already in the history are sent to it as text.
 - A model is loaded at its first use, once a process for each file and context size, and run by one thread of its own:
   one reply at a time, the others wait. The event loop only sees the pieces arrive. (The runtime keeps the interpreter's
   lock while it loads: once a process, everything else stands still for a fraction of a second.)
 - A long history is no error: the oldest turns are left out until the rest fits. Only a last turn that is too long by
   itself is refused.
-- The runtime listens on a random port of the loopback interface and there is no way to turn that off. A random key that
-  nobody knows keeps everybody else out.
+- The runtime listens on a random port of the loopback interface and there is no way to turn that off. A random key
+  keeps other programs out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from byssus.messages import (
     AssistantMessage,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ToolCall,
     ToolResultMessage,
@@ -113,7 +114,7 @@ async def _events(
     def put(piece: Piece | Exception | None) -> bool:
         try:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: there is no consumer any more
             stopped.set()
         return stopped.is_set()
 
@@ -142,7 +143,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self._has_text = False
-        self._stop_reason = "stop"
+        self._stop_reason: ReplyStop = "stop"
 
     def events(self, piece: Piece) -> Iterator[StreamEvent]:
         for choice in piece.get("choices", ()):
@@ -331,7 +332,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _turns(messages: Sequence[Message]) -> list[Turn]:
-    """Chat messages, grouped so that each group begins with what the user said."""
+    """Chat messages, grouped so that each group begins with a user message."""
     turns: list[Turn] = []
     for message in messages:
         spoken = _spoken(message)
@@ -371,7 +372,7 @@ def _text(content: Sequence[object]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that is valid UTF-8 and in which nobody can end their turn and speak as somebody else."""
+    """Text that is valid UTF-8 and has no control tokens, so it cannot fake the turn of another role."""
     return _CONTROL_TOKEN.sub("< |", text.encode(errors="replace").decode())
 
 

@@ -1,4 +1,4 @@
-"""One model call: ask, ask again after a passing failure, ask the next model after a lasting one.
+"""One model call: retry after a transient failure, call the next model after a permanent one.
 
 Nothing is asked twice once a part of the reply was shown. A failure that remains is a reply too: what had arrived, with
 the stop reason `error`.
@@ -37,7 +37,7 @@ class Route(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """How long a call is pursued: retries, seconds without an event, and seconds for whoever ignores an abort."""
+    """Limits of a call: retries, seconds without an event, and seconds to wait for a provider that ignores an abort."""
 
     retries: int
     idle: float | None
@@ -46,7 +46,7 @@ class Patience(NamedTuple):
 
 
 class ModelCall:
-    """A question under way. Making one raises at once what is a mistake of the program (a missing key, say)."""
+    """A call in progress. Creating one raises for mistakes of the program, such as a missing key."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ModelCall:
         return message
 
     def _settled(self, reply: Reply) -> AssistantMessage:
-        """What a model came to. An abort is no failure."""
+        """The outcome of a model call. An abort is not a failure."""
         if self._signal.aborted and not reply.is_whole:
             self.error = None
             return reply.broken("aborted")
@@ -133,7 +133,7 @@ class ModelCall:
             return _failing(error)
 
     async def _listen(self, stream: AsyncIterator[StreamEvent], reply: Reply) -> ProviderError | None:
-        """Take the reply in; returns how it failed. Raises `Aborted` when the run shall stop."""
+        """Receive the reply; returns its failure, if any. Raises `Aborted` when the run was asked to stop."""
         attempt = Signal()
         forget = self._signal.on_abort(attempt.abort)
         watch = _Watch(self._patience.idle, attempt)
@@ -163,7 +163,7 @@ class ModelCall:
         signal, publish, heard, now = self._signal, self._publish, watch.heard, watch.now
         try:
             async for event in stream:
-                if attempt.aborted:  # left behind by a run that is over or asks somebody else: say nothing more
+                if attempt.aborted:  # the run is over or calls another model: publish nothing more
                     return
                 heard[0] = now()
                 reply.add(event)
@@ -171,14 +171,14 @@ class ModelCall:
                     await watch.aside(backlog.room())
         finally:
             if (close := getattr(stream, "aclose", None)) is not None:
-                await close()  # gives the connection back, also when the run is aborted
+                await close()  # releases the connection, also when the run is aborted
 
 
 _STALLED = "stalled"
 
 
 class _Watch:
-    """Sets a signal when nothing was heard for too long. One timer for a whole stream, not one for each delta."""
+    """Sets a signal when the stream was silent for too long. One timer per stream, not one per delta."""
 
     def __init__(self, seconds: float | None, signal: Signal) -> None:
         loop = asyncio.get_running_loop()
@@ -195,7 +195,7 @@ class _Watch:
             self._timer.cancel()
 
     async def aside(self, wait: Awaitable[None]) -> None:
-        """Wait for somebody else than the model, whose silence does not count meanwhile."""
+        """Wait for something other than the model, whose silence does not count meanwhile."""
         self._is_aside = True
         try:
             await wait

@@ -77,7 +77,7 @@ def _route(providers: list[Provider], model: object) -> Route:
 
 
 def _named_route(providers: list[Provider], name: str) -> Route:
-    """With providers at hand, "openai:..." means the one of that name, and any other text is an id for the only one."""
+    """With explicit providers, "openai:..." means the one of that name; any other text is an id for the only one."""
     service, colon, model_id = name.partition(":")
     for provider in providers:
         if colon and model_id.strip() and service == provider.name:

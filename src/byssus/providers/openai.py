@@ -1,6 +1,6 @@
 """OpenAI, and every server that speaks its chat completions: Azure, DeepSeek, Qwen, Ollama, vLLM and others.
 
-- The SDK is imported at the first use, on a thread. A missing package or key is told by `stream()`; a server on another
+- The SDK is imported at the first use, on a thread. A missing package or key raises in `stream()`; a server on another
   `base_url` may need no key.
 - Outward strict: what goes out is valid whatever the history holds. Results follow their calls, ids are short, images
   of results go into a user message (a tool may answer with text only), and nothing is sent that the service refuses.
@@ -56,6 +56,7 @@ from byssus.messages import (
     Block,
     ImageContent,
     Message,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolResultMessage,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 _KEY_HINT = "set OPENAI_API_KEY or pass OpenAIProvider(api_key=...)"
 _LONGEST_ID = 40
 _LONGEST_NAME = 64
-_THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what a model thinks; OpenAI itself tells nothing
+_THOUGHTS = ("reasoning_content", "reasoning")  # the fields in which servers send thinking; OpenAI sends none
 
 
 class OpenAIProvider:
@@ -104,7 +105,7 @@ class OpenAIProvider:
         return self._stream(request.model, service, _body(request, service))
 
     def check(self) -> None:
-        """Raise what is missing, the package or the key, before anything is asked."""
+        """Raise if the package or the key is missing, before anything is sent."""
         self._service()
 
     def _service(self) -> Service:
@@ -218,7 +219,7 @@ def _turns(messages: Sequence[Message], service: Service, model: Model) -> list[
 
 
 def _say(turns: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
-    """What the user says. Neighbours are joined: not every model's template takes two in a row."""
+    """User messages. Adjacent ones are joined: not every model's template takes two in a row."""
     if turns and turns[-1]["role"] == "user":
         turns[-1]["content"] += parts
     elif parts:
@@ -236,7 +237,7 @@ def _reply(turns: list[dict[str, Any]], reply: dict[str, Any]) -> None:
 
 
 def _answer(turns: list[dict[str, Any]], message: ToolResultMessage, ids: wire.CallIds) -> None:
-    """A result stands behind the call or its neighbour; what a user said in between, or saw of it, comes after."""
+    """A result follows its call or another result; user messages and images in between come after it."""
     parts = _visible(message.content)
     images = [part for part in parts if part["type"] == "image_url"]
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
@@ -303,7 +304,7 @@ def _signature(field: str, service: Service) -> str | None:
 
 
 def _thoughts(message: AssistantMessage, service: Service) -> dict[str, str]:
-    """What the model thought, if it did so on this very server. Another one may refuse the field, or not believe it."""
+    """The thinking, if it came from this server. Another server may reject the field or its signature."""
     thoughts: dict[str, str] = {}
     for field in _THOUGHTS:
         signature = _signature(field, service)
@@ -333,7 +334,7 @@ async def _read(pieces: AsyncIterator[bytes], reading: _Reading) -> AsyncGenerat
 
 
 class _Call(Struct):
-    """A tool call that is arriving. Nothing is told before its name is known."""
+    """A tool call that is arriving. No event is published before its name is known."""
 
     index: int
     id: str
@@ -386,7 +387,7 @@ class _Reading:
             if call.name is None:
                 yield from self._begin(call, "")
             yield ToolCallEnd(call.index, parse_tool_call(call.id, call.name or "", "".join(call.parts)))
-        stop = "tool_use" if self._calls else "stop"
+        stop: ReplyStop = "tool_use" if self._calls else "stop"
         usage = replace(self._usage, cost=self.model.cost(self._usage))
         yield StreamDone("length" if self._stop == "length" else stop, usage)
 
@@ -405,7 +406,7 @@ class _Reading:
             yield from self._piece(piece, piece.get("function") or {})
 
     def _switch(self, field: str, start: type[TextStart | ThinkingStart]) -> Iterator[StreamEvent]:
-        """Go on with the text or the thoughts that are open, or begin anew."""
+        """Continue the open block of text or thinking, or begin a new one."""
         if self._open is None or self._open[0] != field:
             yield from self._close()
             self._open = (field, self._next_index())
@@ -484,7 +485,7 @@ class _Reading:
         read = details.get("cached_tokens") or usage.get("prompt_cache_hit_tokens") or 0
         written = details.get("cache_write_tokens") or 0
         fresh = usage.get("prompt_tokens") or 0
-        if (whole := plausible_tokens(fresh)) == fresh:  # else it is told as it came, and reported where it is counted
+        if (whole := plausible_tokens(fresh)) == fresh:  # else it is passed on, and logged where it is counted
             fresh = max(0, whole - plausible_tokens(read) - plausible_tokens(written))
         self._usage = Usage(fresh, usage.get("completion_tokens") or 0, read, written)
 
@@ -532,7 +533,7 @@ def _failure(error: Exception, client: AsyncOpenAI, model: Model) -> ProviderErr
 def _refusal(
     told: Any, client: AsyncOpenAI, model: Model, status: int | None = None, wait: float | None = None
 ) -> ProviderError:
-    """What a service told, with a status or in the middle of a stream, as an error of ours."""
+    """An error of the service, with a status or in the middle of a stream, as a `ProviderError`."""
     fields: dict[str, Any] = told if isinstance(told, dict) else {"message": told}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
     message = str(fields.get("message") or fields.get("detail") or told)

@@ -1,7 +1,7 @@
 """A reply in the making: stream events in, an assistant message out.
 
-There is one place that puts a reply together, so a provider only tells what arrives, and what had arrived is at hand
-whenever the stream breaks off. What a provider says of tokens is not believed beyond what is possible: whatever number
+There is one place that puts a reply together, so a provider only reports what arrives, and the part so far is known
+whenever the stream breaks off. Impossible token counts of a provider are clamped: whatever number
 it sends, the reply is kept.
 """
 
@@ -28,6 +28,7 @@ from byssus.messages import (
     AssistantMessage,
     Block,
     Failure,
+    ReplyStop,
     TextContent,
     ThinkingContent,
     ToolCall,
@@ -83,10 +84,10 @@ class Reply:
             self._usage = self._believed(event.usage)
 
     def _believed(self, told: object) -> Usage:
-        """The usage that a provider tells, in range: users pay by it."""
+        """The usage that a provider reports, clamped to possible values: users pay by it."""
         usage = told.plausible() if isinstance(told, Usage) else Usage()
         if usage != told:
-            what = "provider %r told an impossible usage for model %r: %s; it is counted as %r"
+            what = "provider %r reported an impossible usage for model %r: %s; it is counted as %r"
             _log.warning(what, self.provider, self._model, _shown(told), usage)
         return usage
 
@@ -102,7 +103,7 @@ class Reply:
         stop_reason = "tool_use" if self._calls and self._done.stop_reason == "stop" else self._done.stop_reason
         return self._build(stop_reason, None)
 
-    def broken(self, stop_reason: str, error: Failure | None = None) -> AssistantMessage:
+    def broken(self, stop_reason: ReplyStop, error: Failure | None = None) -> AssistantMessage:
         """What has arrived so far, marked as broken off. A tool call that is not whole is left out."""
         return self._build(stop_reason, error)
 
@@ -111,7 +112,7 @@ class Reply:
         reply = self.broken("aborted")
         return msgspec.structs.replace(reply, content=[b for b in reply.content if not isinstance(b, ToolCall)])
 
-    def _build(self, stop_reason: str, error: Failure | None) -> AssistantMessage:
+    def _build(self, stop_reason: ReplyStop, error: Failure | None) -> AssistantMessage:
         indexes = sorted({*self._texts, *self._thinking, *self._calls})
         blocks = [block for index in indexes if (block := self._block(index)) is not None]
         return AssistantMessage(blocks, stop_reason, self._usage, self._model, self.provider, error)

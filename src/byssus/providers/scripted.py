@@ -1,7 +1,7 @@
-"""A provider whose replies are written down beforehand: for tests, examples and benches.
+"""A provider with scripted replies, for tests, examples and benchmarks.
 
 It is a real provider: it streams, fails and calls tools as the others do. It is strict in both directions: a call that
-nobody scripted is an error at once, and a step that nobody used is one at the end.
+is not in the script is an error, and so is a step that was not used at the end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ScriptedProvider:
         return self._play(self._steps[position], request)
 
     def assert_done(self) -> None:
-        """Complain about steps that nobody used."""
+        """Raise `ScriptError` if steps of the script were not used."""
         unused = len(self._steps) - len(self.requests)
         if unused > 0:
             raise ScriptError(f"{unused} of {len(self._steps)} scripted steps were never used")

@@ -66,7 +66,7 @@ def checked(kind: type[T], value: Any) -> T:
 
 
 def tool_name(name: str, longest: int) -> str:
-    """The name of a called tool as services take it: models also call tools that nobody gave them."""
+    """The name of a called tool as services take it: models also call tools that do not exist."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:longest] or "unnamed"
 
 
@@ -213,7 +213,7 @@ async def frames(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 async def drain(rest: AsyncIterator[object]) -> None:
-    """Read what a service sends after its last word: a connection is kept only if its response was read to the end."""
+    """Read the rest of a response: a connection is reused only if its response was read to the end."""
     with suppress(Exception):  # the reply is whole, whatever happens now; the connection is closed instead
         async with asyncio.timeout(0.1):
             async for _ in rest:
@@ -240,7 +240,7 @@ def sendable(key: str | None, hint: str) -> str | None:
 
 
 def redacted(text: str, client: object) -> str:
-    """At most 500 characters of what a service said; some repeat the key."""
+    """At most 500 characters of a service's error, without the key, which some repeat."""
     for name in ("api_key", "auth_token", "access_token", "admin_api_key", "aws_secret_key", "aws_session_token"):
         if secret := getattr(client, name, None):
             text = text.replace(str(secret), "[key]")
@@ -269,7 +269,7 @@ _ADVICE: dict[type[ProviderError], tuple[str, str]] = {
 def refusal(
     kind: type[ProviderError], host: str, model: str, said: str, *, hint: str, wait: float | None = None
 ) -> ProviderError:
-    """The service said no. `hint` tells where a key comes from."""
+    """The service rejected the request. `hint` says where a key comes from."""
     happened, advice = _ADVICE[kind]
     if kind is AuthenticationFailed:
         advice = f"{advice}; {hint}"

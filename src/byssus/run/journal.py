@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log.answers import NewAnswer, Question
@@ -25,7 +25,7 @@ from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
 from byssus.tools import Outcome
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.decisions import Approval, Pending, kind_of
+from byssus.values.decisions import Approval, Pending, Why, kind_of
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 from byssus.values.results import StopReason
@@ -108,6 +108,9 @@ class History(Protocol):
 
     def sent(self, count: int, /) -> None:
         """Note that so many messages were chosen for a model."""
+
+    async def is_current(self) -> bool:
+        """Whether the thread is still as it was loaded, and no run drives it."""
 
     async def begin(self, driver: Driver, messages: Sequence[Message] = (), /) -> None:
         """Take the lease and, in the same commit, append the messages. Without messages, load what changed."""
@@ -239,7 +242,7 @@ def pending(thread_id: str | None, journal: Journal) -> list[Pending]:
             entry.call_id,
             entry.name,
             json.loads(entry.edited or entry.arguments) or {},
-            entry.reason or "",
+            cast("Why", entry.reason),  # of a call that waits it is known
             entry.question or "",
             entry.asked_at or "",
             journal.ledger.namespace,

@@ -24,6 +24,7 @@ from byssus.errors import (
     OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
+    ToolMissing,
 )
 from byssus.events import (
     AgentEnd,
@@ -127,7 +128,12 @@ class Run:
             self._driver = self._driver._replace(run_id=self.id, cause="resume")
         elif recovery.open_calls(history.messages):
             await history.load(again=True)  # another process may have recorded an answer, or settled the calls
-        tool_calls.check_tools(self._setup, self._journal)
+        try:
+            tool_calls.check_tools(self._setup, self._journal)
+        except ToolMissing:
+            if await history.is_current():
+                raise
+            # Else another run is at work on the calls: they are looked at again once this run has the lease.
         if prompts is not None and _is_waiting(ledger):
             raise _answer_needed(self._setup.thread_id, self._journal)
         if self._history.is_far_behind(history.messages):  # a long thread, for the first time

@@ -65,6 +65,9 @@ class MemoryHistory:
     def sent(self, count: int, /) -> None:
         pass
 
+    async def is_current(self) -> bool:
+        return True
+
     async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
         self.messages.extend(messages)
 

@@ -31,7 +31,7 @@ from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
 from byssus.store.operations import HasStore
-from byssus.threads import checkpoints, retention
+from byssus.threads import checkpoints, listing, retention
 from byssus.threads import forks as fork_operations
 from byssus.threads.encoding import encode_extra, message_row
 from byssus.threads.inbox import Modes
@@ -178,6 +178,12 @@ class ThreadHistory:
     def sent(self, count: int, /) -> None:
         if self._sent:
             self._sent = count
+
+    async def is_current(self) -> bool:
+        position, store, key = self._thread.position, self._thread.store, self._thread.key
+        row = await store.read(threads.find, key)
+        version = 0 if row is None else row.version
+        return position is not None and version == position.version and await listing.state(store, key) != "running"
 
     async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is the journal of, unless an earlier attempt made it and failed afterwards."""

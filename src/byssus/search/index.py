@@ -33,7 +33,7 @@ KINDS = {"message": MESSAGE, "tool_call": CALL}
 
 _LONG_LAG = 1_000  # rows that are not indexed: more are indexed before they are searched
 _BATCH_ROWS, _BATCH_BYTES = 100, 200_000
-_LOOK = 0.25  # seconds between two looks at whether somebody writes
+_LOOK = 0.25  # seconds between two checks for recent writes
 _BREATH = 0.005  # seconds between two batches in the background
 _QUIET_ROWS = 50  # in one of those: a transaction of a few milliseconds
 _BACKLOG = 50_000  # rows that wait: more of them do not wait for silence
@@ -45,11 +45,11 @@ _log = logging.getLogger("byssus.store")
 
 
 def text_of(kind: str, given: Sequence[str | None]) -> str:
-    """The text that is searched: of a message what was said, of a tool call the strings that went in and came out."""
+    """The text that is searched: the text of a message, or the strings in the input and output of a tool call."""
     if kind == MESSAGE:
         try:
             message = decode(given[0] or "null")
-        except StoreCorrupt:  # whoever loads the thread hears of it; others are found all the same
+        except StoreCorrupt:  # loading the thread raises it; other rows are still found
             return ""
         return _text_of_note(message.body) if isinstance(message, Note) else message.text
     arguments, output, error = given
@@ -135,7 +135,7 @@ async def index(store: Runner, limit: int | None = None) -> int:
 
 
 async def reindex(store: Runner) -> int:
-    """Make the whole index anew; returns how many rows were indexed."""
+    """Rebuild the whole index; returns the number of indexed rows."""
     await store.write(queries.reset)
     return await index(store)
 
@@ -204,7 +204,7 @@ def _is_behind(tx: Tx) -> bool:
 
 
 class Indexer:
-    """Indexes what is written to one store while nobody writes."""
+    """Indexes new rows of one store while there are no writes."""
 
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
@@ -232,13 +232,13 @@ class Indexer:
                 pause = _LOOK
             except StoreNotOpen:
                 return
-            except ByssusError as error:  # whoever writes hears of it, too
+            except ByssusError as error:  # writers get the same error
                 _log.warning("%r could not be indexed: %s", store.name, reason(error))
                 pause = _TROUBLE
             del store
 
     def look(self, store: Store) -> int:
-        """Index what waits, if nobody has written since the last look; returns how many rows were indexed."""
+        """Index new rows if there was no write since the last check; returns the number of indexed rows."""
         version = store.version()
         if version == self._seen:
             return 0
@@ -252,7 +252,7 @@ class Indexer:
         return self._dose(store) if lag > _BACKLOG else 0
 
     def _work(self, store: Store) -> int:
-        """Until nothing waits, or somebody writes."""
+        """Until all rows are indexed, or there is a write."""
         done = 0
         while count := self._dose(store):
             done += count

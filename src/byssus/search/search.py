@@ -16,9 +16,10 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime
-from typing import Any, NamedTuple, Protocol
+from datetime import date, datetime
+from typing import Any, NamedTuple, Protocol, get_args
 
+from byssus.accounts.rows import FoundMessage, SearchHit, SearchKind, SearchOrder
 from byssus.accounts.sessions import history_row
 from byssus.errors import InputError, SearchTimeout
 from byssus.queries.log.messages import StoredMessage
@@ -30,7 +31,9 @@ from byssus.search.index import KINDS, index, keep_up, reindex, state, text_of, 
 from byssus.store.computing import IsDropped
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.values.inputs import checked_count, checked_id, column_text
+from byssus.values import clock
+from byssus.values.clock import Time
+from byssus.values.inputs import checked_choice, checked_count, checked_id, column_text
 
 __all__ = ["find_messages", "index", "reindex", "search", "state"]
 
@@ -39,17 +42,14 @@ WINDOW = 2_000  # the newest matches among which relevance is computed, if no mo
 TIMEOUT = 30.0  # seconds
 MARKS = ("**", "**")  # around what matches in a snippet: harmless as HTML, and bold in Markdown
 
-_ORDERS = ("newest", "relevance")
 _TOOL_ROLES = ("tool", "tool_result")  # as an application says it, and as it is stored
 _PAGES = (64, 500, 2_000)  # candidates in the first page, the second, and the others
 _PAGE_BYTES = 4_000_000  # of text that is read at once, or one text that is longer
 _SATURATION, _LENGTH = 1.2, 0.75  # as in BM25
 
-Hit = dict[str, Any]
-
 
 class _Judge(Protocol):
-    """What is looked for."""
+    """A search query with its filters."""
 
     def chains(self) -> Sequence[Sequence[str]]:
         """The tokens that the index must have of it, those of each chain side by side."""
@@ -120,7 +120,7 @@ class _Timer:
 
 
 class _Dropped(Exception):
-    """Nobody waits for the search any more, nor hears of this."""
+    """The caller of the search is gone; this is never raised to it."""
 
 
 class _Row(NamedTuple):
@@ -147,15 +147,15 @@ async def search(
     user_id: str | None = None,
     session_id: str | None = None,
     role: str | None = None,
-    since: str | date | None = None,
-    until: str | date | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
     limit: int = 20,
     offset: int = 0,
-    order: str = "newest",
-    kinds: Sequence[str] = ("message", "tool_call"),
+    order: SearchOrder = "newest",
+    kinds: Sequence[SearchKind] | SearchKind = ("message", "tool_call"),
     marks: tuple[str, str] = MARKS,
     timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
-) -> list[Hit]:
+) -> list[SearchHit]:
     """The messages and tool calls that match a query, each as a dict with a snippet.
 
     All words of the query must be there; `"a phrase"` must be there as it is, `-word` and `-"a phrase"` must not.
@@ -168,8 +168,7 @@ async def search(
         asked = tuple(kind for kind in asked if kind != CALL)
     ask = _Ask(_Saying(matcher), filters, asked, _checked_marks(marks), _hit, _Timer(timeout))
     wanted, passed = checked_limit(limit), checked_count("offset", offset)
-    if order not in _ORDERS:
-        raise InputError(f"order must be one of {', '.join(_ORDERS)}, got {order!r:.80}")
+    checked_choice("order", order, get_args(SearchOrder))
     await keep_up(store)
     if wanted == 0:
         return []
@@ -184,12 +183,12 @@ async def find_messages(
     *,
     user_id: str | None = None,
     session_id: str | None = None,
-    since: str | date | None = None,
-    until: str | date | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
     limit: int = 20,
     offset: int = 0,
     timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
-) -> list[Hit]:
+) -> list[FoundMessage]:
     """The messages that call a tool, the newest first: as in a conversation's history, each with its session."""
     if not isinstance(tool_name, str) or not tool_name:
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
@@ -213,7 +212,7 @@ def _key(_: _Ask, row: _Row, __: float | None) -> int:
     return row.candidate.key
 
 
-def _as_said(_: _Ask, row: _Row, __: float | None) -> Hit:
+def _as_said(_: _Ask, row: _Row, __: float | None) -> FoundMessage:
     """A message as a row of its session's history."""
     found = row.candidate
     said = StoredMessage(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
@@ -239,18 +238,10 @@ def _checked_time(name: str, value: object) -> str | None:
     """A time as it is stored. One without a zone is UTC; a day is all of it."""
     if value is None:
         return None
-    try:
-        if isinstance(value, date) and not isinstance(value, datetime):
-            value = value.isoformat()
-        if name == "until" and isinstance(value, str) and len(value) == len("2026-01-31"):
-            value = f"{value}T23:59:59.999999Z"
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)  # type: ignore[arg-type]
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{name} must be a datetime or a text such as '2026-01-31' or '2026-01-31T12:00:00Z', got {value!r:.80}"
-        ) from error
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = value.isoformat()
+    is_day = isinstance(value, str) and len(value) == len("2026-01-31")
+    return clock.stored(f"{value}T23:59:59.999999Z" if is_day and name == "until" else value, name)
 
 
 def checked_limit(limit: object) -> int:
@@ -402,7 +393,7 @@ def _with_texts(tx: Tx, kind: str, rows: Sequence[Candidate]) -> list[_Text]:
     return [(kind, row, texts[row.key]) for row in rows if row.key in texts]
 
 
-def _hit(ask: _Ask, row: _Row, score: float | None) -> Hit:
+def _hit(ask: _Ask, row: _Row, score: float | None) -> SearchHit:
     _, thread_id, name, role, created_at, tool_name, _, _ = row.candidate
     return {
         "kind": "message" if row.kind == MESSAGE else "tool_call",
@@ -420,7 +411,7 @@ def _hit(ask: _Ask, row: _Row, score: float | None) -> Hit:
 # --- relevance --------------------------------------------------------------------------------------------------------
 
 
-async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> list[Hit]:
+async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> list[SearchHit]:
     scored: list[_Scored] = []
     cursor: _Cursor | None = _start(ask)
     window = max(WINDOW, offset + limit)
@@ -429,7 +420,7 @@ async def _most_relevant(store: Runner, ask: _Ask, limit: int, offset: int) -> l
         found, cursor = await store.compute(functools.partial(_next_scored, ask, cursor, page))
         scored += found
     best = (await store.compute(lambda _: _ranked(scored[:window])))[offset : offset + limit]
-    hits: list[Hit] = []
+    hits: list[SearchHit] = []
     while best:
         some = best[: len(_fitting([one.candidate for _, one in best[: _PAGES[1]]]))]
         best = best[len(some) :]
@@ -480,6 +471,6 @@ def _read_again(tx: Tx, ask: _Ask, found: Sequence[_Scored]) -> list[_Text]:
 
 def _shown(
     ask: _Ask, texts: Sequence[_Text], best: Sequence[tuple[float, _Scored]], is_dropped: IsDropped
-) -> list[Hit]:
+) -> list[SearchHit]:
     scores = {(one.kind, one.candidate.key): score for score, one in best}
     return [ask.show(ask, row, scores[row.kind, row.candidate.key]) for row in _verified(ask, texts, is_dropped)]

@@ -8,8 +8,8 @@ r"""Words: how text is folded, cut into tokens, searched, and shown. Nothing her
   of its runs. Whatever a query matches has all the tokens of the query, and those of each of its `chains` side by side.
   The reverse need not be true: an index over the tokens gives candidates, and `Matcher` decides. So what is found does
   not depend on the index.
-- Matching takes time that is linear in the text, whatever the query is: a phrase is not tried at each place anew.
-- `VERSION` grows with each change to what the tokens of a text are: an index of another version is made anew.
+- Matching takes time that is linear in the text, whatever the query is: a phrase is not tried again at each place.
+- `VERSION` grows with each change to what the tokens of a text are: an index of another version is rebuilt.
 """
 
 from __future__ import annotations

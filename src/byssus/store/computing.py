@@ -4,8 +4,8 @@ What is read from a database is worked on here, after its transaction has ended.
 no reader from others, pins no snapshot, and delays no fork.
 
 - There are few workers for the whole process, whatever is asked of them: the interpreter runs one thread at a time.
-- A caller that is cancelled gets its CancelledError at once. Its call is not begun any more; one that runs is told, and
-  ends where it looks.
+- A caller that is cancelled gets its CancelledError immediately. A call that has not begun is dropped; a running one is
+  signalled, and ends at its next check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-IsDropped = Callable[[], bool]  # whether nobody waits for the outcome any more
+IsDropped = Callable[[], bool]  # whether the caller is gone
 
 _WORKERS = 2  # so that a short call does not wait for a long one
 _workers = ThreadPoolExecutor(_WORKERS, "byssus-compute")  # which starts no thread before the first call

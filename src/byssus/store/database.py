@@ -20,7 +20,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from byssus import telemetry
 from byssus.errors import ByssusError
@@ -32,6 +32,7 @@ from byssus.store.upkeep import Upkeep
 P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Durability: TypeAlias = Literal["full", "normal"]
 Moment = object  # a time by the database's clock: good as a parameter, and for nothing else
 
 

@@ -1,7 +1,7 @@
 """A store that is opened when it is first asked for, and released when its handle is closed or collected.
 
 Every surface has one: coroutines await `store()` and `close()`, plain code calls `opened()` and `close_now()`. A child
-process inherits no open store; its handle opens the database anew.
+process inherits no open store; its handle opens the database again.
 """
 
 from __future__ import annotations

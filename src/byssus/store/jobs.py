@@ -50,7 +50,7 @@ class CommitFuture(asyncio.Future[T]):
                 self.cancel()
                 with shielded():
                     cancelled = yield from until_done(self).__await__()
-                self.exception()  # it is not the task's any more, and must not be reported as one that nobody saw
+                self.exception()  # it is not the task's any more, and must not be reported as never retrieved
                 raise cancelled or error from None
         return self.result()
 
@@ -122,7 +122,7 @@ class Job(Generic[T]):
 
     def begin(self, interrupt: Callable[[], object]) -> bool:
         """Whether it is still to be run; if so, `interrupt` is called should it be dropped while it runs."""
-        self._interrupt = interrupt  # before the look: whoever drops it looks for this afterwards
+        self._interrupt = interrupt  # set before the check: a caller that drops the job reads this afterwards
         return not self.is_dropped
 
     def end(self) -> None:

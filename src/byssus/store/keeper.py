@@ -97,9 +97,9 @@ class Keeper(Generic[L]):
                 if store is not None and self._held:
                     self._look(store)
                     self._beat(store, now)
-            except StoreNotOpen:  # closed: nobody can write any more, so there is nothing to keep
+            except StoreNotOpen:  # closed: no writes are possible any more, so there is nothing to renew
                 store = None
-            except StoreUnusable as error:  # the file was moved away: what these runs write is read by nobody
+            except StoreUnusable as error:  # the file was moved away: what these runs write is lost
                 _log.warning("the leases are lost: %s", error)
                 self._lose(list(self._held))
             except Exception as error:  # noqa: BLE001 - whatever it is, the runs of this process need their keeper
@@ -139,7 +139,7 @@ class Keeper(Generic[L]):
                 self._give_up()
 
     def _give_up(self) -> None:
-        """What could not be renewed for as long as it lasts is lost, whoever may have it now."""
+        """A lease that could not be renewed before its expiry is lost."""
         now = time.monotonic()
         with self._changed:
             late = [lease for lease, then in self._renewed.items() if now - then > lease.seconds]

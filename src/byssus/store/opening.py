@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from byssus.errors import MissingExtra
-from byssus.store.database import Store
+from byssus.store.database import Durability, Store
 from byssus.store.sqlite import file as sqlite_file
 from byssus.store.sqlite import store as sqlite
 from byssus.values import places
@@ -28,7 +28,7 @@ def is_dsn(place: object) -> TypeGuard[str]:
     return places.postgres_dsn(place) is not None
 
 
-def open(place: Place, *, durability: str = "full", **options: Any) -> Store:  # noqa: A001 - opening.open(...)
+def open(place: Place, *, durability: Durability = "full", **options: Any) -> Store:  # noqa: A001 - opening.open(...)
     """The store on a database, made and migrated if need be. Give it back with `sharing.release`.
 
     Options are those of the database: `busy_seconds` and `read_only` for a file; `pool_size` for a server, and

@@ -18,7 +18,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from byssus.store.computing import IsDropped
 from byssus.store.database import Store, Tx
@@ -26,6 +26,8 @@ from byssus.store.database import Store, Tx
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Q = ParamSpec("Q")  # of static methods: a checker would not find those of the class there
+R = TypeVar("R")
 
 
 class Runner(Protocol):
@@ -162,10 +164,10 @@ class awaited(_Method, Generic[P, T]):  # noqa: N801
     def __init__(self, operation: Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]) -> None:
         self._find = lambda: operation
 
-    @classmethod
-    def late(cls, find: Callable[[], Callable[Concatenate[Runner, P], Coroutine[Any, Any, T]]]) -> Self:
+    @staticmethod
+    def late(find: Callable[[], Callable[Concatenate[Runner, Q], Coroutine[Any, Any, R]]]) -> awaited[Q, R]:
         """An operation of a module that is imported with its first use: `awaited.late(lambda: search.search)`."""
-        made = cls.__new__(cls)
+        made: awaited[Q, R] = awaited.__new__(awaited)
         made._find = find
         return made
 
@@ -189,10 +191,10 @@ class direct(_Method, Generic[P, T]):  # noqa: N801
     def __init__(self, function: Callable[Concatenate[Store, P], T]) -> None:
         self._find = lambda: function
 
-    @classmethod
-    def late(cls, find: Callable[[], Callable[Concatenate[Store, P], T]]) -> Self:
+    @staticmethod
+    def late(find: Callable[[], Callable[Concatenate[Store, Q], R]]) -> direct[Q, R]:
         """A function of a module that is imported with its first use."""
-        made = cls.__new__(cls)
+        made: direct[Q, R] = direct.__new__(direct)
         made._find = find
         return made
 

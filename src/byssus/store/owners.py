@@ -131,7 +131,7 @@ def in_memory() -> str:
 
 
 def token_of(owner: str) -> str | None:
-    """The token of a lease that this very process holds or held; None if the owner is somebody else."""
+    """The token of a lease that this process holds or held; None if the owner is another process."""
     known = _parts(owner)
     if known.get("proof") in _proofs:
         return known.get("lease")
@@ -151,7 +151,7 @@ def _parts(owner: str) -> dict[str, str]:
 
 
 def _is_unlocked(path: str) -> bool:
-    """Whether there is such a file, and nobody holds its lock."""
+    """Whether the file exists and is not locked."""
     with _opened(path, _READ) as file:
         return file is not None and _can_be_locked(file)
 

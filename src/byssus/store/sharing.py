@@ -1,7 +1,7 @@
 """One store for each database in a process, counted by its users.
 
 Two of them on one SQLite file would break each other's locks, and on Postgres they would only cost connections. What is
-still open when the process ends is closed then. A child process inherits nothing: it opens the database anew.
+still open when the process ends is closed then. A child process inherits nothing: it opens the database again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("byssus.store")
 
 
 def share(key: Callable[[S | None], Hashable | None], make: Callable[[], S], check: Callable[[S], object]) -> S:
-    """The store with this key, made if there is none. None is nobody's key. Give it back with `release`.
+    """The store with this key, created if there is none. The key None is never shared. Return it with `release`.
 
     The key is asked for without a store, and of a store that was just made: what a path leads to can change meanwhile,
     and a file has no identity before it exists.
@@ -61,7 +61,7 @@ def release(store: Store) -> None:
             return
         for key in [key for key, known in _stores.items() if known is store]:
             del _stores[key]
-        # Inside the lock: whoever opens the same database next must not meet a store that is half closed.
+        # Inside the lock: the next caller that opens the same database must not get a half-closed store.
         store.close()
 
 
@@ -73,7 +73,7 @@ def release_with(owner: object, store: Store) -> weakref.finalize[..., object]:
 
 
 def release_aside(store: Store) -> None:
-    """Release a store where nobody can wait: the collector may run where the last release would wait for."""
+    """Release a store without waiting: the garbage collector may run inside what the release would wait for."""
     threading.Thread(target=release, args=(store,), name="byssus-release", daemon=True).start()
 
 
@@ -94,7 +94,7 @@ def _after_fork() -> None:
             try:
                 store.after_fork()
             except Exception:  # noqa: BLE001 - the other databases have nothing to do with it
-                _log.exception("%r could not be opened again after a fork; close it and open it anew", store.name)
+                _log.exception("%r could not be opened again after a fork; close it and open it again", store.name)
     finally:
         _lock.release()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from byssus.errors import InputError
 from byssus.messages import checked_dumps
 from byssus.queries.log import answers
 from byssus.queries.log import tool_calls as ledger
 from byssus.queries.log.answers import ApprovalRow, NewAnswer, PendingRow, Question
+from byssus.queries.log.tool_calls import CallStatus
 from byssus.store.database import Row
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
@@ -21,6 +22,8 @@ from byssus.values.decisions import (
     Approval,
     Ask,
     Pending,
+    Recovery,
+    Why,
     approval_in,
     encode_answer,
     is_approval,
@@ -44,10 +47,10 @@ class ToolCallRecord(NamedTuple):
     call_id: str
     tool_name: str
     arguments: dict[str, Any]
-    recovery: str
+    recovery: Recovery
     idempotency_key: str
     run_id: str
-    status: str
+    status: CallStatus
     attempts: int
     asked_at: str | None
     started_at: str | None
@@ -97,7 +100,8 @@ def _pending(row: PendingRow, approvals: Sequence[Approval]) -> Pending:
     return Pending(
         *row[:3],
         json.loads(row.arguments) or {},
-        *row[4:8],
+        cast("Why", row.reason),
+        *row[5:8],
         user_id=row.owner,
         approvers=row.approvers,
         approvals=list(approvals),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from byssus.errors import InputError, ThreadMoved
@@ -243,15 +242,13 @@ def encoded(checkpoint: Checkpoint) -> NewCheckpointRow:
         checked_new_id(about.parent_checkpoint_id, "a parent_checkpoint_id")
     if isinstance(about.step, bool) or not isinstance(about.step, int) or not 0 <= about.step <= HIGHEST_STEP:
         raise InputError(f"a step must be a whole number from 0 to 2**53 - 1, got {about.step!r:.80}")
-    if not isinstance(about.created_at, datetime) or about.created_at.tzinfo is None:
-        raise InputError(f"created_at must be a datetime with a time zone, got {about.created_at!r:.80}")
     return NewCheckpointRow(
         refuse_long_id(checked_checkpoint_id(about.checkpoint_id), "a checkpoint id"),
         about.step,
         about.parent_checkpoint_id,
         encoded_about(about.tags, about.summary),
         encoded_body(checkpoint.state, checkpoint.tools_result, checkpoint.next_node),
-        about.created_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z",
+        clock.stored(about.created_at, "created_at"),
     )
 
 
@@ -291,8 +288,8 @@ def left_behind(summary: str) -> NewCheckpointRow:
 
 def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     about = json.loads(row.about)
-    made = datetime.fromisoformat(row.created_at)
-    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, made, about["tags"], about["summary"], row.seq)
+    told = (row.created_at, about["tags"], about["summary"])
+    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, *told, row.seq)
 
 
 def _list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointMetadata]:

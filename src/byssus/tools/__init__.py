@@ -17,7 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -30,7 +30,7 @@ from byssus.tools.details import readable as readable
 from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
-from byssus.values.decisions import Ask
+from byssus.values.decisions import Ask, Recovery
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
 
@@ -39,7 +39,7 @@ __all__ = ["Done", "NotDone", "Tool", "ToolContext", "Unknown", "tool"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RECOVERIES = ("never", "retry", "check", "ask")
+RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 MAX_ATTEMPTS = 3  # interrupted attempts of a call before a person is asked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -121,7 +121,7 @@ class Tool(Generic[P, R]):
         description: str | None = None,
         timeout: float | None = None,
         sequential: bool = False,
-        recovery: str = "never",
+        recovery: Recovery = "never",
         approval: bool | Ask = False,
         check: Callable[[ToolContext], Any] | None = None,
         max_attempts: int | None = MAX_ATTEMPTS,
@@ -172,7 +172,7 @@ class Tool(Generic[P, R]):
         check = self._check
         try:
             answer = await within(run(check, {"context": context}, positional=True), self._timeout)
-        except Exception:  # noqa: BLE001 - the model is told that nobody knows
+        except Exception:  # noqa: BLE001 - the model reads that the outcome is unknown
             _log.exception("the check of tool %r failed for call %r", self.name, context.tool_call_id)
             return Unknown()
         if isinstance(answer, Done | NotDone | Unknown):
@@ -263,7 +263,7 @@ def tool(
     description: str | None = None,
     timeout: float | None = None,
     sequential: bool = False,
-    recovery: str = "never",
+    recovery: Recovery = "never",
     approval: bool | Ask = False,
     check: Callable[[ToolContext], Any] | None = None,
     max_attempts: int | None = MAX_ATTEMPTS,

@@ -8,20 +8,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
 from byssus.errors import InputError
 from byssus.values import clock
+from byssus.values.clock import Time
 
 
 @dataclass(slots=True)
 class CheckpointMetadata:
-    """What a list shows of a checkpoint. `created_at` is UTC, and now if it is not given.
+    """What a list shows of a checkpoint. `created_at` is ISO 8601 UTC text, and now if it is not given.
 
+    You may pass a datetime, or text with any offset; without an offset it is UTC.
     `seq` is the place of its last message in the thread, 0 before the first one; None on one that was not stored yet.
     """
 
@@ -29,13 +30,27 @@ class CheckpointMetadata:
     checkpoint_id: str = field(default_factory=clock.new_id)
     step: int = 0
     parent_checkpoint_id: str | None = None
-    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    created_at: str = field(default_factory=clock.now)
     tags: list[str] = field(default_factory=list)
     summary: str = ""
     seq: int | None = field(default=None, compare=False)
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            thread_id: str,
+            checkpoint_id: str = ...,
+            step: int = 0,
+            parent_checkpoint_id: str | None = None,
+            created_at: Time = ...,
+            tags: Sequence[str] = ...,
+            summary: str = "",
+            seq: int | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        self.created_at = _in_utc(self.created_at)
+        self.created_at = clock.stored(self.created_at, "created_at")
         if isinstance(self.tags, tuple | set | frozenset):
             self.tags = list(self.tags)
 
@@ -138,9 +153,7 @@ class Erased(NamedTuple):
     threads: int
     checkpoints: int
     messages: int
-    is_gone: (
-        bool  # False: somebody who is still reading keeps old pages in the file, or there was no room to rewrite it
-    )
+    is_gone: bool  # False: a reader keeps old pages in the file, or there was no room to rewrite it
     kept: list[str]  # forks that still hold what they shared with it
     note: str
     backups: list[str]  # known backups that may still hold it
@@ -182,21 +195,7 @@ def keep_tagged(*tags: str) -> Retention:
     return Retention(tags=frozenset(tags))
 
 
-# --- times and drawings -----------------------------------------------------------------------------------------------
-
-
-def _in_utc(moment: Any) -> datetime:
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError as error:
-            raise InputError(f"created_at must be a time, got {moment!r:.80}; use datetime.now(UTC)") from error
-    if not isinstance(moment, datetime):
-        raise InputError(f"created_at must be a datetime, got {moment!r:.80}; use datetime.now(UTC)")
-    try:
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except OverflowError as error:
-        raise InputError(f"created_at is beyond the years that can be stored: {moment!r}") from error
+# --- drawings ---------------------------------------------------------------------------------------------------------
 
 
 class Signs(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
@@ -19,6 +19,9 @@ from byssus.messages import (
     image_type,
 )
 from byssus.values.results import ToolResult
+
+Recovery: TypeAlias = Literal["never", "retry", "check", "ask"]
+Why: TypeAlias = Literal["approval", "recovery"]
 
 APPROVAL, RECOVERY = "approval", "recovery"
 APPROVE, DENY, RESULT = "approve", "deny", "result"
@@ -35,7 +38,7 @@ class Approve(Struct, frozen=True):
 
 
 class Deny(Struct, frozen=True):
-    """Keeps a tool from running; the model reads the reason. From `before_tool_call`, or as an answer."""
+    """Denies a tool call; the model reads the reason. Return it from `before_tool_call`, or pass it as an answer."""
 
     reason: str
 
@@ -124,7 +127,7 @@ class Pending(Struct, frozen=True):
     call_id: str
     tool_name: str
     arguments: dict[str, Any]
-    reason: str
+    reason: Why
     question: str
     asked_at: str
     namespace: str = ""
@@ -154,7 +157,7 @@ def approval_in(answer: object) -> Approve:
 
 
 def encode_answer(answer: object) -> str:
-    """What a person said, as it is stored."""
+    """A person's answer, as it is stored."""
     if is_approval(answer):
         return checked_dumps({"decision": APPROVE})
     if isinstance(answer, str) and answer == DENY:

@@ -63,7 +63,7 @@ def is_long_id(name: str) -> bool:
 
 
 def column_id(name: str) -> str:
-    """An id that somebody else has chosen, a model for example, as a column takes it; the body keeps the original.
+    """An id that was chosen outside, for example by a model, as a column takes it; the body keeps the original.
 
     One that is too long ends with a hash of all of it instead, so that it stays the same and another one stays another.
     """

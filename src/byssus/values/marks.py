@@ -19,7 +19,7 @@ class MarkedMessages(NamedTuple):
         """What is left of a thread's messages without these, and without the results of calls that are among them."""
         if len(messages) == self.total and all(_may_be(messages[place], name) for place, name in self.ids.items()):
             hidden = [place in self.ids for place in range(len(messages))]
-        else:  # another hook was here before, or nobody needs the places
+        else:  # another hook has changed the list, or the positions are not needed
             names = set(self.ids.values())
             hidden = [not isinstance(message, Note) and message.id in names for message in messages]
         left: list[Message] = []

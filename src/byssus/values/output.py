@@ -25,7 +25,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 class Output(Generic[T]):
-    """The type that a reply shall have: msgspec, pydantic, dataclass, TypedDict or builtin."""
+    """The type of a structured reply: msgspec, pydantic, dataclass, TypedDict or builtin."""
 
     def __init__(self, kind: type[T]) -> None:
         try:
@@ -76,7 +76,7 @@ class Output(Generic[T]):
 
 
 def in_words(schema: dict[str, Any]) -> str:
-    """What a model is told that has to be told."""
+    """The instruction for a model without structured output."""
     return f"Reply with JSON only, no other text, that fits this JSON schema:\n{dumps(schema)}"
 
 
@@ -85,7 +85,7 @@ class _DoesNotFit(Exception):
 
 
 def _try_out(kind: Any) -> None:
-    """Raise now if msgspec could read this type from no reply at all. Nobody's own checks are called."""
+    """Raise now if msgspec cannot parse this type from any reply. Custom validators are not called."""
     with contextlib.suppress(msgspec.ValidationError):
         msgspec.convert(None, kind, dec_hook=lambda kind, value: value)  # noqa: ARG005
 

@@ -15,7 +15,7 @@ import re
 EXAMPLE = "postgresql://user:password@host:5432/database"
 
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
-_WHERE = "host|hostaddr|dbname|service"  # what a DSN may be all by itself
+_WHERE = "host|hostaddr|dbname|service"  # each of these alone makes a DSN
 _SETTING = re.compile(
     rf"(?:({_WHERE})|port|user|passfile|sslmode|sslcert|sslkey|sslrootcert|options|application_name|connect_timeout"
     r"|client_encoding|target_session_attrs|channel_binding|require_auth|gssencmode|keepalives)\s*=\s*",

@@ -1,4 +1,4 @@
-"""What a person says, in whatever form a program passes it on, as user messages.
+"""Prompts in all forms that a program can pass, as user messages.
 
 Text, a `UserMessage`, a dict of either shape (`{"role": "user", ...}`, or a block such as `{"type": "image", ...}`), an
 image as a block, as the path of its file or as its bytes. In a list, text beside an image belongs to one message;
@@ -21,17 +21,17 @@ _TAKES = "takes text, a UserMessage, a dict of one, an image (ImageContent, a pa
 
 
 def as_prompts(message: Prompt, method: str = "prompt") -> list[UserMessage]:
-    """What a caller meant to say, as user messages."""
+    """Convert a prompt to user messages."""
     is_list = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
     items: list[Any] = list(message) if is_list else [message]  # type: ignore[arg-type]
     if not items:
-        raise InputError(f"{method}() got an empty list; say something")
+        raise InputError(f"{method}() got an empty list; pass at least one message")
     parts = [_part(item, method) for item in items]
     return [_checked(said, method) for said in _joined(parts)]
 
 
 def single(message: object, method: str) -> UserMessage:
-    """What a caller meant to say, which must be one message."""
+    """Convert a prompt that must be a single message."""
     said = as_prompts(message, method)  # type: ignore[arg-type]
     if len(said) != 1:
         raise InputError(f"{method}() takes one message, and got {len(said)}; call it once for each")
@@ -87,5 +87,5 @@ def _checked(message: UserMessage, method: str) -> UserMessage:
                 "or WebP file"
             )
     if not any(not isinstance(block, TextContent) or block.text.strip() for block in message.content):
-        raise InputError(f"{method}() got an empty message ({message.text!r}); say something")
+        raise InputError(f"{method}() got an empty message ({message.text!r}); pass some text or an image")
     return message

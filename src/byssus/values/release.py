@@ -1,4 +1,4 @@
-"""How a run gives its thread's lease back."""
+"""How a run releases its thread's lease."""
 
 from __future__ import annotations
 

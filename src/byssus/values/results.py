@@ -1,4 +1,4 @@
-"""What a run came to, and what a tool did."""
+"""The results of runs and of tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RunState: TypeAlias = Literal["running", "waiting", "interrupted", "ended"]
 
 
 class ToolResult(Struct):
-    """A tool's answer in full. The model sees `content`; `details` are kept for programs and people.
+    """The full result of a tool. The model sees `content`; `details` are stored for programs and people.
 
     Both may be anything: text and images, or a value that is shown as JSON. `end_run` ends the run after this turn.
     """
@@ -88,7 +88,7 @@ class RunInfo(Struct, frozen=True):
 
 
 class RunResult(Struct, Generic[T], frozen=True):
-    """What a run came to.
+    """The result of a run.
 
     `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; waiting, if tool
     calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
@@ -106,7 +106,7 @@ class RunResult(Struct, Generic[T], frozen=True):
     output: T = None  # type: ignore[assignment]
 
     def raise_for_error(self) -> None:
-        """Raise the model's failure, or that the user's quota is used up, if that is how the run ended."""
+        """Raise the error of the run, if it ended with a failure of the model or an exhausted quota."""
         if self.error is not None:
             raise self.error
 

@@ -1,6 +1,6 @@
 """From a Python type to a JSON schema, and from JSON to a value of that type.
 
-msgspec does it for structs, dataclasses, TypedDicts, enums and the builtin types. A pydantic model does it by itself,
+msgspec does it for structs, dataclasses, TypedDicts, enums and the builtin types. A pydantic model does it on its own,
 also deep inside of one of those; pydantic is never imported here.
 """
 

@@ -31,7 +31,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 def as_text(message: Any) -> str:
-    """A message as it is printed: who speaks, what is said, and in brackets what is no text."""
+    """A message as it is printed: the role, the text, and in brackets everything that is not text."""
     said = "\n".join(filter(None, map(_block_as_text, message.content)))
     if not said and any(block.type == "thinking" for block in message.content):
         said = "[thinking]"
@@ -82,7 +82,7 @@ def code(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, on one line: the class of the error and its text."""
+    """The reason of a failure on one line: the class of the error and its text."""
     text = " ".join(redacted(str(error)).split())
     if len(text) > _LONGEST_REASON:
         text = f"{text[:_LONGEST_REASON]}..."

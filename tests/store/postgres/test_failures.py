@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from byssus.checkpointer import Durability
 from byssus.errors import StoreBusy, StoreError, StoreUnreachable, StoreUnusable
 from byssus.queries.log import threads
 from byssus.store.database import Tx
@@ -375,7 +376,7 @@ def through(request: pytest.FixtureRequest) -> str:
     ],
 )
 def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
-    server: Server, through: str, default: str, durability: str, expected: str
+    server: Server, through: str, default: str, durability: Durability, expected: str
 ) -> None:
     place = Schema(server.create(), "byssus")
     name = psycopg.conninfo.conninfo_to_dict(place.dsn)["dbname"]

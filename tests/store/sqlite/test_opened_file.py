@@ -209,8 +209,8 @@ def remove_wal(path: Path) -> None:
 ACCIDENTS: dict[Callable[[Path], None], str] = {
     remove: r"a\.db' was removed, while it was open; nothing more is written to it.*restore a backup",
     remove_all: r"a\.db' was removed, while it was open",
-    empty: r"a\.db' was emptied by somebody while it was open; nothing more is written to it.*restore a backup",
-    almost_empty: r"a\.db' was emptied by somebody while it was open",
+    empty: r"a\.db' was emptied while it was open; nothing more is written to it.*restore a backup",
+    almost_empty: r"a\.db' was emptied while it was open",
     move: r"a\.db' was moved to '.*moved\.db', while it was open.*last ones in '.*a\.db-wal'.*'.*moved\.db-wal'",
     replace: r"a\.db' was replaced by another file: the one that was open is removed",
     move_directory: r"a\.db' was moved to '.*elsewhere/a\.db', while it was open",
@@ -457,7 +457,7 @@ def rights(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o777], ids=oct)
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param

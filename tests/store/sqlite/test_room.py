@@ -52,7 +52,7 @@ SMALL_DISK = """
             assert (await cp.prune("t7", keep_last(1))).checkpoints
             erased = await cp.erase_thread("t4")
             assert erased.messages > 0
-            assert erased.is_gone or "no room to write the files anew" in erased.note
+            assert erased.is_gone or "no room to rewrite the files" in erased.note
             assert await fill(cp, "more") > 0
             assert await counts(cp, "t2", "t3") == before
         assert os.listdir(directory) == ["a.db"], os.listdir(directory)  # all of it was folded

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
+from byssus.checkpointer import Durability
 from byssus.errors import ByssusError, InputError, StoreError, StoreFull, StoreNotOpen, StoreUnusable, ThreadMoved
 from byssus.queries.log import listing, threads
 from byssus.queries.log.threads import Position
@@ -371,7 +372,7 @@ def test_a_group_of_writes_is_refused_when_a_newer_version_has_migrated_the_file
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
-def test_durability_is_what_sqlite_is_told(path: Path, durability: str, synchronous: int) -> None:
+def test_durability_is_what_sqlite_is_told(path: Path, durability: Durability, synchronous: int) -> None:
     opened = sqlite.open_store(path, durability=durability)
     expected = {
         "synchronous": synchronous,

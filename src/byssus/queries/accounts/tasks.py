@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from byssus.errors import NotFound
 from byssus.queries.accounts import sessions
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
+TaskStatus: TypeAlias = Literal["pending", "running", "paused", "completed", "failed", "cancelled"]
+
 ENDED = ("completed", "failed", "cancelled")
-STATUSES = ("pending", "running", "paused", *ENDED)
+STATUSES: tuple[str, ...] = get_args(TaskStatus)
 
 
 class Task(NamedTuple):

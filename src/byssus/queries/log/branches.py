@@ -168,7 +168,7 @@ class Gap(NamedTuple):
 def empty_places(tx: Tx, point: Point) -> list[Gap]:
     """The places behind the last reply, up to the point, that hold no message. Only there can one still be filled.
 
-    They are told as ranges: a thread that was imported may have as many as there are numbers.
+    They are returned as ranges: a thread that was imported may have as many as there are numbers.
     """
     if point.messages == point.seq:  # the usual case: no place is empty anywhere
         return []

@@ -30,7 +30,7 @@ class ListedRow(NamedTuple):
     created_at: str
     updated_at: str
     user_id: str | None
-    title: str  # "" if nobody has set one
+    title: str  # "" if none was set
     opening: str | None  # the first message of a user: the beginning of its body
     facts: Facts
 

@@ -7,7 +7,7 @@ of a reply is one of: never started (no row), waiting, answered, started (and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from byssus.errors import ThreadMoved
 from byssus.queries.accounts import usage
@@ -17,6 +17,10 @@ from byssus.queries.log.leases import By, Late, Lease
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
+
+CallStatus: TypeAlias = Literal[
+    "waiting", "answered", "started", "done", "failed", "denied", "aborted", "unknown", "left"
+]
 
 WAITING, ANSWERED, STARTED, EXPIRED = "waiting", "answered", "started", "expired"
 OPEN = (WAITING, ANSWERED, STARTED)

@@ -362,7 +362,7 @@ class IndexFacts(NamedTuple):
 
 @takes_long
 def index(tx: Tx, tokenizer: int, kind: str) -> IndexFacts | None:
-    """How the index of a kind agrees with its rows; None if it is to be made anew anyway."""
+    """How the index of a kind agrees with its rows; None if it will be rebuilt anyway."""
     state = tx.one("SELECT upto, tokenizer FROM indexing WHERE kind = :kind", kind=kind)
     if state is None or state[1] != tokenizer:
         return None

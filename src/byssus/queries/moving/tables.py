@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
+from byssus.queries.log.tool_calls import CallStatus
 from byssus.store.database import Row
 
 Key: TypeAlias = tuple[int, ...]
@@ -117,7 +118,7 @@ def _each(kind: Number | Text | Json, *names: str, **options: Any) -> tuple[Colu
     return tuple(Column(name, kind, **options) for name in names)
 
 
-_CALL_STATUSES = ("waiting", "answered", "started", "done", "failed", "unknown", "denied", "aborted", "left")
+_CALL_STATUSES = get_args(CallStatus)
 _HERE = "a line belongs to the thread, or the user, whose line comes before it"
 _LEASED = "a lease belongs to a process of the source; in the target it would only keep every writer out"
 _FOUND = "found among the imported checkpoints"

@@ -107,13 +107,13 @@ def _current(tx: Tx, entries: Sequence[IndexEntry]) -> list[IndexEntry]:
 
 
 def reset(tx: Tx) -> None:
-    """Mark the index as unusable: the next search or indexing makes it anew."""
+    """Mark the index as unusable: the next search or indexing rebuilds it."""
     tx.run("UPDATE indexing SET tokenizer = 0, epoch = epoch + 1")
 
 
 @takes_long
 def discard(tx: Tx) -> None:
-    """Empty the index, so that nothing of it stays; the next search or indexing makes it anew."""
+    """Empty the index, so that nothing of it stays; the next search or indexing rebuilds it."""
     for about in KINDS.values():
         engines.of(tx).clear(tx, about)
     tx.run("DELETE FROM changed_calls")

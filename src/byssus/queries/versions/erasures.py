@@ -1,4 +1,4 @@
-"""Erasures: threads and users that are deleted with every byte of theirs.
+"""Erasures: threads and users that are deleted with every byte of their data.
 
 An erasure is noted in the transaction that puts the threads into the trash, and closed when the files are known to hold
 nothing of them. A process that dies in between leaves the note, and the next one that opens the database finishes the

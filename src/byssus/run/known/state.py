@@ -66,7 +66,9 @@ class AgentState:
         )
 
     def __repr__(self) -> str:
-        return f"AgentState({len(self.messages)} messages, {'running' if self.is_streaming else 'idle'})"
+        history = self._known().history
+        known = f"{len(history.messages)} messages" if history.is_loaded else "not loaded"
+        return f"AgentState({known}, {'running' if self.is_streaming else 'idle'})"
 
     def _loaded(self, what: str) -> History:
         """The history; raises `NotLoaded` if that is not known yet."""

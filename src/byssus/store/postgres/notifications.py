@@ -1,10 +1,10 @@
 """Word of what was committed, between processes: LISTEN and NOTIFY, as a hint and no more.
 
 A commit is announced a moment later, and not in its own transaction: Postgres lets transactions that notify commit
-only one after the other. One announcement stands for all commits of that moment. Whoever is told looks for himself,
-and looks now and then without having been told, so a word that was lost costs time and nothing else.
+only one after the other. One announcement stands for all commits of that moment. A notified process reads the database
+itself, and also reads it from time to time without a notification, so a lost notification only costs time.
 
-Whether words arrive at all is tried out: a pooler swallows them. Then `version` asks for a look each time.
+Whether notifications arrive at all is tested: a pooler drops them. Then `version` asks for a read each time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class News:
         self._wake: tuple[socket.socket, socket.socket] | None = None
 
     def announce(self) -> None:
-        """Something was committed. Whatever is wrong here, it is no matter of whoever committed."""
+        """Something was committed. A failure here must not affect the committer."""
         if not self._pending:
             self._pending = True
             with contextlib.suppress(OSError, RuntimeError):  # no more files, no more workers: they will look anyway
@@ -115,7 +115,7 @@ class News:
     def _listen(self, connection: Connection) -> None:
         connection.silence = min(_SILENCE, self._server.answer_seconds)  # nothing here takes long
         connection.execute(f'LISTEN "{self._channel}"'.encode())
-        self._heard += 1  # whatever was said while nobody listened
+        self._heard += 1  # for notifications that were missed
         heard_at = time.monotonic()
         asked_at: float | None = self._tell(connection)  # when we began to wait for a word
         while not self._closing.is_set():
@@ -144,7 +144,7 @@ class News:
         return time.monotonic()
 
     def _wait(self, connection: Connection, seconds: float) -> None:
-        """Until something arrives, or somebody nudges us."""
+        """Until a notification arrives, or `_nudge` wakes this up."""
         assert self._wake is not None
         wake = self._wake[0]
         with Selector() as selector:

@@ -2,8 +2,8 @@
 
 Nothing that is shown to people carries a password, and errors are recognised by their SQLSTATE.
 
-A server that hangs without dying holds nobody for ever: a connection on which nothing has arrived for `answer_seconds`
-is given up, as if it were lost.
+A server that hangs without dying does not block callers for ever: a connection on which nothing has arrived for
+`answer_seconds` is given up, as if it were lost.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Connection(psycopg.Connection[Row]):
             return end.value  # type: ignore[no-any-return]
 
     def give_up(self) -> NoReturn:
-        """Close it without a word: whoever uses it next finds it lost."""
+        """Close it silently: the next user finds it lost."""
         self.pgconn.finish()
         raise NoAnswer(f"no answer for {self.silence:g} s")
 
@@ -279,7 +279,7 @@ _TRANSLATIONS: list[tuple[tuple[type[Exception], ...], Callable[[str, str], Byss
     ),
     (
         (errors.LockNotAvailable,),
-        lambda name, why: StoreBusy(f"somebody held a lock in {name!r} for too long ({why}); try again"),
+        lambda name, why: StoreBusy(f"another session held a lock in {name!r} for too long ({why}); try again"),
     ),
     (
         (errors.QueryCanceled,),
@@ -416,7 +416,7 @@ def _migrate(connection: Connection, schema: str, name: str) -> None:
 
 
 def _migrate_in_turn(connection: Connection, schema: str, name: str, known: Sequence[Migration]) -> None:
-    """Apply what is missing while nobody else writes. Again, should that have locked us and a writer out."""
+    """Apply the missing migrations while there are no other writes; retry after a deadlock with a writer."""
     connection.silence = None  # an index over a large table takes its time
     for is_last in (False,) * _DEADLOCKS + (True,):
         try:

@@ -1,7 +1,7 @@
 """Postgres behind the seam: a few writers with group commit, and readers beside them.
 
 - Each of them is a worker with a connection of its own; together they are the pool. A connection is made when it is
-  needed, made anew when it was lost, and closed when it has been idle for a while.
+  needed, replaced when it was lost, and closed when it has been idle for a while.
 - Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
   that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
   a transaction they are run in the order of their threads' ids, so that two processes do not lock each other out.
@@ -27,7 +27,7 @@ import psycopg
 
 from byssus.errors import InputError, StoreError, StoreNotOpen, StoreUnreachable
 from byssus.store import keeper, owners, sharing
-from byssus.store.database import Store, Tx
+from byssus.store.database import Durability, Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
 from byssus.store.postgres.server import (
@@ -51,7 +51,7 @@ from byssus.values import clock
 
 _GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
 _GATHER = 0.0003  # seconds
-_PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before a caller hears of it
+_PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before it is raised to a caller
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SPLIT_AFTER = 3  # lost connections in a row
 _IDLE_SECONDS = 60.0
@@ -59,7 +59,7 @@ _INTERRUPT_SECONDS, _INTERRUPT_PAUSE = 5.0, 0.2
 _SLOW_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0  # for a row that is of no use any more
 _PREPARE_AFTER = 3  # runs of a statement
-# A lock that a stopped process holds is set free in time, before whoever waits for it gives up.
+# A lock that a stopped process holds is released before those that wait for it give up.
 _SETTINGS = {
     "lock_timeout": "30s",
     "idle_in_transaction_session_timeout": "15s",
@@ -168,7 +168,7 @@ class _Session:
 
 
 def _prepare(connection: Connection) -> None:
-    """Let statements be prepared, under names that nobody else has.
+    """Let statements be prepared, under unique names.
 
     Should there be a pooler after all, one that hides itself, a statement can then be unknown, but not another one.
     """
@@ -255,7 +255,7 @@ class _Worker:
 
 
 class _Reader(_Worker):
-    """Runs queries on a snapshot, one at a time. One that nobody waits for any more is interrupted."""
+    """Runs queries on a snapshot, one at a time. A query whose caller is gone is interrupted."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -466,7 +466,7 @@ class PostgresStore(Store):
         "those expire."
     )
 
-    def __init__(self, server: Server, durability: str, pool_size: int, patience: float = _PATIENCE) -> None:
+    def __init__(self, server: Server, durability: Durability, pool_size: int, patience: float = _PATIENCE) -> None:
         super().__init__()
         self.server = server
         self.name = server.name
@@ -504,7 +504,7 @@ class PostgresStore(Store):
             self.boundary(boundary)
 
     def may_try_again(self, error: BaseException) -> bool:
-        """Whether the error is of the kind that goes away by itself."""
+        """Whether the error is transient."""
         if has_lost_a_statement(error):
             self.has_pooler = True
             return True
@@ -542,7 +542,7 @@ class PostgresStore(Store):
     def _workers(self) -> Sequence[_Worker]:
         return (*self._readers, *self._writers, self._first)
 
-    def check_same(self, durability: str, pool_size: int) -> None:
+    def check_same(self, durability: Durability, pool_size: int) -> None:
         """Refuse an opener who wants something else than the first one did."""
         if (self.durability, self.pool_size) != (durability, pool_size):
             raise InputError(
@@ -559,7 +559,7 @@ def _restart_keys(tx: Tx, table: str, full_name: str) -> None:
     )
 
 
-def open_store(server: Server, *, durability: str = "full", pool_size: int = 8) -> PostgresStore:
+def open_store(server: Server, *, durability: Durability = "full", pool_size: int = 8) -> PostgresStore:
     """The store on this database, its tables made and migrated if need be. Give it back with `sharing.release`."""
     check_durability(durability)
 

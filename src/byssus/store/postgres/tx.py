@@ -100,7 +100,7 @@ class PostgresTx:
         self._mode = connection.pipeline()
         self._pipeline = self._mode.__enter__()
         self._schema = schema
-        # Two cursors: answers that nobody waits for must not be taken for the one that is asked for.
+        # Two cursors: results that are not read must not be taken for the one that is.
         self._asking = connection.cursor()
         self._telling = connection.cursor()
         self._told: list[_Told] = []  # what the next question depends on
@@ -170,15 +170,15 @@ class PostgresTx:
         return Moment(seconds)
 
     def leave_thread(self) -> None:
-        """What follows is about another thread, and does not depend on what was told so far."""
+        """The next statements are for another thread, and do not depend on those queued so far."""
         if self.is_answered:
             self._late.append(self._told)
             self._told = []
 
     def flush(self, *last: str) -> None:
-        """Send what was told, and hear how it went; with it go statements that a query may not use."""
+        """Send the queued statements and read their results, together with statements that a query may not use."""
         first = [] if self._rider is None else [self._rider]
-        # The first of what each thread told, then the second of each: neighbours that can become one statement.
+        # The first statement of each thread, then the second of each: adjacent ones can become one statement.
         late = [told for same in zip_longest(*self._late) for told in same if told is not None]
         told = [*late, *self._told, *first, *((statement, {}) for statement in last)]
         self._late, self._told, self._rider = [], [], None
@@ -188,7 +188,7 @@ class PostgresTx:
             self.is_answered = True
 
     def undo(self, statement: str) -> None:
-        """Forget what was told and not sent, and go back."""
+        """Drop the queued statements that were not sent, and roll back."""
         self._told = []
         with contextlib.suppress(psycopg.Error):  # what has failed is known; the rest of it is of no interest
             self._sync()
@@ -196,7 +196,7 @@ class PostgresTx:
 
     @property
     def outcome(self) -> str | None:
-        """What the server said to the last thing that it was told."""
+        """The server's answer to the last statement."""
         return self._telling.statusmessage
 
     def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:

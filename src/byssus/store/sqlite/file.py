@@ -22,6 +22,7 @@ from byssus.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
+from byssus.store.database import Durability
 from byssus.store.schema import Migration, check_version, migrations
 from byssus.store.sqlite.opened_file import make_private
 from byssus.store.sqlite.room import CHECKPOINT_PAGES
@@ -35,7 +36,7 @@ SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 _BACKUP_PAGES = 1_000  # 4 MB between two looks
 _FOLD_MILLISECONDS = 1_000
 _COMPACT_STEPS = 1_000_000  # of SQLite's machine, between two looks
-COMPACTED = "-compacted"  # what a file is called while it is written anew
+COMPACTED = "-compacted"  # the suffix of a file while it is rewritten
 _log = logging.getLogger("byssus.store")
 
 
@@ -72,7 +73,7 @@ def translate(error: BaseException, path: str, waited: float) -> BaseException:
 
 
 def as_read(error: BaseException) -> BaseException:
-    """An error of somebody who only reads: what is too long then is what a damaged file says of itself."""
+    """An error of a reader: a value that is too long there comes from a damaged file."""
     return apsw.CorruptError(str(error)) if isinstance(error, apsw.TooBigError) else error
 
 
@@ -176,7 +177,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def _hindrance(path: str) -> str:
-    """What keeps a file from being opened, as far as it can be told: SQLite does not tell."""
+    """Why a file cannot be opened, as far as that is known: SQLite does not say."""
     folder = os.path.dirname(path)
     if not os.access(folder, os.W_OK):
         return f": {folder!r} cannot be written, or is read-only"
@@ -211,7 +212,8 @@ def _make_directory(folder: str) -> None:
     _make_directory(parent)
     try:
         os.mkdir(folder, 0o700)
-    except FileExistsError:  # somebody else was faster, or it is something else
+        os.chmod(folder, 0o700)  # a umask may take from the owner, too
+    except FileExistsError:  # another process was faster, or it is something else
         if not _is_directory(folder):
             raise
     with contextlib.suppress(OSError):  # not every system lets a directory be opened
@@ -222,13 +224,13 @@ def _make_directory(folder: str) -> None:
             os.close(handle)
 
 
-def connect(path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
+def connect(path: str, durability: Durability, busy_seconds: float, *, read_only: bool = False) -> apsw.Connection:
     """A connection to a file of ours, which is there; one that only reads leaves it as it is, if it `can_be_left`."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
     connection = apsw.Connection(path, flags=flags)
     try:
         connection.set_busy_timeout(int(busy_seconds * 1000))
-        # A file that turns out to be somebody else's is closed as it was found, its WAL included.
+        # A file that is not ours is closed unchanged, its WAL included.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         _check_owner(connection, path)
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
@@ -255,7 +257,7 @@ def _check_owner(connection: apsw.Connection, path: str) -> None:
         version = connection.pragma("user_version")
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' LIMIT 4")]
     finally:
-        if connection.in_transaction:  # a disk error has ended it already, and is what the caller shall hear of
+        if connection.in_transaction:  # a disk error has ended it already, and is raised to the caller
             connection.execute("ROLLBACK")
     if owner == APPLICATION_ID:
         return
@@ -267,7 +269,7 @@ def _check_owner(connection: apsw.Connection, path: str) -> None:
 
 
 def _enter_wal(connection: apsw.Connection, path: str, busy_seconds: float) -> None:
-    """Many processes may open a new file at once, and SQLite does not wait for this lock by itself."""
+    """Many processes may open a new file at once, and SQLite does not wait for this lock on its own."""
     deadline = time.monotonic() + busy_seconds
     while True:
         try:
@@ -339,7 +341,7 @@ def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], ob
 
 
 def compact(path: str, hear: Callable[[], object]) -> None:
-    """Write a database that nobody has open anew, without the remains of what was deleted. `hear` is called often."""
+    """Rewrite a database that is not open elsewhere, without remains of deleted rows. `hear` is called often."""
     fresh = path + COMPACTED
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
@@ -355,7 +357,7 @@ def compact(path: str, hear: Callable[[], object]) -> None:
 
 
 def fold(path: str) -> None:
-    """Make one plain file of a database that nobody has open any more, and bring it to the disk."""
+    """Turn a database that is not open any more into one plain file, and sync it."""
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -363,7 +365,7 @@ def fold(path: str) -> None:
             connection.pragma("journal_mode", "delete")
         finally:
             connection.close()
-    except apsw.BusyError:  # somebody looks at it: what is beside the file goes when they are done
+    except apsw.BusyError:  # it is being read: the files beside it are removed when the reader is done
         return
     except apsw.Error as error:
         raise translate(error, path, _FOLD_MILLISECONDS / 1_000) from error
@@ -371,7 +373,7 @@ def fold(path: str) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Bring a file that nobody has open, or what a directory says, to the disk."""
+    """Sync a file that is not open, or a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
 """The file that a store has open: it has one name, and that name still leads to it.
 
 SQLite finds the WAL and the shared memory of a database by its name. So everybody who works on a file must call it by
-the same name, and a name must not pass to another file while somebody works on it. SQLite does not check either.
+the same name, and a name must not pass to another file while it is in use. SQLite does not check either.
 
 - A file with two names is refused: a second hard link, or a file that is a mount point (`-v ./chat.db:/app/chat.db`).
   Under each name there would be a WAL, and one of them would be lost.
@@ -50,7 +50,7 @@ def make_private(path: str) -> None:
     SQLite gives the files beside it the same rights. The file is new, so closing it here takes no lock from anybody.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _PRIVATE))
+        create_private(path)
     except FileExistsError:
         return
     except OSError as error:
@@ -59,6 +59,12 @@ def make_private(path: str) -> None:
         raise StoreUnusable(
             f"{path!r} cannot be made ({error}); check that the path is right and that its directory may be written"
         ) from error
+
+
+def create_private(path: str) -> None:
+    """Create a file that its owner alone may read and write. There must be none."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _PRIVATE))
+    os.chmod(path, _PRIVATE)  # a umask may take from the owner, too
 
 
 # --- one name ---------------------------------------------------------------------------------------------------------
@@ -186,7 +192,7 @@ class OpenedFile:
             raise StoreUnusable(self._lost)
         if found.st_size < _HEADER:  # an empty file, to SQLite: the next process that opens it throws the WAL away
             self._lost = (
-                f"{self._path!r} was emptied by somebody while it was open; nothing more is written to it. End this "
+                f"{self._path!r} was emptied while it was open; nothing more is written to it. End this "
                 f"process, keep {self._wal!r} if you want to look for the last messages, and restore a backup"
             )
             raise StoreUnusable(self._lost)
@@ -198,7 +204,7 @@ class OpenedFile:
         what = f"replaced by another file: the one that was open is {there}" if is_replaced else there
         told = f"{self._path!r} was {what}, while it was open; nothing more is written to it. "
         if name == "":
-            return told + "Close it and open it again to begin anew there, or restore a backup first"
+            return told + "Close it and open it again to start with an empty database there, or restore a backup first"
         goal = name or "its new name"
         told += f"Its messages are there, the last ones in {self._wal!r}: end this process, then move "
         if is_replaced:
@@ -207,7 +213,7 @@ class OpenedFile:
 
 
 def _name_of(key: Identity) -> str | None:
-    """The name that a file which this process has open has now; "" if it was removed, None if that cannot be told."""
+    """The name that a file which this process has open has now; "" if it was removed, None if that is unknown."""
     try:
         numbers = os.listdir(_DESCRIPTORS)
     except OSError:

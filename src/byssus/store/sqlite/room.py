@@ -77,7 +77,7 @@ class Room:
 
 
 def _fold(writer: apsw.Connection) -> bool:
-    """Fold the WAL into the file and cut it off; False if somebody still reads it, or there is no room."""
+    """Fold the WAL into the file and cut it off; False if it is still being read, or there is no room."""
     timeout = writer.pragma("busy_timeout")
     writer.set_busy_timeout(_FOLD_MILLISECONDS)
     try:

@@ -3,9 +3,9 @@
 - One worker owns the write connection. It takes all the writes that wait into one transaction and commits once: that is
   what makes `synchronous=FULL` cheap. When one of them fails, the others run again, with a savepoint each, so that a
   failure does not sink its neighbours.
-- Readers are connections of their own on the WAL; a database in memory is read through the writer. A read that nobody
-  waits for any more is interrupted.
-- The file is closed while the process forks. The child inherits no connection; it opens the file anew if it wants it.
+- Readers are connections of their own on the WAL; a database in memory is read through the writer. A read whose
+  caller is gone is interrupted.
+- The file is closed while the process forks. The child inherits no connection; it opens the file again if needed.
   A fork waits for the transaction that is being written, but not for reads: they are interrupted, and run again.
 """
 
@@ -27,7 +27,7 @@ import apsw
 
 from byssus.errors import InputError, StoreFull, StoreNotOpen, StoreUnusable
 from byssus.store import keeper, sharing
-from byssus.store.database import Store, Tx
+from byssus.store.database import Durability, Store, Tx
 from byssus.store.jobs import Job, deliver
 from byssus.store.owners import Presence
 from byssus.store.schema import check_version
@@ -102,7 +102,7 @@ class SQLiteStore(Store):
     dialect = DIALECT
     remains = "Backups, exports and copies of this file, and snapshots of its disk, are not touched: erase them too."
 
-    def __init__(self, path: str, durability: str, busy_seconds: float, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, durability: Durability, busy_seconds: float, *, read_only: bool = False) -> None:
         super().__init__()
         self.name = self.path = path
         self.durability = durability
@@ -115,7 +115,7 @@ class SQLiteStore(Store):
         self._room = Room(path)
         self._open_file()
         self._pauses = _Pauses()
-        self._generation = 0  # grows when the connections are made anew
+        self._generation = 0  # grows when the connections are replaced
         # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
         self._queue: queue.SimpleQueue[Job[Any] | deque[Job[Any]] | None] = queue.SimpleQueue()
         self._first: deque[Job[Any]] = deque()
@@ -187,7 +187,7 @@ class SQLiteStore(Store):
         self._execute = connection.cursor().execute
         self._connections = [connection]
 
-    def check_same(self, durability: str, busy_seconds: float | None = None) -> None:
+    def check_same(self, durability: Durability, busy_seconds: float | None = None) -> None:
         """Refuse an opener who wants something else than the first one did."""
         if busy_seconds not in (None, self._busy_seconds):
             raise InputError(
@@ -218,7 +218,7 @@ class SQLiteStore(Store):
             self._pauses.go_on()
 
     def _reopen_file(self, before: OpenedFile) -> None:
-        """Open the same file again: nobody kept it from being moved while it was closed."""
+        """Open the same file again: it may have been moved while it was closed."""
         before.check()
         self._use_writer(self._connect_anew())
         before.check()
@@ -280,15 +280,15 @@ class SQLiteStore(Store):
             raise self._translate(error) from error
 
     def _refuse_to_fill_the_disk(self, connection: apsw.Connection) -> None:
-        """A database is written anew through its WAL. Should that fill the disk, the WAL must owe nothing to the file:
+        """A database is rewritten through its WAL. Should that fill the disk, the WAL must owe nothing to the file:
         or it could not be folded any more (see room.py)."""
         is_folded = self._has_folded(connection)
         size = connection.pragma("page_count") * connection.pragma("page_size")
         if not is_folded and not self._room.has_for(2 * size):
-            raise StoreFull(f"no room left to write {self.path!r} anew; free some disk space and try again")
+            raise StoreFull(f"no room left to rewrite {self.path!r}; free some disk space and try again")
 
     def _has_folded(self, connection: apsw.Connection) -> bool:
-        """Fold the WAL and empty it, unless somebody reads an older state."""
+        """Fold the WAL and empty it, unless a reader needs an older state."""
         connection.set_busy_timeout(_SCRUB_MILLISECONDS)
         try:
             return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
@@ -363,7 +363,7 @@ class SQLiteStore(Store):
         try:
             self._run_read(job)
         except apsw.InterruptError as error:
-            job.error = error  # nobody waits for it
+            job.error = error  # no caller waits for it
         except BaseException as error:  # noqa: BLE001 - it travels to the caller
             job.error = self._translate(as_read(error))
         deliver([job])
@@ -432,7 +432,7 @@ class SQLiteStore(Store):
         except apsw.Error:
             self._roll_back()
         # The whole transaction is gone, from inside a savepoint or at its end. Queries can be repeated: each of the
-        # neighbours gets a transaction of its own, and only whoever fails there hears of it.
+        # neighbours gets a transaction of its own, and only a job that fails there gets the error.
         for member in group:
             if member.error is None:
                 self._alone(member)
@@ -455,7 +455,7 @@ class SQLiteStore(Store):
         return True
 
     def _run_carefully(self, group: list[Job[Any]]) -> bool:
-        """Somebody failed: start again without them, with a savepoint for each. False if the transaction is lost."""
+        """A job failed: start again without it, with a savepoint for each. False if the transaction is lost."""
         self._roll_back()
         self._begin_to_write()
         return all(self._attempt(member) for member in group if member.error is None)
@@ -559,7 +559,7 @@ def _integrity(tx: Tx) -> list[str]:
 def open_store(
     path: str | os.PathLike[str],
     *,
-    durability: str = "full",
+    durability: Durability = "full",
     busy_seconds: float | None = None,
     read_only: bool = False,
 ) -> SQLiteStore:
