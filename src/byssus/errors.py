@@ -7,6 +7,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── AlreadyAnswered                nothing to do: another answer to a question came first, or its time is over
     │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
     │   ├── ForksUndecided                 say what becomes of the forks of what is to be erased
+    │   ├── KeyReused                      use a new key: this one began a run with another prompt
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
@@ -85,6 +86,19 @@ class ForksUndecided(InputError):
     def __init__(self, message: str, forks: list[str]) -> None:
         super().__init__(message)
         self.forks = forks
+
+
+class KeyReused(InputError):
+    """A request key (`prompt(..., key=...)`, or the id of a message) came with another prompt than before."""
+
+    def __init__(self, thread_id: str, key: str, run_id: str) -> None:
+        super().__init__(
+            f"key {key!r:.80} of thread {thread_id!r} began run {run_id!r} with another prompt; send that prompt again "
+            "to get its result, or use a new key for a new prompt"
+        )
+        self.thread_id = thread_id
+        self.key = key
+        self.run_id = run_id
 
 
 class NotFound(InputError):

@@ -29,6 +29,7 @@ from byssus.values.decisions import Approval, Pending, kind_of
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 from byssus.values.results import StopReason
+from byssus.values.thread_key import ThreadKey
 
 
 class Driver(NamedTuple):
@@ -80,6 +81,10 @@ class History(Protocol):
     @property
     def partial(self) -> AssistantMessage | None:
         """The saved part of a reply whose run was interrupted."""
+
+    @property
+    def key(self) -> ThreadKey | None:
+        """The thread in its store; None for one in memory."""
 
     @property
     def is_loaded(self) -> bool:

@@ -117,6 +117,11 @@ class Run:
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
         self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
 
+    @property
+    def request(self) -> RequestKey | None:
+        """What makes the run's prompt happen once."""
+        return self._driver.request
+
     async def prepare(self, prompts: list[UserMessage] | None) -> None:
         """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
         history, ledger = self._journal.history, self._journal.ledger

@@ -109,6 +109,10 @@ class ThreadHistory:
         return self._thread.earlier
 
     @property
+    def key(self) -> ThreadKey:
+        return self._thread.key
+
+    @property
     def extra(self) -> dict[str, Any]:
         return self._thread.extra
 
