@@ -38,7 +38,7 @@ from byssus.run.known.state import AgentState, Known
 from byssus.run.leaving import Leaving
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
-from byssus.run.outside import answering, requests
+from byssus.run.outside import answering, handing_over, requests
 from byssus.run.outside.journals import journal_for
 from byssus.run.settings import Limits, Setup
 from byssus.signals import run_blocking, shielded
@@ -93,6 +93,7 @@ class Agent:
     all is loaded, unless the first window in `middleware` needs less of a long thread.
 
     With `raise_errors`, a run raises the error that `result.error` would hold. Each call can override it.
+    `on_sigterm` says what SIGTERM does with a run: "abort" it, or "hand_over" to another process.
     """
 
     _task: asyncio.Task[Any] | None = None  # a run, or a load
@@ -125,6 +126,7 @@ class Agent:
         at: At | None = None,
         history: Literal["auto", "all"] | int = "auto",
         raise_errors: bool = False,
+        on_sigterm: Literal["abort", "hand_over"] = "abort",
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
@@ -148,6 +150,7 @@ class Agent:
         self._history = ValidHistory(max_result_chars)
         self._listeners, self._listener_timeout = Listeners(), listener_timeout
         self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
+        self._hands_over = handing_over.checked_policy(on_sigterm)
         self.state = AgentState(self._known)
 
     @property
@@ -355,6 +358,17 @@ class Agent:
         if self._run is not None:
             self._run.signal.abort()
 
+    def hand_over(self, grace: float = handing_over.GRACE) -> None:
+        """Stop the current run at its next commit and leave it unfinished. May be called from any thread.
+
+        Another process goes on with it at once: `resume()`, or `cp.supervise()`. Nothing is aborted: tools that run
+        and a reply that streams have `grace` seconds to end. The stop reason is "handed_over", or how the run ended if
+        nothing was left to do.
+        """
+        seconds = handing_over.checked_grace(grace)
+        if self._run is not None:
+            self._run.handing.ask(seconds)
+
     def steer(self, message: Prompt) -> Receipt:
         """Queue a message for the current run: the model sees it before its next turn.
 
@@ -442,7 +456,7 @@ class Agent:
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
         try:
-            async with termination.Guard(run.signal):
+            async with termination.Guard(self.hand_over if self._hands_over else run.terminate):
                 return await self._wait_for(run, task, ended, leaving)
         finally:
             leaving.stop()

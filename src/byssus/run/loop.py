@@ -54,6 +54,7 @@ from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
 from byssus.run.journal import Driver, Ending, Journal, Ledger, Stop, pending
+from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
@@ -71,6 +72,10 @@ from byssus.values.results import RunResult, StopReason
 _ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
+
+
+class _HandedOver(Exception):
+    """The run was asked to stop here and leave the rest to another process."""
 
 
 class _NothingToSay(Exception):
@@ -115,7 +120,12 @@ class Run:
         self._open_reply: AssistantMessage | None = None
         self._open_calls: dict[str, ToolExecutionStart] = {}
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
-        self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
+        self._is_left = False  # a tool call of the last reply is left to the process that the run is handed over to
+        self._has_begun = False  # what the run starts with is stored
+        self.handing = HandOver(self.signal)
+        self._scope = RunScope(
+            setup, journal, self.signal, self.handing, self._publish, self._publish_messages, self._context
+        )
 
     @property
     def request(self) -> RequestKey | None:
@@ -166,6 +176,7 @@ class Run:
             raise
         finally:
             self.is_over = True
+            self.handing.stop()
             if timer is not None:
                 timer.cancel()
             self._close_what_is_open()
@@ -182,14 +193,19 @@ class Run:
                 hears_end or await self._finish(Release.END_IF_INBOX_EMPTY)
             ):
                 break
+            if self.handing.is_asked:
+                self._stop_reason = "handed_over"
+                break
             if not await self._take_from_inbox(stopping=True):  # it was withdrawn, or another run took it
                 break
             await self._turn_by_turn(None)
         result = self._result()
+        stays = self._is_waiting or self._stop_reason == "handed_over" or self.handing.is_late
         try:
-            await self._setup.middleware.run_end(result, self.signal, self._context)
+            if self._stop_reason != "handed_over":  # the run ends in another process, and the hook is called there
+                await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            await self._finish(Release.PAUSE if self._is_waiting else Release.END)
+            await self._finish(Release.PAUSE if stays else Release.END)
         return result
 
     async def _finish(self, release: Release, error: BaseException | None = None) -> bool:
@@ -231,6 +247,9 @@ class Run:
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
+        except _HandedOver:
+            self._stop_reason = "handed_over"
+            self._end_turn(None, [])
         except QuotaExceeded as error:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
@@ -248,6 +267,8 @@ class Run:
                 if self.signal.aborted:  # while the thread was loaded: nothing is stored yet
                     raise Aborted
                 await begin()
+            if self.handing.is_asked:
+                raise _HandedOver
             reply = await self._ask()
             span.ended_with(reply)
             outcomes = await self._run_tools(reply)
@@ -259,33 +280,40 @@ class Run:
         return reply, outcomes
 
     async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
-        outcomes, self._is_waiting = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        results = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        outcomes, self._is_waiting, self._is_left = results
         return outcomes
 
     async def _begin(self, prompts: list[UserMessage] | None) -> None:
         """Take the lease, settle what an earlier run left open, and record what this one starts with."""
         journal = self._journal
         if prompts is not None and await self._began_at_once(prompts):
+            self._has_begun = True
             return
         await journal.history.begin(self._driver)
+        self._has_begun = prompts is None
         if journal.history.partial is not None:
             interrupted = [recovery.interrupted(journal.history.partial)]
             await journal.history.append(interrupted)
             self._publish_messages(interrupted)
         mended = await tool_calls.recover(self._scope)
         self._is_waiting = mended is not None and mended.is_waiting
+        self._is_left = mended is not None and mended.is_left
         if self.signal.aborted:
             raise Aborted
         if prompts is None:
             await self._go_on_from(mended)
-        elif self._is_waiting:
+        elif self._is_waiting and not self._is_left:
             raise _answer_needed(self._setup.thread_id, journal)
         else:
             await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
+            self._has_begun = True
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
+        if self._is_left:
+            raise _HandedOver
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
         if self._is_waiting or self._is_ended:
             raise _NothingToSay
@@ -315,6 +343,9 @@ class Run:
         """Whether there is another turn. Queued messages stay in the inbox when a run breaks off."""
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
+        if self._is_left:  # the hooks hear of the turn when it is complete
+            self._stop_reason = "handed_over"
+            return False
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
             setup.middleware.stops(reply, results, self.signal, self._context), self.signal
         )
@@ -333,6 +364,8 @@ class Run:
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
             self._conclude(reply)
+        elif self.handing.is_asked:
+            self._stop_reason = "handed_over"
         else:
             return True
         return False
@@ -362,6 +395,8 @@ class Run:
         return True
 
     def _abort_reason(self) -> StopReason:
+        if self.handing.is_late and self._has_begun:
+            return "handed_over"
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
@@ -462,7 +497,7 @@ class Run:
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the lease can be released in the commit of this reply, which saves a commit."""
-        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
+        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls or self.handing.is_late:
             return None
         return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
 
@@ -513,6 +548,10 @@ class Run:
         elif isinstance(event, ToolExecutionEnd):
             self._open_calls.pop(event.tool_call_id, None)
         self._publish_to(event, self.signal)
+
+    def terminate(self) -> None:
+        """End the run because the program ends."""
+        self.signal.abort("terminated")
 
     def leave(self) -> RunResult[Any]:
         """End the run for its listeners and its caller. Writes that are still pending publish no more events."""
