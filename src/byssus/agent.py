@@ -22,7 +22,7 @@ import msgspec
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy, InputError, NotLoaded
+from byssus.errors import AgentBusy, InputError, NothingToResume, NotLoaded, ThreadBusy
 from byssus.messages import UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import named
@@ -554,6 +554,8 @@ class Agent:
         thread_id, error = self._setup.thread_id, self._error
         if error is None or isinstance(error, asyncio.CancelledError):
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
+        elif isinstance(error, ThreadBusy | NothingToResume):  # another process was faster, for example
+            _log.info("run %s on thread %r did not begin: %s", run.id, thread_id, reason(error))
         else:
             _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)

@@ -22,6 +22,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── ThreadBusy                         wait, or steer: somebody else drives the thread
     ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
     ├── ThreadInactive                     activate it first: the thread is paused or cancelled
+    ├── ThreadQuarantined                  lift it first: the thread's run has ended its process again and again
     ├── LeaseLost                          resume: this process slept too long, and somebody else may drive the thread
     ├── ThreadMoved                        prompt again: the thread is not what it was
     ├── AnswerNeeded                       answer first: a tool call waits for a person
@@ -209,6 +210,19 @@ class ThreadInactive(ByssusError):
         )
         self.thread_id = thread_id
         self.status = status
+
+
+class ThreadQuarantined(ByssusError):
+    """No run can start on the thread: its run has ended its process too often."""
+
+    def __init__(self, thread_id: str, since: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is quarantined since {since[:19]} UTC, because its run has ended its process "
+            f"several times; find out why, then lift it: lift_quarantine({thread_id!r}), at a shell "
+            f"'byssus resume {thread_id} --lift'"
+        )
+        self.thread_id = thread_id
+        self.since = since
 
 
 class LeaseLost(ByssusError):

@@ -15,12 +15,10 @@ import msgspec
 
 from byssus import telemetry
 from byssus.errors import (
-    AnswerNeeded,
     ByssusError,
     HookFailed,
     InputError,
     LeaseLost,
-    NothingToResume,
     OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
@@ -51,9 +49,8 @@ from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
 from byssus.queries.log.runs import RequestKey
-from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
-from byssus.run.journal import Driver, Ending, Journal, Ledger, Stop, pending
+from byssus.run.journal import Driver, Ending, Journal, Stop, answer_needed, is_waiting, nothing_to_resume
 from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
@@ -143,8 +140,8 @@ class Run:
         elif recovery.open_calls(history.messages):
             await history.load(again=True)  # another process may have recorded an answer, or settled the calls
         tool_calls.check_tools(self._setup, self._journal)
-        if prompts is not None and _is_waiting(ledger):
-            raise _answer_needed(self._setup.thread_id, self._journal)
+        if prompts is not None and is_waiting(ledger):
+            raise answer_needed(self._setup.thread_id, self._journal)
         if self._history.is_far_behind(history.messages):  # a long thread, for the first time
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
@@ -158,7 +155,7 @@ class Run:
             or recovery.can_continue(history.messages)
             or inbox.has_mail(stopping=True)
         ):
-            raise _nothing_to_resume(self._setup.thread_id, history.messages)
+            raise nothing_to_resume(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult[Any]:
         """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
@@ -304,7 +301,7 @@ class Run:
         if prompts is None:
             await self._go_on_from(mended)
         elif self._is_waiting and not self._is_left:
-            raise _answer_needed(self._setup.thread_id, journal)
+            raise answer_needed(self._setup.thread_id, journal)
         else:
             await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
@@ -321,7 +318,7 @@ class Run:
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
             if self._journal.history.unfinished is None:
-                raise _nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
+                raise nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
@@ -588,25 +585,3 @@ def _ending_of(reply: AssistantMessage) -> StopReason:
 
 def _nothing(event: Event, signal: Signal) -> None:
     """The listener of a run whose `agent_end` was already published: it ignores all events."""
-
-
-def _is_waiting(ledger: Ledger) -> bool:
-    return any(entry.status == WAITING for entry in ledger.entries.values())
-
-
-def _nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:
-    """The error of a resume of a thread that waits for a prompt."""
-    where = f"thread {thread_id!r}" if thread_id else "the agent"
-    if not messages:
-        return NothingToResume(f"{where} has no messages to continue from; prompt() it first")
-    return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
-
-
-def _answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
-    """The error of a prompt to a thread with a call that waits for a person's answer."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal))
-    where = f"thread {thread_id!r}" if thread_id else "the agent"
-    return AnswerNeeded(
-        f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
-        "then resume() or prompt()"
-    )

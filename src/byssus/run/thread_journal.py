@@ -303,7 +303,8 @@ class ThreadHistory:
             return RunEnd(run_id, "ended", stop.reason, error, stop.retries)
         if stop.reason == "waiting":
             return RunEnd(run_id, "waiting", "waiting", error, stop.retries)
-        return RunEnd(run_id, "interrupted", None, error, stop.retries)
+        outcome = "handed over" if stop.reason == "handed_over" else "interrupted"
+        return RunEnd(run_id, outcome, None, error, stop.retries)
 
     def leave(self, spent: int = 0, /) -> None:
         thread = self._thread
