@@ -130,13 +130,12 @@ class Agent:
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
-        chain = Chain(middleware)
         self._setup = Setup(
             named.routes(provider, model),
             system_prompt,
             settings.tools_by_name(tools),
             tool_mode == "sequential",
-            chain,
+            (chain := Chain(middleware)),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
             _id_of(thread_id) if at is None else clock.new_id(),
@@ -145,12 +144,11 @@ class Agent:
             settings.messages_to_load(history, chain),
         )
         self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
-        self._checkpointer = checkpointer
+        self._checkpointer, self._history = checkpointer, ValidHistory(max_result_chars)
         self._journal = journal_for(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
-        self._history = ValidHistory(max_result_chars)
         self._listeners, self._listener_timeout = Listeners(), listener_timeout
-        self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self._hands_over = handing_over.checked_policy(on_sigterm)
+        self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self.state = AgentState(self._known)
 
     @property
