@@ -9,14 +9,12 @@ import os
 import sys
 
 from byssus import Agent, Model, ToolCall, tool
-from byssus.checkpointer import SQLiteCheckpointer
-from byssus.errors import ByssusError
+from byssus.checkpointer import SQLiteCheckpointer, TakeOver
 from byssus.providers.base import Request
 from byssus.testing import ScriptedProvider
 
 dying = sys.argv[1:] == ["crash"]
 last_words = asyncio.Barrier(3)
-LOOKS, PAUSE = 2, 0.1  # a service looks every 10 seconds, as long as it lives
 
 
 @tool
@@ -45,35 +43,33 @@ def script(request: Request) -> str | list[ToolCall]:
     return [ToolCall("1", "charge", {"order": order}), ToolCall("2", "ship", {"order": order})]
 
 
-def agent_for(cp: SQLiteCheckpointer, thread_id: str) -> Agent:
+def agent_for(thread_id: str, user_id: str | None) -> Agent:  # noqa: ARG001 - it gets its thread by attach()
     return Agent(
         provider=ScriptedProvider([script] * 2),
         model=Model(id="scripted"),
         tools=[charge, ship],
         tool_mode="sequential",
-        checkpointer=cp,
-        thread_id=thread_id,
+        user_id=user_id,
     )
 
 
-async def resume_all(cp: SQLiteCheckpointer) -> None:
-    """Finish what was interrupted. Some threads are listed only when their lease has run out, so look again."""
-    for _ in range(LOOKS):
-        for thread in await cp.unfinished():
-            try:
-                result = await agent_for(cp, thread.id).resume()
-                print(f"{thread.id}: {result.text}", flush=True)
-            except ByssusError as error:  # ThreadBusy, NothingToResume: another process was faster
-                print(f"{thread.id}: {error}", flush=True)
-        await asyncio.sleep(PAUSE)
+def report(taken: TakeOver) -> None:
+    told = taken.error if taken.result is None else taken.result.text
+    print(f"{taken.thread_id}: {told}", flush=True)
+
+
+async def begin(cp: SQLiteCheckpointer, order: int) -> None:
+    agent = agent_for(f"order-{order}", None)
+    agent.attach(cp, f"order-{order}")
+    await agent.prompt(f"Handle order {order}")
 
 
 async def main() -> None:
     async with SQLiteCheckpointer("orders.db") as cp:
         if dying:
-            agents = [(number, agent_for(cp, f"order-{number}")) for number in (1, 2, 3)]
-            await asyncio.gather(*(agent.prompt(f"Handle order {number}") for number, agent in agents))
-        await resume_all(cp)
+            await asyncio.gather(*(begin(cp, order) for order in (1, 2, 3)))
+        # A service would write `async with cp.supervise(agent_for):` around its work.
+        await cp.supervise(agent_for, report=report).drained()
 
 
 asyncio.run(main())

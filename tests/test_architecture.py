@@ -313,6 +313,7 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/pages.py": ["cli/test_show.py"],
     "cli/subcommand.py": ["cli/test_chat.py"],
     "queries/log/runs.py": ["threads/runs/test_records.py"],
+    "run/outside/journals.py": ["test_agent.py", "run/outside/test_requests.py"],
     "maintenance/look.py": ["cli/test_doctor.py"],
     "maintenance/lines.py": ["maintenance/test_export.py"],
     "maintenance/shapes.py": ["maintenance/test_export.py"],

@@ -19,7 +19,8 @@ from byssus.testing import ScriptedProvider
 from tests.support.databases import Database
 from tests.support.leases import FAR_AWAY
 
-ONLY_ASYNC = {"close", "lease_seconds", "name", "open", "store"}  # the life cycle is each surface's own
+# The life cycle is each surface's own, and agents are awaited.
+ONLY_ASYNC = {"close", "lease_seconds", "name", "open", "store", "supervise"}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import msgspec
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy, InputError, NotLoaded
+from byssus.errors import AgentBusy, InputError, NothingToResume, NotLoaded, ThreadBusy
 from byssus.messages import UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import named
@@ -31,27 +31,27 @@ from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import Patience
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
+from byssus.queries.log.runs import RequestKey
 from byssus.run import settings, termination
-from byssus.run.journal import Journal, pending
+from byssus.run.journal import pending
 from byssus.run.known.state import AgentState, Known
 from byssus.run.leaving import Leaving
 from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
-from byssus.run.memory_journal import memory_journal
-from byssus.run.outside import answering
+from byssus.run.outside import answering, handing_over, requests
+from byssus.run.outside.journals import journal_for
 from byssus.run.settings import Limits, Setup
-from byssus.run.thread_journal import thread_journal
 from byssus.signals import run_blocking, shielded
 from byssus.stream import Backlog, EventStream
 from byssus.threads import approvals, inbox
-from byssus.threads.forks import At, checked_at
-from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.forks import At
+from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Pending
-from byssus.values.inputs import ThreadId, checked_id, checked_new_thread, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
@@ -60,6 +60,7 @@ from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
 InboxMode: TypeAlias = Literal["one-at-a-time", "all"]
+Key: TypeAlias = str | None  # of a prompt that happens once
 
 _A_MOMENT = 0.005  # seconds before a checkpoint is tried again, while a run is beginning or ending
 _A_WHILE = 0.1  # seconds between two checks of whether an aborted run has ended
@@ -92,6 +93,7 @@ class Agent:
     all is loaded, unless the first window in `middleware` needs less of a long thread.
 
     With `raise_errors`, a run raises the error that `result.error` would hold. Each call can override it.
+    `on_sigterm` says what SIGTERM does with a run: "abort" it, or "hand_over" to another process.
     """
 
     _task: asyncio.Task[Any] | None = None  # a run, or a load
@@ -124,16 +126,16 @@ class Agent:
         at: At | None = None,
         history: Literal["auto", "all"] | int = "auto",
         raise_errors: bool = False,
+        on_sigterm: Literal["abort", "hand_over"] = "abort",
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
         settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
-        chain = Chain(middleware)
         self._setup = Setup(
             named.routes(provider, model),
             system_prompt,
             settings.tools_by_name(tools),
             tool_mode == "sequential",
-            chain,
+            (chain := Chain(middleware)),
             limits or Limits(),
             Patience(max_retries, idle_timeout, abort_grace, save_partial),
             _id_of(thread_id) if at is None else clock.new_id(),
@@ -142,10 +144,10 @@ class Agent:
             settings.messages_to_load(history, chain),
         )
         self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
-        self._checkpointer = checkpointer
-        self._journal = _journal(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
-        self._history = ValidHistory(max_result_chars)
+        self._checkpointer, self._history = checkpointer, ValidHistory(max_result_chars)
+        self._journal = journal_for(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
         self._listeners, self._listener_timeout = Listeners(), listener_timeout
+        self._hands_over = handing_over.checked_policy(on_sigterm)
         self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self.state = AgentState(self._known)
 
@@ -176,7 +178,7 @@ class Agent:
             raise InputError("the agent has messages already, which would not be stored; attach() a new agent")
         user = self._setup.user_id if user_id is None else checked_id(user_id, "a user id")
         setup = msgspec.structs.replace(self._setup, thread_id=_id_of(thread_id), user_id=user)
-        self._journal = _journal(checkpointer, thread_id, setup, self._modes, self._wait, None)
+        self._journal = journal_for(checkpointer, thread_id, setup, self._modes, self._wait, None)
         self._setup, self._checkpointer = setup, checkpointer
 
     def __repr__(self) -> str:
@@ -220,23 +222,26 @@ class Agent:
     # --- running ------------------------------------------------------------------------------------------------------
 
     @overload
-    async def prompt(self, message: Prompt, *, output: type[T], raise_errors: bool | None = None) -> RunResult[T]: ...
+    async def prompt(
+        self, message: Prompt, *, output: type[T], raise_errors: bool | None = None, key: Key = None
+    ) -> RunResult[T]: ...
     @overload
     async def prompt(
-        self, message: Prompt, *, output: None = None, raise_errors: bool | None = None
+        self, message: Prompt, *, output: None = None, raise_errors: bool | None = None, key: Key = None
     ) -> RunResult[None]: ...
     async def prompt(
-        self, message: Prompt, *, output: type[Any] | None = None, raise_errors: bool | None = None
+        self, message: Prompt, *, output: Any = None, raise_errors: bool | None = None, key: Key = None
     ) -> RunResult[Any]:
         """Send a message and run until the agent has nothing left to do.
 
         A failure of the model is returned in `result.error`; pass `raise_errors=True` to raise it. With `output=` (a
         msgspec Struct, pydantic model, dataclass, ...) the final reply is parsed as that type: `result.output`.
+
+        A prompt with a `key` happens once: sent again, from any process, it joins the run that the key began, or
+        returns its result. A message with an id of its own counts as such a key while it is in the thread.
         """
         raises = self._raises(raise_errors)
-        prompts = [stamped(prompt) for prompt in as_prompts(message)]
-        wanted = None if output is None else Output(output)
-        return _outcome(await self._start(prompts, wanted), raises)
+        return _outcome(await self._ask(message, None if output is None else Output(output), key), raises)
 
     @overload
     async def resume(self, *, output: type[T], raise_errors: bool | None = None) -> RunResult[T]: ...
@@ -252,14 +257,14 @@ class Agent:
 
     @overload
     def run_sync(
-        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None, key: Key = None
     ) -> RunResult[T]: ...
     @overload
     def run_sync(
-        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None, key: Key = None
     ) -> RunResult[None]: ...
     def run_sync(
-        self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: Any = None, raise_errors: bool | None = None, key: Key = None
     ) -> RunResult[Any]:
         """Run `prompt(message)`, or `resume()` without a message, and block until the end.
 
@@ -268,37 +273,60 @@ class Agent:
 
         def run() -> Coroutine[Any, Any, RunResult[Any]]:
             if message is None:
+                requests.refuse_key(key)
                 return self.resume(output=output, raise_errors=raise_errors)
-            return self.prompt(message, output=output, raise_errors=raise_errors)
+            return self.prompt(message, output=output, raise_errors=raise_errors, key=key)
 
         instead = "'await agent.resume()'" if message is None else "'await agent.prompt(...)'"
         return run_blocking(run, "run_sync()", instead)
 
     @overload
     def stream(
-        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: type[T], raise_errors: bool | None = None, key: Key = None
     ) -> EventStream[T]: ...
     @overload
     def stream(
-        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: None = None, raise_errors: bool | None = None, key: Key = None
     ) -> EventStream[None]: ...
     def stream(
-        self, message: Prompt | None = None, *, output: type[Any] | None = None, raise_errors: bool | None = None
+        self, message: Prompt | None = None, *, output: Any = None, raise_errors: bool | None = None, key: Key = None
     ) -> EventStream[Any]:
         """Run `prompt(message)`, or `resume()` without a message, and iterate over its events.
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
         down; leaving early aborts it. `events.result` is set when the iteration has ended. With `raise_errors`, the
-        iteration raises the run's error after the last event.
+        iteration raises the run's error after the last event. A run that a `key` joins is told as whole messages.
         """
         raises = self._raises(raise_errors)
 
         async def run(backlog: Backlog[Any]) -> RunResult[Any]:
             wanted = None if output is None else Output(output)
-            prompts = None if message is None else [stamped(prompt) for prompt in as_prompts(message)]
-            return _outcome(await self._start(prompts, wanted, backlog), raises)
+            if message is None:
+                requests.refuse_key(key)
+                return _outcome(await self._start(None, wanted, backlog), raises)
+            return _outcome(await self._ask(message, wanted, key, backlog), raises)
 
         return EventStream(run, self._listener_timeout)
+
+    async def _ask(
+        self, message: Prompt, output: Output[Any] | None, key: str | None, backlog: Backlog[Any] | None = None
+    ) -> RunResult[Any]:
+        """Run a prompt; one that has a key, once."""
+        said, thread_key = as_prompts(message), self._journal.history.key
+        request = requests.request_of(said, key, is_stored=thread_key is not None)
+        prompts = [stamped(prompt) for prompt in said]
+        if request is None or thread_key is None or self._checkpointer is None:
+            return await self._start(prompts, output, backlog)
+
+        def start(*, resumes: bool) -> Coroutine[Any, Any, RunResult[Any]]:
+            return self._start(None if resumes else prompts, output, backlog, request)
+
+        once = requests.Once(self._checkpointer.store, thread_key, request, start, self._going)
+        return await once.result(output, backlog)
+
+    def _going(self, request: RequestKey) -> asyncio.Task[RunResult[Any]] | None:
+        """The task of the run that is going on, if it has this request."""
+        return self._task if self._run is not None and self._run.request == request else None
 
     def _raises(self, raise_errors: bool | None) -> bool:
         """Whether a call raises the error of its result: its own argument, or else the agent's default."""
@@ -327,6 +355,17 @@ class Agent:
         """Stop the current run, if any. Messages so far are kept. May be called from any OS thread."""
         if self._run is not None:
             self._run.signal.abort()
+
+    def hand_over(self, grace: float = handing_over.GRACE) -> None:
+        """Stop the current run at its next commit and leave it unfinished. May be called from any thread.
+
+        Another process goes on with it at once: `resume()`, or `cp.supervise()`. Nothing is aborted: tools that run
+        and a reply that streams have `grace` seconds to end. The stop reason is "handed_over", or how the run ended if
+        nothing was left to do.
+        """
+        seconds = handing_over.checked_grace(grace)
+        if self._run is not None:
+            self._run.handing.ask(seconds)
 
     def steer(self, message: Prompt) -> Receipt:
         """Queue a message for the current run: the model sees it before its next turn.
@@ -404,17 +443,18 @@ class Agent:
         prompts: list[UserMessage] | None,
         output: Output[Any] | None = None,
         backlog: Backlog[Any] | None = None,
+        request: RequestKey | None = None,
     ) -> RunResult[Any]:
         await self._loaded()
         self._check_idle()
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
-        self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output)
+        self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output, request)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prompts, ended))
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
         try:
-            async with termination.Guard(run.signal):
+            async with termination.Guard(self.hand_over if self._hands_over else run.terminate):
                 return await self._wait_for(run, task, ended, leaving)
         finally:
             leaving.stop()
@@ -512,36 +552,11 @@ class Agent:
         thread_id, error = self._setup.thread_id, self._error
         if error is None or isinstance(error, asyncio.CancelledError):
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
+        elif isinstance(error, ThreadBusy | NothingToResume):  # another process was faster, for example
+            _log.info("run %s on thread %r did not begin: %s", run.id, thread_id, reason(error))
         else:
             _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
-
-
-def _journal(
-    checkpointer: Checkpointer | None,
-    thread_id: ThreadId | None,
-    setup: Setup,
-    modes: Modes,
-    wait: float,
-    at: At | None,
-) -> Journal:
-    if not settings.is_stored(checkpointer, thread_id, at):
-        return memory_journal(modes)
-    assert checkpointer is not None
-    assert thread_id is not None
-    thread_key, origin = checked_new_thread(thread_id), None
-    if at is not None and setup.thread_id is not None:
-        origin, thread_key = (thread_key, checked_at(at, "at")), thread_key._replace(id=setup.thread_id)
-    return thread_journal(
-        checkpointer,
-        thread_key,
-        checkpointer.lease_seconds,
-        modes,
-        wait,
-        user_id=setup.user_id,
-        origin=origin,
-        last=setup.last,
-    )
 
 
 def _outcome(result: RunResult[Any], raises: bool) -> RunResult[Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from byssus.accounts import sessions, tasks, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
+from byssus.run.outside.supervision import Factory, Supervision, TakeOver
 from byssus.signals import refuse_in_loop
 from byssus.store import opening
 from byssus.store.database import Durability, Store
@@ -32,7 +33,7 @@ from byssus.threads import approvals, checkpoints, erasure, forks, listing, rete
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
 from byssus.threads.inbox import Receipt, Waiting
-from byssus.threads.listing import ThreadInfo, ThreadState
+from byssus.threads.listing import Quarantined, ThreadInfo, ThreadState
 from byssus.threads.runs import records
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
@@ -79,9 +80,12 @@ __all__ = [
     "LeftBranch",
     "PostgresCheckpointer",
     "Pruned",
+    "Quarantined",
     "Receipt",
     "Retention",
     "SQLiteCheckpointer",
+    "Supervision",
+    "TakeOver",
     "Thread",
     "ThreadInfo",
     "ThreadKey",
@@ -183,11 +187,41 @@ class Checkpointer(abc.ABC):
     state = awaited(listing.state)
     threads = awaited(listing.list_threads)
     unfinished = awaited(listing.unfinished)
+    quarantined = awaited(listing.quarantined)
+    lift_quarantine = awaited(listing.lift_quarantine)
     runs = awaited(records.list_runs)
     run = awaited(records.run)
     run_attempts = awaited(records.run_attempts)
     set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
+
+    def supervise(
+        self,
+        factory: Factory,
+        *,
+        concurrency: int = 8,
+        every: float = 0.5,
+        max_deaths: int | None = 3,
+        grace: float = 20.0,
+        report: Callable[[TakeOver], object] | None = None,
+    ) -> Supervision:
+        """Resume interrupted runs, now and as processes end: `async with cp.supervise(factory):`, or await it for ever.
+
+        `factory(thread_id, user_id)` returns the agent for a thread, or a coroutine that does. The newest threads come
+        first, at most `concurrency` at once; `every` is how often it looks, in seconds. A run that has ended its
+        process `max_deaths` times is quarantined. `report` is called with each `TakeOver`. At the end, the runs are
+        handed over, within `grace` seconds.
+        """
+        return Supervision(
+            self,
+            factory,
+            concurrency=concurrency,
+            every=every,
+            max_deaths=max_deaths,
+            grace=grace,
+            report=report,
+        )
+
     watch = direct(watching.watch)
 
     steer = direct(inbox_operations.steer)

@@ -7,6 +7,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── AlreadyAnswered                nothing to do: another answer to a question came first, or its time is over
     │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
     │   ├── ForksUndecided                 pass forks="keep" or "erase": what is to be erased has forks
+    │   ├── KeyReused                      use a new key: this one began a run with another prompt
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
     │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
@@ -21,6 +22,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── ThreadBusy                         wait, or steer: another run drives the thread
     ├── QuotaExceeded                      raise the user's quota, then resume: too few tokens are left
     ├── ThreadInactive                     activate it first: the thread is paused or cancelled
+    ├── ThreadQuarantined                  lift it first: the thread's run has ended its process again and again
     ├── LeaseLost                          resume: this process slept too long, and another run may drive it
     ├── ThreadMoved                        prompt again: another writer has changed the thread
     ├── AnswerNeeded                       answer first: a tool call waits for a person
@@ -85,6 +87,19 @@ class ForksUndecided(InputError):
     def __init__(self, message: str, forks: list[str]) -> None:
         super().__init__(message)
         self.forks = forks
+
+
+class KeyReused(InputError):
+    """A request key (`prompt(..., key=...)`, or the id of a message) came with another prompt than before."""
+
+    def __init__(self, thread_id: str, key: str, run_id: str) -> None:
+        super().__init__(
+            f"key {key!r:.80} of thread {thread_id!r} began run {run_id!r} with another prompt; send that prompt again "
+            "to get its result, or use a new key for a new prompt"
+        )
+        self.thread_id = thread_id
+        self.key = key
+        self.run_id = run_id
 
 
 class NotFound(InputError):
@@ -195,6 +210,19 @@ class ThreadInactive(ByssusError):
         )
         self.thread_id = thread_id
         self.status = status
+
+
+class ThreadQuarantined(ByssusError):
+    """No run can start on the thread: its run has ended its process too often."""
+
+    def __init__(self, thread_id: str, since: str) -> None:
+        super().__init__(
+            f"thread {thread_id!r} is quarantined since {since[:19]} UTC, because its run has ended its process "
+            f"several times; find out why, then lift it: lift_quarantine({thread_id!r}), at a shell "
+            f"'byssus resume {thread_id} --lift'"
+        )
+        self.thread_id = thread_id
+        self.since = since
 
 
 class LeaseLost(ByssusError):

@@ -151,6 +151,8 @@ class AgentStorage:
     state = blocking(listing.state)
     threads = blocking(listing.list_threads)
     unfinished = blocking(listing.unfinished)
+    quarantined = blocking(listing.quarantined)
+    lift_quarantine = blocking(listing.lift_quarantine)
     runs = blocking(records.list_runs)
     run = blocking(records.run)
     run_attempts = blocking(records.run_attempts)

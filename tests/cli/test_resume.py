@@ -200,3 +200,34 @@ def test_a_chat_without_a_person_says_what_was_interrupted_and_goes_on(
     done = command_here(capsys, database.place)("chat", "trip", *APP)
     assert "To finish it first: byssus resume trip" in done.stderr
     assert done.stdout == "The answer.\n"
+
+
+def quarantine(database: Database, thread_id: str) -> None:
+    async def main() -> None:
+        async with database.checkpointer() as cp:
+            change = "UPDATE threads SET quarantined_at = updated_at, run = 'r' WHERE id = :id"
+            await cp.store.write(lambda tx: tx.run(change, id=thread_id))
+
+    asyncio.run(main())
+
+
+def test_a_quarantined_thread_is_left_alone_until_it_is_lifted(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(database, "trip", UserMessage("Where?"))
+    quarantine(database, "trip")
+    assert cli.main(["resume", *APP, "--db", database.place]) == 0
+    assert "Thread 'trip' is quarantined and left alone; 'byssus resume trip --lift'" in capsys.readouterr().err
+    assert cli.main(["resume", "trip", *APP, "--db", database.place]) == 1
+    assert "thread 'trip' is quarantined since" in capsys.readouterr().err
+    assert cli.main(["threads", "--state", "quarantined", "--db", database.place]) == 0
+    assert "quarantined" in capsys.readouterr().out
+    assert cli.main(["show", "trip", "--db", database.place]) == 0
+    assert "This thread is quarantined" in capsys.readouterr().out
+    assert cli.main(["resume", "trip", "--lift", *APP, "--db", database.place]) == 0
+    assert capsys.readouterr() == ("trip  finished  The answer.\n", "")
+
+
+def test_only_a_named_thread_can_be_lifted(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["resume", "--lift", *APP, "--db", database.place]) == 1
+    assert "--lift needs the thread" in capsys.readouterr().err

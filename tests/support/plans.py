@@ -23,6 +23,10 @@ class Explained:
         self.parameters.append(params)
         return self._tx.all(sql, **params)
 
+    def run(self, sql: str, /, **params: Any) -> None:
+        """What would be written is only explained."""
+        self.plans.append("\n".join(str(row[-1]) for row in self._tx.all(f"{self._explain} {sql}", **params)))
+
     def one(self, sql: str, /, **params: Any) -> Row | None:
         rows = self.all(sql, **params)
         return rows[0] if rows else None

@@ -419,7 +419,10 @@ def test_pages_are_read_until_enough_threads_are_found(database: Database, monke
         ({"user_id": ""}, "user_id must be a string with at least one character, got ''"),
         ({"user_id": 7}, "user_id must be a string"),
         ({"user_id": "a\0"}, "user_id cannot contain NUL"),
-        ({"state": "busy"}, "state must be one of 'running', 'waiting', 'interrupted', 'idle'; got 'busy'"),
+        (
+            {"state": "busy"},
+            "state must be one of 'running', 'waiting', 'quarantined', 'interrupted', 'idle'; got 'busy'",
+        ),
         ({"state": ["idle"]}, "state must be one of"),
         ({"title": " "}, "title must be a part of a title, a string that is not blank; got ' '"),
         ({"title": 7}, "title must be a part of a title"),

@@ -27,19 +27,27 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "thread", metavar="THREAD", nargs="?", help="only this thread, also after an answer or a failure"
     )
+    parser.add_argument("--lift", action="store_true", help="lift the quarantine of THREAD first")
     agents.add_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.lift and args.thread is None:
+        raise InputError("--lift needs the thread: byssus resume THREAD --lift; 'byssus threads' shows which ones")
     checkpointer = database.existing_checkpointer_of(args)
-    return asyncio.run(_resume(agents.source_of(args), checkpointer, args.thread))
+    return asyncio.run(_resume(agents.source_of(args), checkpointer, args.thread, lift=args.lift))
 
 
-async def _resume(source: AgentSource, checkpointer: Checkpointer, thread_id: str | None) -> int:
+async def _resume(source: AgentSource, checkpointer: Checkpointer, thread_id: str | None, *, lift: bool) -> int:
     async with checkpointer as cp:
         threads = await _interrupted(cp) if thread_id is None else [await known_thread(cp, thread_id)]
+        if lift and not await cp.lift_quarantine(threads[0]):
+            terminal.remark(f"Thread {threads[0]!r} is not quarantined.\n")
         if not threads:
             terminal.remark("No run was interrupted.\n")
+        for each in await cp.quarantined() if thread_id is None else []:
+            how = f"'byssus resume {each.thread_id} --lift' resumes it"
+            terminal.remark(f"Thread {each.thread_id!r} is quarantined and left alone; {how}.\n")
         finished = [await _is_finished(source, cp, thread) for thread in threads]
         return 0 if all(finished) else 1
 

@@ -31,6 +31,7 @@ _STATES: dict[ThreadState, str] = {
     "running": "A run drives this thread now; --follow shows what is added.",
     "waiting": "A tool call waits for a person: 'byssus pending' lists it.",
     "interrupted": "The run of this thread was interrupted: 'byssus resume' finishes it.",
+    "quarantined": "This thread is quarantined, because its run ended its process; 'byssus resume THREAD --lift'.",
 }
 
 

@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
+from byssus.errors import AnswerNeeded, NothingToResume
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.runs import RequestKey
@@ -29,6 +30,7 @@ from byssus.values.decisions import Approval, Pending, Why, kind_of
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
 from byssus.values.results import StopReason
+from byssus.values.thread_key import ThreadKey
 
 
 class Driver(NamedTuple):
@@ -80,6 +82,10 @@ class History(Protocol):
     @property
     def partial(self) -> AssistantMessage | None:
         """The saved part of a reply whose run was interrupted."""
+
+    @property
+    def key(self) -> ThreadKey | None:
+        """The thread in its store; None for one in memory."""
 
     @property
     def is_loaded(self) -> bool:
@@ -255,3 +261,25 @@ def pending(thread_id: str | None, journal: Journal) -> list[Pending]:
         for _, entry in sorted(journal.ledger.entries.items())
         if entry.status == WAITING
     ]
+
+
+def is_waiting(ledger: Ledger) -> bool:
+    return any(entry.status == WAITING for entry in ledger.entries.values())
+
+
+def nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:
+    """The error of a resume of a thread that waits for a prompt."""
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
+    if not messages:
+        return NothingToResume(f"{where} has no messages to continue from; prompt() it first")
+    return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
+
+
+def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
+    """The error of a prompt to a thread with a call that waits for a person's answer."""
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal))
+    where = f"thread {thread_id!r}" if thread_id else "the agent"
+    return AnswerNeeded(
+        f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
+        "then resume() or prompt()"
+    )

@@ -15,12 +15,10 @@ import msgspec
 
 from byssus import telemetry
 from byssus.errors import (
-    AnswerNeeded,
     ByssusError,
     HookFailed,
     InputError,
     LeaseLost,
-    NothingToResume,
     OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
@@ -52,9 +50,9 @@ from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
 from byssus.providers.model_call import ModelCall, Route, as_failure
 from byssus.queries.log.runs import RequestKey
-from byssus.queries.log.tool_calls import WAITING
 from byssus.run import tool_calls
-from byssus.run.journal import Driver, Ending, Journal, Ledger, Stop, pending
+from byssus.run.journal import Driver, Ending, Journal, Stop, answer_needed, is_waiting, nothing_to_resume
+from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
 from byssus.signals import Aborted, Signal
@@ -72,6 +70,10 @@ from byssus.values.results import RunResult, StopReason
 _ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
+
+
+class _HandedOver(Exception):
+    """The run was asked to stop here and leave the rest to another process."""
 
 
 class _NothingToSay(Exception):
@@ -116,7 +118,17 @@ class Run:
         self._open_reply: AssistantMessage | None = None
         self._open_calls: dict[str, ToolExecutionStart] = {}
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
-        self._scope = RunScope(setup, journal, self.signal, self._publish, self._publish_messages, self._context)
+        self._is_left = False  # a tool call of the last reply is left to the process that the run is handed over to
+        self._has_begun = False  # what the run starts with is stored
+        self.handing = HandOver(self.signal)
+        self._scope = RunScope(
+            setup, journal, self.signal, self.handing, self._publish, self._publish_messages, self._context
+        )
+
+    @property
+    def request(self) -> RequestKey | None:
+        """What makes the run's prompt happen once."""
+        return self._driver.request
 
     async def prepare(self, prompts: list[UserMessage] | None) -> None:
         """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
@@ -134,8 +146,8 @@ class Run:
             if await history.is_current():
                 raise
             # Else another run is at work on the calls: they are looked at again once this run has the lease.
-        if prompts is not None and _is_waiting(ledger):
-            raise _answer_needed(self._setup.thread_id, self._journal)
+        if prompts is not None and is_waiting(ledger):
+            raise answer_needed(self._setup.thread_id, self._journal)
         if self._history.is_far_behind(history.messages):  # a long thread, for the first time
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
@@ -149,7 +161,7 @@ class Run:
             or recovery.can_continue(history.messages)
             or inbox.has_mail(stopping=True)
         ):
-            raise _nothing_to_resume(self._setup.thread_id, history.messages)
+            raise nothing_to_resume(self._setup.thread_id, history.messages)
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult[Any]:
         """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
@@ -167,6 +179,7 @@ class Run:
             raise
         finally:
             self.is_over = True
+            self.handing.stop()
             if timer is not None:
                 timer.cancel()
             self._close_what_is_open()
@@ -183,14 +196,19 @@ class Run:
                 hears_end or await self._finish(Release.END_IF_INBOX_EMPTY)
             ):
                 break
+            if self.handing.is_asked:
+                self._stop_reason = "handed_over"
+                break
             if not await self._take_from_inbox(stopping=True):  # it was withdrawn, or another run took it
                 break
             await self._turn_by_turn(None)
         result = self._result()
+        stays = self._is_waiting or self._stop_reason == "handed_over" or self.handing.is_late
         try:
-            await self._setup.middleware.run_end(result, self.signal, self._context)
+            if self._stop_reason != "handed_over":  # the run ends in another process, and the hook is called there
+                await self._setup.middleware.run_end(result, self.signal, self._context)
         finally:
-            await self._finish(Release.PAUSE if self._is_waiting else Release.END)
+            await self._finish(Release.PAUSE if stays else Release.END)
         return result
 
     async def _finish(self, release: Release, error: BaseException | None = None) -> bool:
@@ -232,6 +250,9 @@ class Run:
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
+        except _HandedOver:
+            self._stop_reason = "handed_over"
+            self._end_turn(None, [])
         except QuotaExceeded as error:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
@@ -249,6 +270,8 @@ class Run:
                 if self.signal.aborted:  # while the thread was loaded: nothing is stored yet
                     raise Aborted
                 await begin()
+            if self.handing.is_asked:
+                raise _HandedOver
             reply = await self._ask()
             span.ended_with(reply)
             outcomes = await self._run_tools(reply)
@@ -260,33 +283,40 @@ class Run:
         return reply, outcomes
 
     async def _run_tools(self, reply: AssistantMessage) -> list[Outcome]:
-        outcomes, self._is_waiting = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        results = await ToolCalls(self._scope, reply).run() if reply.tool_calls else Results([])
+        outcomes, self._is_waiting, self._is_left = results
         return outcomes
 
     async def _begin(self, prompts: list[UserMessage] | None) -> None:
         """Take the lease, settle what an earlier run left open, and record what this one starts with."""
         journal = self._journal
         if prompts is not None and await self._began_at_once(prompts):
+            self._has_begun = True
             return
         await journal.history.begin(self._driver)
+        self._has_begun = prompts is None
         if journal.history.partial is not None:
             interrupted = [recovery.interrupted(journal.history.partial)]
             await journal.history.append(interrupted)
             self._publish_messages(interrupted)
         mended = await tool_calls.recover(self._scope)
         self._is_waiting = mended is not None and mended.is_waiting
+        self._is_left = mended is not None and mended.is_left
         if self.signal.aborted:
             raise Aborted
         if prompts is None:
             await self._go_on_from(mended)
-        elif self._is_waiting:
-            raise _answer_needed(self._setup.thread_id, journal)
+        elif self._is_waiting and not self._is_left:
+            raise answer_needed(self._setup.thread_id, journal)
         else:
             await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
+            self._has_begun = True
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
+        if self._is_left:
+            raise _HandedOver
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
         if self._is_waiting or self._is_ended:
             raise _NothingToSay
@@ -294,7 +324,7 @@ class Run:
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
             if self._journal.history.unfinished is None:
-                raise _nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
+                raise nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
             raise _NothingToSay
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
@@ -316,6 +346,9 @@ class Run:
         """Whether there is another turn. Queued messages stay in the inbox when a run breaks off."""
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
+        if self._is_left:  # the hooks hear of the turn when it is complete
+            self._stop_reason = "handed_over"
+            return False
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
             setup.middleware.stops(reply, results, self.signal, self._context), self.signal
         )
@@ -334,6 +367,8 @@ class Run:
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
             self._conclude(reply)
+        elif self.handing.is_asked:
+            self._stop_reason = "handed_over"
         else:
             return True
         return False
@@ -363,6 +398,8 @@ class Run:
         return True
 
     def _abort_reason(self) -> StopReason:
+        if self.handing.is_late and self._has_begun:
+            return "handed_over"
         return "time_limit" if self.signal.reason == "time_limit" else "aborted"
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
@@ -463,7 +500,7 @@ class Run:
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the lease can be released in the commit of this reply, which saves a commit."""
-        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls:
+        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls or self.handing.is_late:
             return None
         return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
 
@@ -515,6 +552,10 @@ class Run:
             self._open_calls.pop(event.tool_call_id, None)
         self._publish_to(event, self.signal)
 
+    def terminate(self) -> None:
+        """End the run because the program ends."""
+        self.signal.abort("terminated")
+
     def leave(self) -> RunResult[Any]:
         """End the run for its listeners and its caller. Writes that are still pending publish no more events."""
         self._stop_reason = self._abort_reason()
@@ -550,25 +591,3 @@ def _ending_of(reply: AssistantMessage) -> StopReason:
 
 def _nothing(event: Event, signal: Signal) -> None:
     """The listener of a run whose `agent_end` was already published: it ignores all events."""
-
-
-def _is_waiting(ledger: Ledger) -> bool:
-    return any(entry.status == WAITING for entry in ledger.entries.values())
-
-
-def _nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:
-    """The error of a resume of a thread that waits for a prompt."""
-    where = f"thread {thread_id!r}" if thread_id else "the agent"
-    if not messages:
-        return NothingToResume(f"{where} has no messages to continue from; prompt() it first")
-    return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
-
-
-def _answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
-    """The error of a prompt to a thread with a call that waits for a person's answer."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal))
-    where = f"thread {thread_id!r}" if thread_id else "the agent"
-    return AnswerNeeded(
-        f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "
-        "then resume() or prompt()"
-    )

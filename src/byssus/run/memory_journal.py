@@ -26,6 +26,7 @@ from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.inputs import checked_number
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
+from byssus.values.thread_key import ThreadKey
 
 
 def memory_journal(modes: Modes) -> Journal:
@@ -40,6 +41,7 @@ class MemoryHistory:
 
     partial: AssistantMessage | None = None
     unfinished: str | None = None
+    key: ThreadKey | None = None
     is_loaded = True
     payer: str | None = None
     waiting_since: float | None = None

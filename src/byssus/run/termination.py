@@ -1,4 +1,4 @@
-"""SIGTERM: current runs end as by `abort()`, and then the program exits with the code 143.
+"""SIGTERM: current runs end as by `abort()`, or are handed over, and then the program exits with the code 143.
 
 - Only the default action, which ends the process immediately, is replaced, only while there is a run in the main
   thread, and it is restored afterwards. If a program has its own SIGTERM handler, that one is used alone.
@@ -19,10 +19,9 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
-
-from byssus.signals import Signal
 
 _EXIT_CODE = 128 + signal.SIGTERM  # what a shell reports for a program that SIGTERM ended
 _log = logging.getLogger("byssus.agent")
@@ -31,11 +30,11 @@ _log = logging.getLogger("byssus.agent")
 class Guard:
     """Around the wait for a run: when SIGTERM came meanwhile, the program ends there."""
 
-    def __init__(self, run: Signal) -> None:
+    def __init__(self, stop: Callable[[], object]) -> None:
         self.loop = asyncio.get_running_loop()
         self.is_home = threading.current_thread() is threading.main_thread()  # where signals are handled
         self.exit: _Exit | None = None
-        self._run = run
+        self._stop = stop
 
     async def __aenter__(self) -> None:
         _guards.add(self)
@@ -56,8 +55,8 @@ class Guard:
     def end(self, way: _Exit) -> None:
         if self in _guards:  # and not just over
             self.leave_by(way)
-            _log.info("SIGTERM: the run is aborted")
-            self._run.abort("terminated")
+            _log.info("SIGTERM: the run stops")
+            self._stop()
 
     def leave_by(self, way: _Exit) -> None:
         self.exit = way
@@ -110,9 +109,20 @@ def _is_main(task: Any) -> bool:
     return any(callback is mark for callback, *_ in getattr(task, "_callbacks", None) or ())
 
 
+def is_ending() -> bool:
+    """Whether SIGTERM has come, and the program ends when its runs are over: no other run should begin."""
+    return bool(_endings)
+
+
+def _forget() -> None:
+    _guards.clear()
+    _endings.clear()
+
+
 _guards: set[Guard] = set()
+_endings: list[int] = []  # the signals that have come
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_guards.clear)  # a child has no runs, and its SIGTERM is its own
+    os.register_at_fork(after_in_child=_forget)  # a child has no runs, and its SIGTERM is its own
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -122,6 +132,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
         return
+    _endings.append(number)
     exits = {guard.loop: guard.exit for guard in guards if guard.exit is not None}
     for guard in guards:
         leaving = exits.setdefault(guard.loop, _Exit(guard.loop))

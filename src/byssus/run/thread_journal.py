@@ -109,6 +109,10 @@ class ThreadHistory:
         return self._thread.earlier
 
     @property
+    def key(self) -> ThreadKey:
+        return self._thread.key
+
+    @property
     def extra(self) -> dict[str, Any]:
         return self._thread.extra
 
@@ -305,7 +309,8 @@ class ThreadHistory:
             return RunEnd(run_id, "ended", stop.reason, error, stop.retries)
         if stop.reason == "waiting":
             return RunEnd(run_id, "waiting", "waiting", error, stop.retries)
-        return RunEnd(run_id, "interrupted", None, error, stop.retries)
+        outcome = "handed over" if stop.reason == "handed_over" else "interrupted"
+        return RunEnd(run_id, outcome, None, error, stop.retries)
 
     def leave(self, spent: int = 0, /) -> None:
         thread = self._thread

@@ -48,6 +48,7 @@ from byssus.queries.log.answers import Question
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
 from byssus.run.journal import Journal, Ledger
 from byssus.run.outside import answering
+from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
 from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.threads.approvals import question_of
@@ -79,6 +80,7 @@ class RunScope(NamedTuple):
     setup: Setup
     journal: Journal
     signal: Signal
+    handing: HandOver
     publish: Callable[[Event], None]
     publish_messages: Callable[[Sequence[Message]], None]
     context: Context
@@ -89,6 +91,7 @@ class Results(NamedTuple):
 
     outcomes: list[Outcome]
     is_waiting: bool = False  # a call has no result yet: it waits for a person's answer
+    is_left: bool = False  # a call has no result yet: the run is handed over
 
 
 class _Ready(NamedTuple):
@@ -171,8 +174,10 @@ class ToolCalls:
     """The tool calls of one reply."""
 
     def __init__(self, run: RunScope, reply: AssistantMessage) -> None:
-        self._setup, self._journal, self._signal, self._publish, self._publish_messages, self._context = run
+        self._setup, self._journal, self._signal, self._handing = run.setup, run.journal, run.signal, run.handing
+        self._publish, self._publish_messages, self._context = run.publish, run.publish_messages, run.context
         self._reply = reply
+        self._is_left = False  # a call was left to the process that the run is handed over to
         self._broken: HookFailed | None = None
         self._listening = False
 
@@ -197,7 +202,7 @@ class ToolCalls:
                 self._close(settled)
             else:
                 settled = await self._round(calls)
-            while len(settled) < len(calls) and not self._signal.aborted and await self._was_answered():
+            while self._may_go_on(len(calls) - len(settled)) and await self._was_answered():
                 more = await self._round([call for call in calls if call.call_index not in settled])
                 settled |= more
                 if not more:  # one by one, and the first one still waits
@@ -209,7 +214,11 @@ class ToolCalls:
             self._listening = False
         if self._broken is not None:  # now that each call has its result, a hook that failed may end the run
             raise self._broken
-        return Results([outcome for _, outcome in sorted(settled.items())], is_waiting=len(settled) < len(calls))
+        outcomes = [outcome for _, outcome in sorted(settled.items())]
+        return Results(outcomes, is_waiting=len(settled) < len(calls), is_left=self._is_left)
+
+    def _may_go_on(self, unsettled: int) -> bool:
+        return unsettled > 0 and not self._signal.aborted and not self._handing.is_asked
 
     async def _was_answered(self) -> bool:
         """Whether a person has answered while the other calls were running."""
@@ -263,6 +272,9 @@ class ToolCalls:
 
     async def _run_one(self, asked: _Call) -> Outcome | None:
         """The call's outcome, recorded; None if it stays open."""
+        if self._handing.leaves_calls and self._broken is None and not self._reply.failed:
+            self._leave(asked)
+            return None
         if self._signal.aborted or self._broken is not None:
             if asked.is_left_over or asked.call_index in self._journal.ledger.entries:
                 return None
@@ -274,6 +286,11 @@ class ToolCalls:
                 return await self._settle(asked, outcome)
             case _StaysOpen():
                 return None
+
+    def _leave(self, asked: _Call) -> None:
+        """Leave a call as it is, to the process that the run is handed over to."""
+        entry = self._journal.ledger.entries.get(asked.call_index)
+        self._is_left = self._is_left or entry is None or entry.status != WAITING
 
     async def _settle(self, asked: _Call, outcome: Outcome) -> Outcome:
         outcome = outcome._replace(message=stamped(outcome.message))
@@ -297,8 +314,9 @@ class ToolCalls:
                 outcome = await self._settle(asked, outcome)
             stored = True
         finally:
-            if outcome is not None and started.is_published:
-                self._publish_end(outcome.message, stored=stored)
+            if started.is_published:
+                message = tools.aborted(asked.call) if outcome is None else outcome.message
+                self._publish_end(message, stored=stored and outcome is not None)
         self._broken = self._broken or broken
         return outcome
 
@@ -335,9 +353,12 @@ class ToolCalls:
             withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
             hooks = setup.middleware.result(call, outcome.message, self._signal, self._context)
             return outcome._replace(message=await setup.checked(hooks, self._signal, withheld=withheld)), None
-        except Aborted:  # in the hook before
-            self._announce(call, started)
+        except Aborted:  # in the hook before, or in a tool that is left running
             span.aborted()
+            if self._handing.is_late:
+                self._leave(asked)
+                return None, None
+            self._announce(call, started)
             return Outcome(tools.aborted(call), status="aborted"), None
         except HookFailed as error:
             span.failed("HookFailed", str(error))
@@ -361,6 +382,8 @@ class ToolCalls:
         try:
             outcome = await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
         except Aborted:
+            if self._handing.is_late:
+                raise
             span.aborted()
             outcome = Outcome(tools.aborted(call), status="aborted")
         finally:
@@ -470,6 +493,7 @@ class ToolCalls:
             try:
                 answer = await until_aborted(tool.ask_check(context), self._signal, self._setup.patience.grace)
             except Aborted:
+                self._is_left = self._handing.is_late
                 return _StaysOpen()
             if isinstance(answer, NotDone):
                 return await self._ready_again(asked, attempts)

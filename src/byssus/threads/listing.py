@@ -1,4 +1,5 @@
-"""Lists of threads, with the title and the state of each: running, waiting, interrupted or idle.
+"""Lists of threads, with the title and the state of each: running, waiting,
+quarantined, interrupted or idle.
 
 `state_of` decides the state: for one thread, for each thread of a list, for `unfinished` and for the command line.
 
@@ -27,7 +28,7 @@ from byssus.values.inputs import (
     column_text,
 )
 
-ThreadState: TypeAlias = Literal["running", "waiting", "interrupted", "idle"]
+ThreadState: TypeAlias = Literal["running", "waiting", "quarantined", "interrupted", "idle"]
 
 LONGEST_TITLE = 500  # characters
 _PAGE = 500  # threads per read while filtering
@@ -57,6 +58,8 @@ def state_of(store: Runner, facts: Facts) -> ThreadState:
         return "running"
     if facts.is_waiting:
         return "waiting"
+    if facts.is_quarantined:
+        return "quarantined"
     return "interrupted" if facts.has_run and not facts.is_stopped else "idle"
 
 
@@ -64,7 +67,8 @@ async def state(store: Runner, thread_id: ThreadId) -> ThreadState:
     """The state of a thread, whatever process works on it.
 
     "running": a run drives it. "waiting": a tool call waits for a person, and there is no run. "interrupted": a run
-    began and did not end; `unfinished()` lists these. "idle": none of these, also for an unknown id.
+    began and did not end; `unfinished()` lists these. "quarantined": its run has ended its process too often, and a
+    person must lift it; `quarantined()` lists these. "idle": none of these, also for an unknown id.
     """
     facts = await store.read(listing.facts, checked_thread(thread_id))
     return "idle" if facts is None else state_of(store, facts)
@@ -132,6 +136,29 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
     """Threads whose run was interrupted, oldest first: a service resumes them when it starts."""
     listed = [_info(store, row) for row in await store.read(listing.unfinished)]
     return [thread for thread in listed if thread.state == "interrupted"]
+
+
+class Quarantined(NamedTuple):
+    """A thread whose run has ended its process too often. It is left alone until a person lifts it."""
+
+    thread_id: str
+    user_id: str | None
+    run_id: str | None
+    since: str
+    deaths: int
+
+
+async def quarantined(store: Runner) -> list[Quarantined]:
+    """Threads that are quarantined, the last one first."""
+    return [Quarantined(*row) for row in await store.read(listing.quarantined)]
+
+
+async def lift_quarantine(store: Runner, thread_id: ThreadId) -> bool:
+    """Let runs start on a thread again: it is interrupted, and its deaths are counted anew. False: it needs no lifting.
+
+    Find out first why its run has ended its process: the same may happen again.
+    """
+    return await store.write(listing.lift_quarantine, checked_thread(thread_id))
 
 
 async def set_title(store: Runner, thread_id: ThreadId, title: str | None) -> None:

@@ -27,6 +27,7 @@ StopReason: TypeAlias = Literal[
     "time_limit",
     "quota_limit",
     "interrupted",
+    "handed_over",
 ]
 RunState: TypeAlias = Literal["running", "waiting", "interrupted", "ended"]
 
@@ -93,7 +94,8 @@ class RunResult(Struct, Generic[T], frozen=True):
     `stop_reason` is stop, length, error or aborted; stopped, if a tool or a middleware ended the run; waiting, if tool
     calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
     cost_limit, time_limit, quota_limit (the user's). It is "interrupted" only where a request key names a run that
-    another prompt has replaced. `messages` are those that the run added. `output` is the value
+    another prompt has replaced, and "handed_over" if the run has not ended and another process goes on with it
+    (`agent.hand_over`). `messages` are those that the run added. `output` is the value
     that was asked for with `output=`.
     """
 

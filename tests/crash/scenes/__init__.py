@@ -20,6 +20,7 @@ from tests.crash.scenes import (
     imports,
     locks,
     names,
+    rolling,
     stopped,
     versions,
 )
@@ -51,10 +52,11 @@ SCENES: dict[str, Scene] = {
     "stopped": Scene(stopped.stopped, _POSTGRES),
     "versions": Scene(versions.versions),
     "cancelling": Scene(cancelling.cancelling),
+    "rolling": Scene(rolling.rolling),
     "everything": Scene(everything.everything),
     "kills": Scene(earlier.kills),
     "power": Scene(earlier.power, _SQLITE),
     "restarts": Scene(earlier.restarts, _POSTGRES),
 }
 
-TESTED_ELSEWHERE = ("kills", "power", "restarts")  # test_boundaries, test_power_loss, test_postgres_chaos
+TESTED_ELSEWHERE = ("rolling", "kills", "power", "restarts")  # test_rolling, test_boundaries, test_power_loss, ...

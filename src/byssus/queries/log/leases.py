@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive
+from byssus.errors import LeaseLost, ThreadBusy, ThreadInactive, ThreadQuarantined
 from byssus.store.database import Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -24,7 +24,7 @@ _UNUSED = "(lease_until IS NULL OR lease_until <= :now)"
 _FREE = "(lease_until IS NULL OR lease_until <= :now OR lease_epoch = :dead_epoch)"
 _MINE = "(lease_epoch = :epoch AND lease_until > :now)"
 _ACTIVE = "status NOT IN ('paused', 'cancelled')"
-_FREE_AND_ACTIVE = f"{_FREE} AND {_ACTIVE}"
+_FREE_AND_ACTIVE = f"{_FREE} AND {_ACTIVE} AND quarantined_at IS NULL"
 _CLAIM = ", lease_owner = :owner, lease_epoch = lease_epoch + 1, lease_until = :until, lease_abort = 0, run = :run"
 _RENEW = ", lease_until = :until"
 
@@ -124,7 +124,7 @@ RELEASES = {
 def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
     """Raise why the lease of a thread forbids a write. If it does not (any more): whether there is such a thread."""
     row = tx.one(
-        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status FROM threads"
+        "SELECT lease_owner, lease_epoch, lease_until, lease_until > :now, status, quarantined_at FROM threads"
         " WHERE namespace = :namespace AND id = :id",
         namespace=thread_key.namespace,
         id=thread_key.id,
@@ -132,7 +132,7 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
     )
     if row is None:
         return False
-    owner, epoch, until, is_alive, status = row
+    owner, epoch, until, is_alive, status, quarantined_at = row
     if isinstance(by, Lease | Late):
         if epoch != by.epoch or (isinstance(by, Lease) and not is_alive):
             raise LeaseLost(thread_key.id)
@@ -140,6 +140,8 @@ def refuse(tx: Tx, thread_key: ThreadKey, by: By) -> bool:
         raise ThreadBusy(thread_key.id, owner, epoch, until)
     if isinstance(by, Claim) and status in ("paused", "cancelled"):
         raise ThreadInactive(thread_key.id, status)
+    if isinstance(by, Claim) and quarantined_at is not None:
+        raise ThreadQuarantined(thread_key.id, quarantined_at)
     return True
 
 

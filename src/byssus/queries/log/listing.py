@@ -22,6 +22,7 @@ class Facts(NamedTuple):
     has_run: int  # a run has begun and not ended
     is_waiting: int  # a tool call waits for a person
     is_stopped: int  # paused or cancelled: no run may start
+    is_quarantined: int  # its run has ended its process again and again
 
 
 class ListedRow(NamedTuple):
@@ -39,12 +40,13 @@ _IS_WAITING = f"EXISTS (SELECT 1 FROM tool_calls c WHERE c.thread = t.key AND {I
 _IS_STOPPED = "t.status IN ('paused', 'cancelled')"
 _FACTS = (
     "CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, ''), t.run IS NOT NULL,"
-    f" {_IS_WAITING}, {_IS_STOPPED}"
+    f" {_IS_WAITING}, {_IS_STOPPED}, t.quarantined_at IS NOT NULL"
 )
 # What is true of each thread in a state, whether or not the process that holds its lease lives.
 _MAY_BE: Final[dict[str, str]] = {
     "running": "t.lease_until > :now",
     "waiting": _IS_WAITING,
+    "quarantined": "t.quarantined_at IS NOT NULL",
     "interrupted": f"t.run IS NOT NULL AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING}",
     "idle": f"(t.run IS NULL OR {_IS_STOPPED}) AND NOT {_IS_WAITING}",
 }
@@ -115,11 +117,83 @@ def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
     rows = tx.all(
         # Of the namespace nothing is looked up: the index of unfinished threads is far shorter than that of names.
         f"{_SELECT} WHERE t.run IS NOT NULL AND t.namespace || '' = :namespace AND NOT {_IS_STOPPED}"
-        f" AND NOT {_IS_WAITING} ORDER BY t.key",
+        f" AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL ORDER BY t.key",
         namespace=namespace,
         now=tx.now(),
     )
     return [_listed(row) for row in rows]
+
+
+class InterruptedRow(NamedTuple):
+    """A thread whose run has not ended, and how many of its processes have died."""
+
+    id: str
+    user_id: str | None
+    epoch: int
+    owner: str | None  # of the lease; None if there is none, or if it has run out
+    until: str
+    deaths: int
+
+
+# An attempt without an end is that of a process which died, if no process drives the run.
+_DEATHS = (
+    "(SELECT COUNT(*) FROM runs r JOIN run_attempts a ON a.run = r.key WHERE r.thread = t.key AND r.id = t.run"
+    " AND (a.outcome = 'lost' OR a.ended_at IS NULL) AND a.began_at > COALESCE(t.lifted_at, ''))"
+)
+
+
+def interrupted(tx: Tx) -> list[InterruptedRow]:
+    """Threads that are interrupted unless a process still runs them, the most recently updated first."""
+    rows = tx.all(
+        "SELECT t.id, t.owner, t.lease_epoch, CASE WHEN t.lease_until > :now THEN t.lease_owner END,"
+        f" COALESCE(t.lease_until, ''), {_DEATHS} FROM threads t WHERE t.run IS NOT NULL AND t.namespace || '' = ''"
+        f" AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL"
+        " ORDER BY t.updated_at DESC, t.key DESC",
+        now=tx.now(),
+    )
+    return [InterruptedRow(*row) for row in rows]
+
+
+class QuarantinedRow(NamedTuple):
+    id: str
+    user_id: str | None
+    run_id: str | None
+    since: str
+    deaths: int
+
+
+def quarantined(tx: Tx) -> list[QuarantinedRow]:
+    """Threads that are quarantined, the last one first."""
+    rows = tx.all(
+        f"SELECT t.id, t.owner, t.run, t.quarantined_at, {_DEATHS} FROM threads t"
+        " WHERE t.quarantined_at IS NOT NULL AND t.namespace = '' ORDER BY t.quarantined_at DESC, t.key DESC"
+    )
+    return [QuarantinedRow(*row) for row in rows]
+
+
+def quarantine(tx: Tx, thread_key: ThreadKey, epoch: int) -> bool:
+    """Let no run start on a thread until a person lifts it; False if a process has taken the thread meanwhile."""
+    row = tx.one(
+        "UPDATE threads SET quarantined_at = :now WHERE namespace = :namespace AND id = :id AND lease_epoch = :epoch"
+        " AND run IS NOT NULL AND quarantined_at IS NULL RETURNING key",
+        now=tx.now(),
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        epoch=epoch,
+    )
+    return row is not None
+
+
+def lift_quarantine(tx: Tx, thread_key: ThreadKey) -> bool:
+    """Let runs start on a thread again; False if it was not quarantined."""
+    row = tx.one(
+        "UPDATE threads SET quarantined_at = NULL, lifted_at = :now WHERE namespace = :namespace AND id = :id"
+        " AND quarantined_at IS NOT NULL RETURNING key",
+        now=tx.now(),
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+    )
+    return row is not None
 
 
 def set_title(tx: Tx, thread_key: ThreadKey, title: str) -> None:
@@ -135,7 +209,7 @@ def set_title(tx: Tx, thread_key: ThreadKey, title: str) -> None:
 
 
 def _listed(row: Row) -> ListedRow:
-    *columns, owner, until, has_run, is_waiting, is_stopped = row
+    *columns, owner, until, has_run, is_waiting, is_stopped, is_quarantined = row
     name, count, created_at, updated_at, user_id, title, opening = columns
-    known = Facts(owner, until, has_run, is_waiting, is_stopped)
+    known = Facts(owner, until, has_run, is_waiting, is_stopped, is_quarantined)
     return ListedRow(name, count, created_at, updated_at, user_id, title, opening, known)

@@ -24,6 +24,7 @@ class RequestKey(NamedTuple):
 
     key: str
     digest: str
+    is_message: bool = False  # the key is the id of a message, and counts while that message is in the thread
 
 
 class RunBegin(NamedTuple):
@@ -83,6 +84,12 @@ _RUN = (
     " CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, '')"
     " FROM runs r JOIN threads t ON t.key = r.thread"
 )
+# Whether the message whose id is the key is still read along the thread's branch.
+_IS_IN_THREAD = (
+    "EXISTS (SELECT 1 FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq"
+    " AND m.seq <= s.upto_seq WHERE s.branch = t.branch AND m.seq >= r.first_seq"
+    " AND m.seq <= COALESCE(r.last_seq, t.head) AND m.id = :key)"
+)
 _THIS = "id = :id AND thread = :thread"
 _BEGIN = (
     "INSERT INTO runs (thread, id, branch, first_seq, began_at, cause, started_by, request_key, request_digest,"
@@ -122,7 +129,7 @@ def begin(
             close(tx, thread, before, head=first - 1)
     if run.request is not None:
         _refuse_taken(tx, thread, run.request)
-    key, digest = run.request or (None, None)
+    key, digest, _ = run.request or (None, None, False)
     tx.run(
         _BEGIN,
         thread=thread,
@@ -189,8 +196,18 @@ def _lose(tx: Tx, thread: int, run_id: str) -> None:
 
 
 def _refuse_taken(tx: Tx, thread: int, asked: RequestKey) -> None:
-    if tx.one("SELECT 1 FROM runs WHERE thread = :thread AND request_key = :key", thread=thread, key=asked.key):
+    taken = tx.one(
+        f"SELECT r.key, {_IS_IN_THREAD} FROM runs r JOIN threads t ON t.key = r.thread"
+        " WHERE r.thread = :thread AND r.request_key = :key",
+        thread=thread,
+        key=asked.key,
+    )
+    if taken is None:
+        return
+    if taken[1] or not asked.is_message:
         raise RequestTaken(f"a run of the thread has the key {asked.key!r}")
+    free = "UPDATE runs SET request_key = NULL, request_digest = NULL WHERE key = :key"
+    tx.run(free, key=taken[0])  # a rewind has left the message
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -231,11 +248,12 @@ def page(tx: Tx, thread_key: ThreadKey | None, *, before: int, limit: int) -> li
     return [RunRow(*row) for row in rows]
 
 
-def of_request(tx: Tx, thread_key: ThreadKey, request_key: str) -> RunRow | None:
+def of_request(tx: Tx, thread_key: ThreadKey, asked: RequestKey) -> RunRow | None:
     """The run that a request key began."""
+    still = f" AND {_IS_IN_THREAD}" if asked.is_message else ""
     row = tx.one(
-        f"{_RUN} WHERE t.namespace = :namespace AND t.id = :id AND r.request_key = :key ORDER BY r.key LIMIT 1",
-        key=request_key,
+        f"{_RUN} WHERE t.namespace = :namespace AND t.id = :id AND r.request_key = :key{still} ORDER BY r.key LIMIT 1",
+        key=asked.key,
         namespace=thread_key.namespace,
         id=thread_key.id,
         now=tx.now(),

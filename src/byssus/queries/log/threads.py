@@ -125,9 +125,9 @@ def append(
         key, position = row[0], Position(*row[1:])
     else:
         key, position = advance(tx, thread_key, by, size=size, count=count, expect=expect, release=release)
-    add(tx, position.branch, position.head - size, messages, thread=key)
-    if begins is not None:
+    if begins is not None:  # first: a message that is looked for among those of earlier runs is not the new one
         _begin(tx, key, position, by, begins, size, before)
+    add(tx, position.branch, position.head - size, messages, thread=key)
     if ends is not None and release is not None and not position.is_held:
         runs.end(tx, key, ends, head=position.head, epoch=position.epoch)
     if charge is not None:

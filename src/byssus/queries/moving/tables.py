@@ -156,6 +156,9 @@ THREADS = Table(
         Column("named", "flag", not_exported="depends on the imported messages"),
         # The epoch is copied, so that fencing stays monotonic; so is the run, which is listed there as interrupted.
         *_each("count", "lease_epoch", "lease_abort", not_exported="fences the writers of one database"),
+        *_each(
+            "time", "quarantined_at", "lifted_at", is_optional=True, not_exported="is about the runs of one database"
+        ),
         Column("lease_owner", "text", is_optional=True, not_copied=_LEASED, not_exported=_LEASED),
         Column("lease_until", "time", is_optional=True, not_copied=_LEASED, not_exported=_LEASED),
     ),

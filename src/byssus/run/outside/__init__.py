@@ -1,1 +1,1 @@
-"""What reaches a run from outside: answers to its questions, a hand-over, and the process that takes it over."""
+"""What reaches a run from outside: its request, answers to its questions, a hand-over, and who takes it over."""

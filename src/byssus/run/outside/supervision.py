@@ -1,0 +1,277 @@
+"""Taking over: a process goes on with the runs that other processes have left.
+
+- A look at the database finds threads whose run has not ended and that no process drives: handed over, answered by a
+  person, or left behind by a process that died. They are resumed, the newest first, at most `concurrency` at once.
+- Several processes may do so at the same time. Each waits a moment by chance before it takes a thread, and a thread
+  that another one was faster to take is no error.
+- A run that its process has not survived `max_deaths` times is quarantined: it may be what ends the process.
+- An agent that cannot be made, or whose run fails, is reported. The others go on, and its thread is tried again later,
+  after a time that grows.
+- When supervision ends, its runs are handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+
+from byssus.errors import InputError, NothingToResume, ThreadBusy, ThreadInactive, ThreadQuarantined
+from byssus.queries.log import listing
+from byssus.queries.log.listing import InterruptedRow
+from byssus.run import termination
+from byssus.run.outside import handing_over
+from byssus.signals import shielded
+from byssus.store.operations import HasStore
+from byssus.threads.listing import state
+from byssus.threads.waiting import lease_is_dead
+from byssus.values.results import RunResult
+from byssus.values.thread_key import ThreadKey
+
+_log = logging.getLogger("byssus.supervision")
+
+_CONCURRENCY = 8
+_EVERY = 0.5  # seconds between two looks
+_JITTER = 0.2  # seconds at most before a thread is taken
+_LONGEST_PAUSE = 60.0  # seconds before a thread is tried again that failed
+MAX_DEATHS = 3
+_FASTER = (ThreadBusy, NothingToResume, ThreadInactive, ThreadQuarantined)  # another process or a person was faster
+
+
+class Resumable(Protocol):
+    """What supervision needs of an agent."""
+
+    @property
+    def checkpointer(self) -> Any: ...
+    @property
+    def thread_id(self) -> str | None: ...
+    @property
+    def user_id(self) -> str | None: ...
+    def attach(self, checkpointer: Any, thread_id: str, *, user_id: str | None = None) -> None: ...
+    async def resume(self) -> RunResult[Any]: ...
+    def hand_over(self, grace: float) -> None: ...
+
+
+Factory: TypeAlias = Callable[[str, str | None], Resumable | Awaitable[Resumable]]
+
+
+class TakeOver(NamedTuple):
+    """A thread that was taken over: what its run came to, or what failed; or that it was quarantined."""
+
+    thread_id: str
+    user_id: str | None
+    result: RunResult[Any] | None = None
+    error: Exception | None = None
+    is_quarantined: bool = False
+
+
+class _Failures(NamedTuple):
+    times: int
+    not_before: float  # by the event loop's clock
+
+
+class Supervision:
+    """Resumes interrupted runs: `async with cp.supervise(factory):`, or `await cp.supervise(factory)` for ever."""
+
+    def __init__(
+        self,
+        database: HasStore,
+        factory: Factory,
+        *,
+        concurrency: int = _CONCURRENCY,
+        every: float = _EVERY,
+        max_deaths: int | None = MAX_DEATHS,
+        grace: float = handing_over.GRACE,
+        report: Callable[[TakeOver], object] | None = None,
+    ) -> None:
+        if not callable(factory):
+            raise InputError(f"factory must be a function of a thread id and a user id, got {factory!r:.80}")
+        self._database = database
+        self._factory = factory
+        self._concurrency = _checked_number("concurrency", concurrency)
+        self._every = _checked_seconds(every)
+        self._max_deaths = None if max_deaths is None else _checked_number("max_deaths", max_deaths)
+        self._grace = handing_over.checked_grace(grace)
+        self._report = report or _log_it
+        self._agents: dict[str, Resumable | None] = {}  # by thread; None while it is made
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: dict[str, _Failures] = {}
+        self._woken = asyncio.Event()
+        self._is_stopping = False
+        self._supervising: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> list[str]:
+        """The threads that are being resumed now."""
+        return [thread_id for thread_id, agent in self._agents.items() if agent is not None]
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._supervise().__await__()
+
+    async def __aenter__(self) -> Self:
+        self._supervising = asyncio.create_task(self._supervise())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Take nothing more over, and hand the current runs over."""
+        self._is_stopping = True
+        self._woken.set()
+        if self._supervising is not None:
+            await asyncio.shield(self._supervising)
+
+    async def drained(self) -> None:
+        """Take over what is interrupted now, one after the other, and return when nothing is left to take."""
+        while await self._look() or self._tasks:
+            await self._next()
+        self._is_stopping = True
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while not self._is_stopping:
+                try:
+                    await self._look()
+                except Exception as error:  # noqa: BLE001 - a database that was away for a while is no reason to end
+                    _log.warning("supervision could not look for interrupted runs: %s", error)
+                await self._next()
+        finally:
+            await self._hand_over()
+
+    async def _next(self) -> None:
+        """Wait until it is time to look again, or a run has ended and makes room."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._every * random.uniform(0.75, 1.25)):  # noqa: S311 - not in step with others
+                await self._woken.wait()
+        if not self._is_stopping:
+            self._woken.clear()
+
+    async def _look(self) -> int:
+        """Start to resume what is interrupted, as far as there is room; how many threads that were."""
+        store, started = self._database.store, 0
+        for row in await store.read(listing.interrupted):
+            if self._is_stopping or termination.is_ending() or len(self._agents) >= self._concurrency:
+                break
+            if row.id in self._agents or not self._is_due(row.id):
+                continue
+            if row.owner is not None and not lease_is_dead(store, row.owner, row.until):
+                continue
+            if self._max_deaths is not None and row.deaths >= self._max_deaths:
+                await self._quarantine(row)
+                continue
+            self._agents[row.id] = None
+            task = asyncio.create_task(self._take(row))
+            self._tasks.add(task)
+            task.add_done_callback(self._taken)
+            started += 1
+        return started
+
+    def _is_due(self, thread_id: str) -> bool:
+        known = self._failures.get(thread_id)
+        return known is None or asyncio.get_running_loop().time() >= known.not_before
+
+    async def _quarantine(self, row: InterruptedRow) -> None:
+        if await self._database.store.write(listing.quarantine, ThreadKey("", row.id), row.epoch):
+            _log.error(
+                "thread %r is quarantined: its run has ended its process %d times. Find out why, then lift it: "
+                "byssus resume %s --lift",
+                *(row.id, row.deaths, row.id),
+            )
+            self._tell(TakeOver(row.id, row.user_id, is_quarantined=True))
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    async def _take(self, row: InterruptedRow) -> None:
+        try:
+            await asyncio.sleep(random.uniform(0, min(_JITTER, self._every)))  # noqa: S311
+            if await state(self._database.store, row.id) != "interrupted":  # another process was faster
+                return
+            agent = await self._made(row)
+            if self._is_stopping or termination.is_ending():
+                return
+            self._agents[row.id] = agent
+            result = await agent.resume()
+        except _FASTER as error:
+            _log.debug("thread %r is not taken over: %s", row.id, error)
+            self._failures[row.id] = _Failures(0, asyncio.get_running_loop().time() + self._every)
+        except Exception as error:  # noqa: BLE001 - of one thread: the others go on
+            self._failed(row, error)
+        else:
+            self._failures.pop(row.id, None)
+            self._tell(TakeOver(row.id, row.user_id, result))
+        finally:
+            self._agents.pop(row.id, None)
+
+    async def _made(self, row: InterruptedRow) -> Resumable:
+        made: Any = self._factory(row.id, row.user_id)
+        agent: Any = await made if inspect.isawaitable(made) else made
+        if not hasattr(type(agent), "resume") or not hasattr(type(agent), "hand_over"):
+            raise InputError(f"the factory must return an Agent for thread {row.id!r}, and returned {agent!r:.80}")
+        if agent.checkpointer is None:
+            agent.attach(self._database, row.id, user_id=agent.user_id or row.user_id)
+        if agent.thread_id != row.id:
+            raise InputError(
+                f"the factory returned an agent for thread {agent.thread_id!r}, and not for {row.id!r}; pass "
+                "thread_id=thread_id to Agent(...)"
+            )
+        checked: Resumable = agent
+        return checked
+
+    def _failed(self, row: InterruptedRow, error: Exception) -> None:
+        known = self._failures.get(row.id)
+        count = 1 if known is None else known.times + 1
+        pause = min(self._every * 2**count, _LONGEST_PAUSE)
+        self._failures[row.id] = _Failures(count, asyncio.get_running_loop().time() + pause)
+        self._tell(TakeOver(row.id, row.user_id, error=error))
+
+    def _tell(self, taken: TakeOver) -> None:
+        try:
+            self._report(taken)
+        except Exception:  # noqa: BLE001 - it is the program's, and ends nothing here
+            _log.exception("the report of a take-over failed, for thread %r", taken.thread_id)
+
+    def _taken(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._woken.set()  # there is room for another one
+        if not task.cancelled():
+            task.exception()
+
+    async def _hand_over(self) -> None:
+        """Hand the current runs over, also if this is cancelled meanwhile."""
+        self._is_stopping = True
+        for agent in self._agents.values():
+            if agent is not None:
+                agent.hand_over(self._grace)
+        with shielded():
+            while self._tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait(set(self._tasks))
+
+
+def _log_it(taken: TakeOver) -> None:
+    if taken.error is not None:
+        _log.warning("thread %r could not be resumed: %s", taken.thread_id, taken.error)
+    elif taken.result is not None:
+        _log.info("thread %r was resumed: %s", taken.thread_id, taken.result.stop_reason)
+
+
+def _checked_number(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1e6:
+        raise InputError(f"{name} must be a number from 1 up, got {value!r:.80}")
+    return value
+
+
+def _checked_seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise InputError(f"every must be a number of seconds above 0, got {value!r:.80}")
+    return value
