@@ -82,10 +82,10 @@ def test_a_search_for_nothing_is_refused(told: Database, byssus: Command) -> Non
 
 def test_usage_is_told_by_day_model_and_tool(told: Database, byssus: Command) -> None:
     head, _, *tables = byssus("usage", "bob").stdout.splitlines()
-    assert head.startswith("2 messages and 15 tokens in 1 session since ")
+    assert head.startswith("2 messages and 15 tokens in 1 thread since ")
     assert any(line.split()[:5] == ["m", "2", "15", "10", "5"] for line in tables)
     assert any(line.split()[:4] == ["look", "2", "1", "21.25"] for line in tables)
-    assert byssus("usage").stdout.startswith("4 messages and 35 tokens in 2 sessions")
+    assert byssus("usage").stdout.startswith("4 messages and 35 tokens in 2 threads")
 
 
 def test_usage_as_json_is_what_the_storage_answers(told: Database, byssus: Command) -> None:
