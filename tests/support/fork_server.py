@@ -1,4 +1,4 @@
-"""A process that has imported the command `byssus`, and forks for each run of it: a tenth of the time of a new Python.
+"""A process that has imported the command `byssus`, and forks for each run of it, which saves the start of a Python.
 
 What it forks is the command in a process of its own: with its own id, environment, directory, standard streams, exit
 code and end. Only the imports are shared, and nothing of byssus is open when it forks. Tests of how the command starts
