@@ -143,6 +143,7 @@ def test_the_chinese_readme_has_the_same_code_links_and_sections() -> None:
         assert re.findall(shared, chinese, re.MULTILINE) == re.findall(shared, english, re.MULTILINE)
 
 
+@pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
 def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
     commands = [shlex.split(line) for line in dict.fromkeys(lines) if line]
@@ -155,6 +156,7 @@ def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
             assert "usage: byssus" in run("-m", "byssus", command[1], "--help", folder=tmp_path)
 
 
+@pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
 def test_each_byssus_command_of_the_readme_runs(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
     for line in dict.fromkeys(line for line in lines if line.startswith("byssus")):

@@ -9,6 +9,7 @@ import pytest
 
 from byssus.cli import terminal
 from byssus.storage import AgentStorage
+from tests.support.accounts import known
 from tests.support.commands import Command, command, command_here
 from tests.support.databases import Database
 
@@ -82,15 +83,22 @@ def test_a_search_for_nothing_is_refused(told: Database, byssus: Command) -> Non
 
 def test_usage_is_told_by_day_model_and_tool(told: Database, byssus: Command) -> None:
     head, _, *tables = byssus("usage", "bob").stdout.splitlines()
-    assert head.startswith("2 messages and 15 tokens in 1 session since ")
+    assert head.startswith("2 messages and 15 tokens in 1 thread since ")
     assert any(line.split()[:5] == ["m", "2", "15", "10", "5"] for line in tables)
     assert any(line.split()[:4] == ["look", "2", "1", "21.25"] for line in tables)
-    assert byssus("usage").stdout.startswith("4 messages and 35 tokens in 2 sessions")
+    assert byssus("usage").stdout.startswith("4 messages and 35 tokens in 2 threads")
 
 
-def test_usage_as_json_is_what_the_storage_answers(told: Database, byssus: Command) -> None:
+def test_usage_as_json_is_what_the_storage_answers_with_threads_for_sessions(told: Database, byssus: Command) -> None:
+    shown = json.loads(byssus("usage", "ann", "--days", 30, "--json").stdout)
     with AgentStorage(told.place) as storage:
-        assert json.loads(byssus("usage", "ann", "--days", 30, "--json").stdout) == storage.get_usage_stats("ann", 30)
+        stats = dict(known(storage.get_usage_stats("ann", 30)))
+    assert shown.pop("thread_count") == stats.pop("session_count")
+    by_thread = [{**row, "session_id": row["thread_id"]} for row in shown.pop("by_thread")]
+    for row in by_thread:
+        del row["thread_id"]
+    assert by_thread == stats.pop("by_session")
+    assert shown == stats
 
 
 def test_a_recount_says_what_differs(told: Database, byssus: Command) -> None:

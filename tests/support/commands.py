@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from byssus.cli import main
+from tests.support import forked
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,14 +42,11 @@ def command(home: Path, place: str | None = None) -> Command:
     usual = {} if place is None else {"BYSSUS_DB": place}
 
     def run(*args: object, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "byssus", *map(str, args)],
+        done = forked.run(
+            [*map(str, args)],
             env={**os.environ, "HOME": str(home), "PYTHONUTF8": "1", **usual},
             cwd=home,
             input="" if input is None else input,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
             timeout=60,
         )
         assert done.returncode == code, (done.stdout, done.stderr)

@@ -212,9 +212,10 @@ class StoredMemory(MemoryBase, abc.ABC):
         return here.handle.look(queries.summary, here.thread)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Switch to the memory that a state describes. If the state has `content`, as that of a memory without a
-        database
-        does, the next awaited call stores it and replaces the current content.
+        """Switch to the memory that a state describes.
+
+        If the state has `content`, as that of a memory without a database does, the next awaited call stores it and
+        replaces the current content.
         """
         places_named = arguments.state(state_dict).keys() & {"db_path", "dsn"}
         if strict and _SUMMARY not in state_dict and not (places_named or "content" in state_dict):

@@ -103,10 +103,8 @@ class Tool(Generic[P, R]):
 
     `recovery` is the policy for a call that was started and interrupted, so that its outcome is unknown: `never` run it
     again (the model reads that the outcome is unknown), `retry` it with the same idempotency key, `check` with the
-    tool's
-    own function, or `ask` a person. After `max_attempts` interrupted attempts a person is asked, because the call
-    itself
-    may be what kills the process.
+    tool's own function, or `ask` a person. After `max_attempts` interrupted attempts a person is asked, because the
+    call itself may be what kills the process.
     """
 
     approval: Ask | None

@@ -65,14 +65,11 @@ async def mcp_tools(
     """Open the tools of one MCP server: of a `command` that speaks over standard input and output, or of a `url`.
 
     A command gets PATH, HOME and similar variables, and those in `env`; its error output goes to the logger
-    `byssus.mcp`.
-    For other options of the SDK, pass your own `mcp.Client`, not yet opened, as `client`.
+    `byssus.mcp`. For other options of the SDK, pass your own `mcp.Client`, not yet opened, as `client`.
 
     `prefix` is added before each tool's name, to keep the tools of two servers apart; `only` selects tools by the
-    server's
-    names. `timeout` (seconds, or None) applies to each call, `start_timeout` to the start of the server. With
-    `sequential`,
-    a call never runs in parallel with another one.
+    server's names. `timeout` (seconds, or None) applies to each call, `start_timeout` to the start of the server. With
+    `sequential`, a call never runs in parallel with another one.
     """
     errors = ErrorOutput()
     make, label = _source(command, env, cwd, url, headers, client, errors)
