@@ -142,7 +142,8 @@ class Run:
         tool_calls.check_tools(self._setup, self._journal)
         if prompts is not None and is_waiting(ledger):
             raise answer_needed(self._setup.thread_id, self._journal)
-        if self._history.is_far_behind(history.messages):  # a long thread, for the first time
+        # A long thread, for the first time. What hooks make of one is another list, which is made valid by itself.
+        if not self._setup.middleware.changes_messages and self._history.is_far_behind(history.messages):
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
 
