@@ -34,7 +34,7 @@ from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.listing import Quarantined, ThreadInfo, ThreadState
-from byssus.threads.runs import records
+from byssus.threads.runs import records, timeline
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -51,6 +51,7 @@ from byssus.values.checkpoints import (
     keep_tagged,
 )
 from byssus.values.places import redacted
+from byssus.values.results import RunAttempt, RunInfo, RunStep
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ __all__ = [
     "Quarantined",
     "Receipt",
     "Retention",
+    "RunAttempt",
+    "RunInfo",
+    "RunStep",
     "SQLiteCheckpointer",
     "Supervision",
     "TakeOver",
@@ -191,6 +195,7 @@ class Checkpointer(abc.ABC):
     runs = awaited(records.list_runs)
     run = awaited(records.run)
     run_attempts = awaited(records.run_attempts)
+    timeline = awaited(timeline.timeline)
     set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
 

@@ -32,7 +32,7 @@ from byssus.store.operations import blocking, iterated
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.inbox import Receipt
-from byssus.threads.runs import records
+from byssus.threads.runs import records, timeline
 from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
 from byssus.values.prompts import Prompt
@@ -102,6 +102,7 @@ class AgentStorage:
     runs = blocking(records.list_runs)
     run = blocking(records.run)
     run_attempts = blocking(records.run_attempts)
+    timeline = blocking(timeline.timeline)
     set_title = blocking(listing.set_title)
     abort = blocking(thread.abort)
     watch = iterated(watching.watch)
