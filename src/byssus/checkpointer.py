@@ -29,9 +29,10 @@ from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
-from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
+from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.following import follow, watching
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.listing import Quarantined, ThreadInfo, ThreadState
 from byssus.threads.runs import records, timeline
@@ -198,6 +199,7 @@ class Checkpointer(abc.ABC):
     timeline = awaited(timeline.timeline)
     set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
+    follow = direct(follow.follow)
 
     def supervise(
         self,

@@ -427,12 +427,9 @@ class Run:
         provider, model = setup.routes[0]
         name, now = clock.new_id(), clock.now()
         began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
-
-        def save(partial: AssistantMessage) -> None:
-            self._journal.history.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
-
+        saver = self._journal.history.partial_writer(name, now)
         routes = await self._within_quota(request)
-        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
+        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, saver)
         self._open_reply = began
         self._publish(MessageStart(began))
         message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)

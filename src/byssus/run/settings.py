@@ -145,6 +145,15 @@ def messages_to_load(history: object, middleware: Chain) -> int | None:
     return history
 
 
+def checked_strict(durability: object, checkpointer: object) -> bool:
+    """Whether nothing of a reply is published before it is committed."""
+    if durability not in ("normal", "strict"):
+        raise InputError(f"stream_durability must be 'normal' or 'strict', got {durability!r:.80}")
+    if durability == "strict" and checkpointer is None:
+        raise InputError("stream_durability='strict' without a checkpointer: pass checkpointer=... and thread_id=...")
+    return durability == "strict"
+
+
 def checked_flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name} must be True or False, got {value!r:.80}")

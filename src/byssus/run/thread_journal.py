@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from byssus.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadMoved
-from byssus.messages import AssistantMessage, Message, encode
+from byssus.messages import AssistantMessage, Message
 from byssus.providers import history
+from byssus.providers.model_call import PartialSaver
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import memories, threads
+from byssus.queries.log.leases import Lease
 from byssus.queries.log.runs import RunBegin, RunEnd
 from byssus.queries.log.threads import Position
 from byssus.queries.versions import forks, putting
@@ -31,9 +32,12 @@ from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
 from byssus.store.operations import HasStore
+from byssus.stream import Publish
 from byssus.threads import checkpoints, retention
 from byssus.threads import forks as fork_operations
 from byssus.threads.encoding import encode_extra, message_row
+from byssus.threads.following import arriving
+from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.inbox import Modes
 from byssus.threads.thread import Thread, load
 from byssus.threads.waiting import retry_while_driven
@@ -418,12 +422,17 @@ class ThreadHistory:
         summary, ids, count = await known.store.read(memories.marked, known.key, marks, after=after)
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
-    def save_partial(self, reply: AssistantMessage, /) -> None:
-        thread = self._thread
-        if thread.held is not None:
-            thread.has_partial = True
-            write = thread.store.submit(threads.save_partial, thread.key, encode(reply), by=thread.lease())
-            write.add_done_callback(_report_partial)
+    def partial_writer(self, reply_id: str, created_at: str, /) -> PartialSaver | None:
+        return PartialWriter(self._thread.store, self._thread.key, self._lease_for_partial, reply_id, created_at)
+
+    def _lease_for_partial(self) -> Lease | None:
+        if self._thread.held is None:
+            return None
+        self._thread.has_partial = True
+        return self._thread.lease()
+
+    def shown_to_followers(self, publish: Publish, /) -> Publish:
+        return arriving.beside(self._thread.store, self._thread.key, publish)
 
     def refuse_partial(self) -> None:
         self._is_refused, self._thread.has_partial = self._thread.has_partial, False
@@ -447,8 +456,3 @@ def _geometry_of(thread: Thread) -> Geometry:
             break
     taken = frozenset(seq for seq in thread.seqs if seq >= first)
     return Geometry(first, thread.position.head, taken, thread.unledgered)
-
-
-def _report_partial(write: Future[None]) -> None:
-    if (error := write.exception()) is not None:  # a write that counts will raise it in the run
-        _log.debug("a part of a reply could not be saved: %s", type(error).__name__)

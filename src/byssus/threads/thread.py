@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from byssus.messages import AssistantMessage, Message, decode
+from byssus.messages import AssistantMessage, Message, decode, encode
 from byssus.queries.log import leases, threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import Position, ThreadRow
@@ -17,6 +17,7 @@ from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
 from byssus.threads.waiting import owner_is_gone, retry_while_driven
+from byssus.values.following.growth import assembled
 from byssus.values.inputs import (
     ThreadId,
     checked_id,
@@ -112,7 +113,7 @@ def _thread_of(row: ThreadRow, messages: list[Message], seqs: list[int], *, has_
 def _end_of(
     tx: Tx, thread_key: ThreadKey, *, before: int, limit: int
 ) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_key)
+    row = _find(tx, thread_key)
     return row, [] if row is None else _page_before(tx, row.branch, before=min(before, row.head + 1), limit=limit)
 
 
@@ -121,8 +122,24 @@ def _page_before(tx: Tx, branch: int, *, before: int, limit: int) -> list[tuple[
 
 
 def _first_page(tx: Tx, thread_key: ThreadKey) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_key)
+    row = _find(tx, thread_key)
     return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
+
+
+def _find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
+    """A thread. What was saved of a reply in pieces is one message."""
+    row = threads.find(tx, thread_key)
+    partial = None if row is None else partial_of(tx, row)
+    return row if row is None or partial is None else row._replace(partial=encode(partial))
+
+
+def partial_of(tx: Tx, row: ThreadRow) -> AssistantMessage | None:
+    """The part of a reply that was saved."""
+    if row.partial is None:
+        return None
+    head = decode(row.partial)
+    assert isinstance(head, AssistantMessage)
+    return assembled(head, (body for _, body in threads.pieces(tx, row.key)))
 
 
 def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:
