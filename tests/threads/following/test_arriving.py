@@ -302,9 +302,13 @@ def test_after_a_save_that_failed_the_whole_is_saved_again(database: Database, m
     async def use(cp: Checkpointer) -> None:
         scene = Told()
         run = asyncio.create_task(agent_on(cp, Acted(scene), save_partial=0.005).prompt("go"))
-        for text in ("one", "one two", "one two three", "one two three four"):
-            scene.say(text.split(" ")[-1] if text == "one" else " " + text.split(" ")[-1])
-            await asyncio.sleep(0.05)
+        scene.say("one")
+        await until(lambda: _is(cp, "one"))
+        scene.say(" two")
+        await until(lambda: not failures)
+        scene.say(" three")
+        await until(lambda: _is(cp, "one two three"))
+        scene.say(" four")
         await until(lambda: _is(cp, "one two three four"))
         assert failures == []
         scene.end()

@@ -196,6 +196,7 @@ def test_a_call_is_told_when_it_waits_is_answered_starts_and_ends(database: Data
         assert [item.call_id for item in following.of(CallStarted)] == ["a"]
         assert {(item.call_id, item.status) for item in following.of(CallEnded)} == {("a", "done"), ("b", "denied")}
         types = [item.type for item in following.items if getattr(item, "call_id", "") == "a"]
+        types = [kind for kind in types if kind != "reply_delta"]
         assert types == ["call_waiting", "call_answered", "call_started", "call_ended"]
         await following.stop()
 
