@@ -28,7 +28,6 @@ from byssus.middleware import Chain
 from byssus.providers import named
 from byssus.providers.base import Provider
 from byssus.providers.history import ValidHistory
-from byssus.providers.model_call import Patience
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.queries.log.runs import RequestKey
@@ -132,8 +131,7 @@ class Agent:
         on_sigterm: Literal["abort", "hand_over"] = "abort",
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
-        settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
-        is_strict = settings.checked_strict(stream_durability, checkpointer)
+        times = (max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
             named.routes(provider, model),
             system_prompt,
@@ -141,17 +139,16 @@ class Agent:
             tool_mode == "sequential",
             (chain := Chain(middleware)),
             limits or Limits(),
-            Patience(max_retries, idle_timeout, abort_grace, save_partial, is_strict),
+            settings.patience(*times, is_strict=settings.checked_strict(stream_durability, checkpointer)),
             _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             settings.checked_every(checkpoint_every, checkpointer),
             settings.messages_to_load(history, chain),
         )
-        self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
-        self._checkpointer, self._history = checkpointer, ValidHistory(max_result_chars)
+        self._modes, self._history = inbox.modes(steering_mode, follow_up_mode), ValidHistory(max_result_chars)
+        self._checkpointer, self._listener_timeout, self._wait = checkpointer, listener_timeout, checked_wait(wait)
         self._journal = journal_for(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
-        self._listeners, self._listener_timeout = Listeners(), listener_timeout
-        self._hands_over = handing_over.checked_policy(on_sigterm)
+        self._listeners, self._hands_over = Listeners(), handing_over.checked_policy(on_sigterm)
         self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self.state = AgentState(self._known)
 
