@@ -35,11 +35,11 @@ from byssus.store.operations import HasStore
 from byssus.stream import Publish
 from byssus.threads import checkpoints, retention
 from byssus.threads import forks as fork_operations
-from byssus.threads.encoding import encode_extra, message_row
+from byssus.threads.encoding import PAGE, encode_extra, message_row
 from byssus.threads.following import arriving
 from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.inbox import Modes
-from byssus.threads.thread import Thread, load
+from byssus.threads.thread import Thread, load, load_behind
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.inputs import column_text
@@ -94,6 +94,7 @@ class ThreadHistory:
         self._user_id = user_id
         self._origin = origin
         self._last = last  # how many messages to load; None: all
+        self._settled: Thread | None = None  # of a long thread, what is not loaded again; its messages are in the list
         self._sent = 0  # how many messages the hooks left of the history, if one of them has asked for earlier ones
         self._turns: int | None = None  # since the last checkpoint of a turn, once they are counted
         self._is_owned = False
@@ -147,6 +148,7 @@ class ThreadHistory:
         self.unfinished = stored.run_id
         self._merge_extra(stored.extra)
         known.messages, known.position, known.unseen, self._turns = stored.messages, stored.position, 0, None
+        self._settled = _settled(stored) if self._last is None else None
         known.first_seq = stored.seqs[0] if stored.seqs else stored.position.head + 1
         known.earlier = max(stored.message_count - len(stored.messages), 1) if stored.has_earlier else 0
         known.mail = max(stored.mail, known.mail if self._inbox.is_sending else 0)
@@ -158,7 +160,8 @@ class ThreadHistory:
         """The thread as it is stored, or the end of it."""
         store, key = self._thread.store, self._thread.key
         if self._last is None:
-            return Tail(await load(store, key) or Thread([], {}))
+            known = self._settled and self._settled._replace(messages=self._thread.messages[: len(self._settled.seqs)])
+            return Tail((known and await load_behind(store, key, known)) or await load(store, key) or Thread([], {}))
         return await load_tail(store, key, max(self._last, self._sent)) or Tail(Thread([], {}))
 
     def _is_overgrown(self) -> bool:
@@ -446,6 +449,17 @@ def _with_checkpoint(ending: Ending) -> tuple[Callable[..., Position], dict[str,
     """The query that stores a reply and makes a checkpoint behind it, when no call is open."""
     assert ending.checkpoint is not None
     return putting.append, {"new": checkpoints.encoded_checkpoint(ending.checkpoint)}
+
+
+def _settled(thread: Thread) -> Thread | None:
+    """What is before the last reply of a long thread: only removals change it, and those are noticed."""
+    replies = (place for place in range(len(thread.messages) - 1, -1, -1) if _is_reply(thread.messages[place]))
+    count = next(replies, 0)
+    return thread._replace(messages=[], seqs=thread.seqs[:count]) if count > PAGE else None
+
+
+def _is_reply(message: Message) -> bool:
+    return isinstance(message, AssistantMessage)
 
 
 def _geometry_of(thread: Thread) -> Geometry:

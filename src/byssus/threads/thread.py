@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from byssus.messages import AssistantMessage, Message, decode, encode
-from byssus.queries.log import leases, threads
+from byssus.queries.log import branches, leases, threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import Position, ThreadRow
 from byssus.store.database import Tx
@@ -50,6 +50,7 @@ class Thread(NamedTuple):
     owner: str | None = None
     has_earlier: bool = False
     message_count: int = 0
+    made: tuple[int, str] = (0, "")  # which thread of this id it is: the key and the time of its row
 
 
 async def load(
@@ -107,7 +108,32 @@ def _thread_of(row: ThreadRow, messages: list[Message], seqs: list[int], *, has_
     assert isinstance(partial, AssistantMessage | None)
     extra, has_ttl = json.loads(row.extra), row.ttl is not None
     known = (row.run, row.unledgered, row.mail, has_ttl, row.owner)
-    return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count)
+    made = (row.key, row.created_at)
+    return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count, made)
+
+
+async def load_behind(store: Runner, thread_key: ThreadKey, known: Thread) -> Thread | None:
+    """The thread, of which the first messages are known: only what is behind them is loaded.
+
+    Returns None if they may have changed: the thread was rewound, deleted and made again, or messages were removed.
+    """
+    row = await store.read(_same, thread_key, known)
+    if row is None:
+        return None
+    messages, seqs = list(known.messages), list(known.seqs)
+    page: list[tuple[int, Message]] | None = None
+    while page is None or len(page) == PAGE:
+        page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
+        messages.extend(message for _, message in page)
+        seqs.extend(seq for seq, _ in page)
+    return None if await store.read(_same, thread_key, known) is None else _thread_of(row, messages, seqs)
+
+
+def _same(tx: Tx, thread_key: ThreadKey, known: Thread) -> ThreadRow | None:
+    """The row of a thread if nothing was removed from the branch that it reads, and it is still that branch."""
+    row = threads.find(tx, thread_key)
+    is_same = row is not None and (row.key, row.created_at) == known.made and row.branch == known.position.branch
+    return row if is_same and not branches.has_lost(tx, known.position.branch) else None
 
 
 def _end_of(
