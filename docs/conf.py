@@ -43,6 +43,8 @@ nitpick_ignore = [
         "tools.Outcome",
         "stream.Backlog",
         "store.database.Store",
+        "store.operations.HasStore",
+        "run.outside.supervision.Resumable",
         "values.marks.MarkedMessages",
         "queries.log.threads.Position",
     )

@@ -28,7 +28,6 @@ from byssus.middleware import Chain
 from byssus.providers import named
 from byssus.providers.base import Provider
 from byssus.providers.history import ValidHistory
-from byssus.providers.model_call import Patience
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.queries.log.runs import RequestKey
@@ -84,7 +83,9 @@ class Agent:
     beginning and its end; the database stores all of it.
 
     `wait` is how many seconds a run waits for a thread that another run drives, before it raises `ThreadBusy`.
-    `save_partial` is how often an incomplete reply is saved, in seconds; None saves only complete replies.
+    `save_partial` is how often an incomplete reply is saved, in seconds; None saves only complete replies. While
+    another process follows the thread, it is saved every 250 ms. With `stream_durability="strict"`, listeners, streams
+    and followers get a piece of a reply only after it is committed, so no crash takes back a word that was shown.
 
     `checkpoint_every` is "turn" or a number of turns: a checkpoint is made automatically after each. `at` is a
     checkpoint or a seq of the thread. The agent then works on a fork from that point, whose id is `agent.thread_id`.
@@ -122,6 +123,7 @@ class Agent:
         listener_timeout: float = 5.0,
         wait: float = 0,
         save_partial: float | None = 1.0,
+        stream_durability: Literal["normal", "strict"] = "normal",
         checkpoint_every: Literal["turn"] | int | None = None,
         at: At | None = None,
         history: Literal["auto", "all"] | int = "auto",
@@ -129,7 +131,7 @@ class Agent:
         on_sigterm: Literal["abort", "hand_over"] = "abort",
     ) -> None:
         settings.check_options(tool_mode, system_prompt, limits)
-        settings.check_patience(max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
+        times = (max_retries, idle_timeout, abort_grace, listener_timeout, save_partial)
         self._setup = Setup(
             named.routes(provider, model),
             system_prompt,
@@ -137,17 +139,16 @@ class Agent:
             tool_mode == "sequential",
             (chain := Chain(middleware)),
             limits or Limits(),
-            Patience(max_retries, idle_timeout, abort_grace, save_partial),
+            settings.patience(*times, is_strict=settings.checked_strict(stream_durability, checkpointer)),
             _id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             settings.checked_every(checkpoint_every, checkpointer),
             settings.messages_to_load(history, chain),
         )
-        self._modes, self._wait = inbox.modes(steering_mode, follow_up_mode), checked_wait(wait)
-        self._checkpointer, self._history = checkpointer, ValidHistory(max_result_chars)
+        self._modes, self._history = inbox.modes(steering_mode, follow_up_mode), ValidHistory(max_result_chars)
+        self._checkpointer, self._listener_timeout, self._wait = checkpointer, listener_timeout, checked_wait(wait)
         self._journal = journal_for(checkpointer, thread_id, self._setup, self._modes, self._wait, at)
-        self._listeners, self._listener_timeout = Listeners(), listener_timeout
-        self._hands_over = handing_over.checked_policy(on_sigterm)
+        self._listeners, self._hands_over = Listeners(), handing_over.checked_policy(on_sigterm)
         self._raise_errors = settings.checked_flag(raise_errors, "raise_errors")
         self.state = AgentState(self._known)
 
@@ -448,6 +449,7 @@ class Agent:
         await self._loaded()
         self._check_idle()
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
+        publish = self._journal.history.shown_to_followers(publish)
         self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output, request)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prompts, ended))

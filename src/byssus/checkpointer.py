@@ -29,12 +29,13 @@ from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
-from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
+from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.following import follow, watching
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.listing import Quarantined, ThreadInfo, ThreadState
-from byssus.threads.runs import records
+from byssus.threads.runs import records, timeline
 from byssus.threads.thread import Thread
 from byssus.values.checkpoints import (
     Checkpoint,
@@ -51,6 +52,7 @@ from byssus.values.checkpoints import (
     keep_tagged,
 )
 from byssus.values.places import redacted
+from byssus.values.results import RunAttempt, RunInfo, RunStep
 from byssus.values.thread_key import ThreadKey
 
 if TYPE_CHECKING:
@@ -83,6 +85,9 @@ __all__ = [
     "Quarantined",
     "Receipt",
     "Retention",
+    "RunAttempt",
+    "RunInfo",
+    "RunStep",
     "SQLiteCheckpointer",
     "Supervision",
     "TakeOver",
@@ -192,8 +197,10 @@ class Checkpointer(abc.ABC):
     runs = awaited(records.list_runs)
     run = awaited(records.run)
     run_attempts = awaited(records.run_attempts)
+    timeline = awaited(timeline.timeline)
     set_title = awaited(listing.set_title)
     abort = awaited(thread.abort)
+    follow = direct(follow.follow)
 
     def supervise(
         self,

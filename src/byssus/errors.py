@@ -6,6 +6,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── InputError (ValueError)            fix the call: a value that cannot be used
     │   ├── AlreadyAnswered                nothing to do: another answer to a question came first, or its time is over
     │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
+    │   ├── CursorUnknown                  follow without `after`: the cursor is of no position in this thread
     │   ├── ForksUndecided                 pass forks="keep" or "erase": what is to be erased has forks
     │   ├── KeyReused                      use a new key: this one began a run with another prompt
     │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
@@ -79,6 +80,18 @@ class AlreadyAnswered(InputError):
 
 class ArgumentsInvalid(InputError):
     """The arguments of an approval do not fit the tool. The question stays open."""
+
+
+class CursorUnknown(InputError):
+    """A cursor that stands for no position in the thread: garbage, of another thread, from the future, or removed."""
+
+    def __init__(self, thread_id: str, cursor: object, why: str) -> None:
+        super().__init__(
+            f"the cursor {cursor!r:.80} is unknown in thread {thread_id!r}: {why}; follow the thread from its "
+            "beginning, without after=..."
+        )
+        self.thread_id = thread_id
+        self.cursor = cursor
 
 
 class ForksUndecided(InputError):

@@ -10,26 +10,12 @@ then `done`. A provider does not send `error`: it raises, and the run publishes 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-import msgspec
 from msgspec import Struct
 
-from byssus.errors import InputError
-from byssus.messages import (
-    AssistantMessage,
-    Failure,
-    Message,
-    ReplyStop,
-    ToolCall,
-    ToolResultMessage,
-    Usage,
-    checked_dumps,
-    from_value,
-    part_from_value,
-    plain,
-)
+from byssus.messages import AssistantMessage, Failure, Message, ReplyStop, ToolCall, ToolResultMessage, Usage
+from byssus.values.following.records import Record, read
 
 if TYPE_CHECKING:
     from byssus.values.results import StopReason as RunStop
@@ -37,17 +23,8 @@ else:
     RunStop = str  # an event that a newer version wrote may name another one
 
 
-class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
-    def to_json(self) -> str:
-        """The event as one line of JSON, which `from_json` reads; fields that have their default are left out."""
-        kind = type(self)
-        defaults = dict(zip(reversed(self.__struct_fields__), reversed(self.__struct_defaults__), strict=False))
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        told = {name: plain(value) for name, value in fields.items() if name not in defaults or value != defaults[name]}
-        try:
-            return checked_dumps({"type": kind.__struct_config__.tag, **told})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"a {kind.__struct_config__.tag} event cannot be written as JSON: {error}") from error
+class _Event(Record, frozen=True, gc=False):
+    """What stream events and events have in common."""
 
 
 # --- what a provider streams ------------------------------------------------------------------------------------------
@@ -236,7 +213,7 @@ class TurnEnd(_Event, frozen=True, tag="turn_end"):
 
     type: ClassVar[Literal["turn_end"]] = "turn_end"
     message: AssistantMessage | None = None
-    tool_results: list[ToolResultMessage] = []
+    tool_results: list[ToolResultMessage] = []  # noqa: RUF012 - msgspec copies it
 
 
 class AgentEnd(_Event, frozen=True, tag="agent_end"):
@@ -267,48 +244,9 @@ Event: TypeAlias = (
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 _KINDS: dict[str, type[Struct]] = {kind.type: kind for kind in (*get_args(Event), *get_args(StreamEvent))}
-_MESSAGE_FIELDS = {"message": Message, "result": ToolResultMessage}
-_LIST_FIELDS = {"messages": Message, "tool_results": ToolResultMessage}
-_PART_FIELDS: dict[str, Any] = {"usage": Usage, "error": Failure, "tool_call": ToolCall}
 
 
 def from_json(text: str | bytes) -> Event | StreamEvent:
     """The event that `to_json` wrote. Fields that this version does not know are ignored."""
-    try:
-        event: Event | StreamEvent = _from_value(json.loads(text))
-        return event
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"this is no event as JSON ({error}): {text[:80]!r}") from error
-
-
-def _from_value(value: Any) -> Any:
-    name = value.get("type") if isinstance(value, dict) else None
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InputError(
-            f"the event type {name!r:.80} is unknown in this version; skip the event, or upgrade byssus to read it"
-        )
-    known = {each.name: each for each in msgspec.structs.fields(kind)}
-    return kind(**{key: _field(key, item, known[key].type) for key, item in value.items() if key in known})
-
-
-def _field(name: str, value: Any, kind: Any) -> Any:
-    if name == "stream_event":
-        return _from_value(value)
-    if value is not None and name in _MESSAGE_FIELDS:
-        return _message(value, kind)
-    if name in _LIST_FIELDS:
-        return [_message(item, _LIST_FIELDS[name]) for item in value]
-    if value is not None and name in _PART_FIELDS:
-        return part_from_value(value, _PART_FIELDS[name])
-    return msgspec.convert(value, kind)
-
-
-def _message(value: Any, kind: Any) -> Message:
-    message: Message = from_value(value)
-    is_right: bool = isinstance(message, kind)
-    if not is_right:
-        raise TypeError(f"{value!r:.80} where another message belongs")
-    return message
+    event: Event | StreamEvent = read(text, _KINDS, "event")
+    return event

@@ -56,10 +56,11 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
-from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread, watching
+from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
+from byssus.threads.following import follow, watching
 from byssus.threads.inbox import Receipt
-from byssus.threads.runs import records
+from byssus.threads.runs import records, timeline
 from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
 from byssus.values.prompts import Prompt
@@ -156,8 +157,10 @@ class AgentStorage:
     runs = blocking(records.list_runs)
     run = blocking(records.run)
     run_attempts = blocking(records.run_attempts)
+    timeline = blocking(timeline.timeline)
     set_title = blocking(listing.set_title)
     abort = blocking(thread.abort)
+    follow = iterated(follow.follow)
     watch = iterated(watching.watch)
 
     def steer(self, thread_id: ThreadId, message: Prompt) -> Receipt:

@@ -17,6 +17,7 @@ from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
 from tests.support.commands import Command, command, command_here
 from tests.support.databases import Database
+from tests.support.leases import agent_on
 
 pytestmark = pytest.mark.processes
 
@@ -197,3 +198,36 @@ def test_a_thread_that_was_only_written_to_has_nothing_unfinished(byssus: Comman
 
     asyncio.run(main())
     assert byssus("unfinished").stdout == ""
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_and_one_is_shown_step_by_step(capsys: pytest.CaptureFixture[str], database: Database) -> None:
+    with database.checkpointer() as cp:
+        first = agent_on(cp, ["Oslo."], "trip").run_sync("Where?", key="order-17")
+        agent_on(cp, ["Hi."], "other").run_sync("Hello")
+    byssus = command_here(capsys, database.place)
+    head, other, trip = byssus("runs", "--utc").stdout.splitlines()
+    assert head.split() == ["RUN", "THREAD", "STATE", "STOPPED", "BY", "ATTEMPTS", "BEGAN"]
+    assert other.split()[1:5] == ["other", "ended", "stop", "1"]
+    assert trip.split()[0] == first.run_id
+    (run,) = json.loads(byssus("runs", "trip", "--json").stdout)
+    assert (run["id"], run["request_key"], run["state"]) == (first.run_id, "order-17", "ended")
+    shown = byssus("run", first.run_id[:30], "--utc").stdout
+    assert shown.startswith(f"run {first.run_id}\nthread:  trip\nstate:   ended\ncause:   prompt\nkey:     order-17\n")
+    assert "user: Where?" in shown
+    assert "turn 1: " in shown
+    assert shown.rstrip().endswith("ended: stop")
+    told = json.loads(byssus("run", first.run_id, "--json").stdout)
+    assert told.keys() == {"run", "attempts", "timeline"}
+    assert [step["kind"] for step in told["timeline"]] == ["attempt", "message", "model_call", "end"]
+
+
+def test_an_unknown_run_is_named_with_the_next_step(capsys: pytest.CaptureFixture[str], database: Database) -> None:
+    with database.checkpointer() as cp:
+        agent_on(cp, ["Oslo."], "trip").run_sync("Where?")
+    byssus = command_here(capsys, database.place)
+    assert "there is no run 'zz'" in byssus("run", "zz", code=1).stderr
+    assert "'byssus runs' lists them" in byssus("run", "zz", code=1).stderr
+    assert "there is no thread 'nope'" in byssus("runs", "nope", code=1).stderr

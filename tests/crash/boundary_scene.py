@@ -46,7 +46,7 @@ from byssus.events import (
     ToolExecutionEnd,
     ToolExecutionStart,
 )
-from byssus.messages import AssistantMessage, Message, UserMessage, dumps
+from byssus.messages import AssistantMessage, Message, UserMessage, dumps, encode
 from byssus.middleware import HookContext
 from byssus.providers.base import Request
 from byssus.queries.log import threads
@@ -55,6 +55,7 @@ from byssus.signals import Signal
 from byssus.store.database import Store, Tx
 from byssus.threads.encoding import message_row
 from byssus.threads.inbox import Receipt
+from byssus.threads.thread import partial_of
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from byssus.values import clock
 from byssus.values.decisions import Ask, Pending
@@ -192,6 +193,9 @@ def look(tx: Tx) -> dict[str, list[dict[str, Any]]]:
         table = "messages" if name == "noise" else name
         rows = tx.all(f"SELECT {columns.replace(' ', ', ')} FROM {table} WHERE {which}")
         found[name] = [dict(zip(columns.split(), row, strict=True)) for row in rows]
+    thread = threads.find(tx, ThreadKey("", THREAD))
+    partial = None if thread is None else partial_of(tx, thread)
+    found["partials"] = [] if partial is None else [{"body": encode(partial)}]  # with its pieces
     return found
 
 
@@ -404,8 +408,8 @@ class Scene:
             return
         while True:
             commit = self._commits.next()
-            row = await self._other.store.read(threads.find, ThreadKey("", THREAD))
-            if row is not None and words in (row.partial or ""):
+            thread = await self._other.load(THREAD)
+            if thread is not None and thread.partial is not None and words in thread.partial.text:
                 break
             await commit.wait()
         self.voice.say("saved", words=words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.crash.place import Place
 STEPS = 6  # of each run; as in rolling_child.py
 _ROOT = Path(__file__).parents[2]
 _PATIENCE = 120  # seconds
+_SLOW = re.compile(r"^\d+ write\(s\) to .* took [0-9.]+ s$")
 
 
 class Service:
@@ -40,11 +42,12 @@ class Service:
         assert said == line, f"it said {said!r} and not {line!r}: {self.process.communicate()}"
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """Its exit code. It complained of nothing."""
+        """Its exit code. It complained of nothing but a slow disk."""
         if number is not None:
             self.process.send_signal(number)
         output, complaints = self.process.communicate(timeout=_PATIENCE)
-        assert not output + complaints, output + complaints
+        said = [line for line in (output + complaints).splitlines() if not _SLOW.search(line)]
+        assert not said, said
         return self.process.returncode
 
 

@@ -156,7 +156,8 @@ async def fill(cp: Checkpointer) -> None:
     await cp.steer("plain", "nobody drives this one")
     lease = await claim(cp, thread_id="arriving")
     partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
-    await cp.store.write(threads.save_partial, ThreadKey("", "arriving"), partial, by=lease)
+    piece = '[[0,"text",0,"a time"]]'
+    await cp.store.write(threads.save_partial, ThreadKey("", "arriving"), partial, by=lease, piece=piece)
     for namespace in ("", "other", "x:y"):
         await cp.store.write(threads.append, ThreadKey(namespace, "plain"), [MessageRow("m", "user", '"hi"')])
     preferences = {"ui": {"theme": "dark"}, "\0": "\ud800"}

@@ -146,7 +146,7 @@ class PostgresSchema:
     def _tables_that_grow(self) -> list[str]:
         return [
             f'"{self._place.name}".{table}'
-            for table in ("threads", "messages", "tool_calls", "inbox", "partials", "checkpoints")
+            for table in ("threads", "messages", "tool_calls", "inbox", "partials", "pieces", "checkpoints")
         ]
 
     def drop(self) -> None:

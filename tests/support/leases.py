@@ -264,7 +264,7 @@ def break_query(monkeypatch: pytest.MonkeyPatch, store: Store, query: Any) -> No
 
 # --- what is stored ---------------------------------------------------------------------------------------------------
 
-_TABLES = ("threads", "messages", "tool_calls", "inbox", "partials")
+_TABLES = ("threads", "messages", "tool_calls", "inbox", "partials", "pieces")
 
 
 def everything(tx: Tx) -> list[list[Row]]:

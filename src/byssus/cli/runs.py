@@ -1,4 +1,4 @@
-"""`byssus unfinished|pending|answer|inbox|steer|follow-up|withdraw|abort`: runs, seen and reached from outside.
+"""`byssus runs|run|unfinished|pending|answer|inbox|steer|follow-up|withdraw|abort`: runs, seen from outside.
 
 Each works on the database alone, so the run may go on in any process, or in none.
 """
@@ -15,18 +15,24 @@ import msgspec
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import terminal
-from byssus.cli.ids import chosen, known_user
+from byssus.cli.ids import chosen, known_user, whole_id
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.cli.table import print_table
 from byssus.errors import InputError
 from byssus.threads.inbox import Waiting
 from byssus.values.decisions import Answer, Approve, Deny, Pending
-from byssus.values.results import ToolResult
+from byssus.values.results import RunAttempt, RunInfo, RunStep, ToolResult
 
 T = TypeVar("T")
 
 
 def add_to(commands: Any) -> None:
+    parser = add(commands, "runs", _runs, "list the runs of a thread, or of all threads", "Newest first.", json=True)
+    parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
+    parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
+    more = "Its attempts, messages, model calls with tokens and time, tool calls, and how it ended."
+    parser = add(commands, "run", _run, "show what happened in a run, step by step", more, json=True)
+    parser.add_argument("id", metavar="ID", help="the run's id; 'byssus runs' lists them")
     add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
     parser = add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
@@ -58,6 +64,59 @@ def _with(args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]]
     """Do something with the database, and with a thread only if there is such a thread."""
     thread: str | None = getattr(args, "thread", None)
     return work_on(args, work, *([] if thread is None else [thread]))
+
+
+def _runs(args: argparse.Namespace) -> int:
+    listed = _with(args, lambda cp: cp.runs(args.thread, args.limit))
+    if args.json:
+        terminal.print_json([msgspec.to_builtins(run) for run in listed])
+    elif listed:
+        rows = [
+            (run.id, run.thread_id, run.state, _ending(run), str(run.attempts), terminal.when(run.began_at, args.utc))
+            for run in listed
+        ]
+        print_table(("RUN", "THREAD", "STATE", "STOPPED BY", "ATTEMPTS", "BEGAN"), rows, right=[4])
+        if len(listed) == args.limit:
+            terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
+    else:
+        terminal.remark("There are no runs yet; 'byssus ask' starts one.\n")
+    return 0
+
+
+def _ending(run: RunInfo) -> str:
+    reason = run.stop_reason or ""
+    return reason if run.error is None else f"{reason} ({run.error.partition(':')[0]})".strip()
+
+
+def _run(args: argparse.Namespace) -> int:
+    async def look(cp: Checkpointer) -> tuple[RunInfo, list[RunAttempt], list[RunStep]]:
+        run_id = await whole_id(cp, "run", args.id)
+        run = await cp.run(run_id)
+        if run is None:
+            raise InputError(f"there is no run {args.id!r} in {cp.name}; 'byssus runs' lists them")
+        return run, await cp.run_attempts(run_id), await cp.timeline(run_id)
+
+    run, attempts, steps = _with(args, look)
+    if args.json:
+        about = msgspec.to_builtins({"run": run, "attempts": attempts, "timeline": steps})
+        terminal.print_json(about)
+        return 0
+    facts = {
+        "thread": run.thread_id,
+        "state": run.state,
+        "cause": run.cause,
+        "user": run.started_by,
+        "key": run.request_key,
+        "error": run.error,
+    }
+    print(terminal.line(f"run {run.id}"))
+    for name, value in facts.items():
+        if value is not None:
+            print(terminal.line(f"{name + ':':<8} {value}"))
+    print()
+    for step in steps:
+        print(terminal.line(f"{terminal.when(step.at, args.utc)}  {step.text}"))
+    return 0
 
 
 def _unfinished(args: argparse.Namespace) -> int:

@@ -19,17 +19,19 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from byssus.errors import NotFound
 from byssus.maintenance.shapes import COUNTED, FORMAT, format_line
-from byssus.messages import dumps
+from byssus.messages import dumps, encode
+from byssus.queries.log import threads
 from byssus.queries.moving import exporting
 from byssus.queries.moving.exporting import Line
 from byssus.queries.versions import checkpoints
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
+from byssus.threads.thread import partial_of
 from byssus.values.inputs import ThreadId, checked_id, checked_thread
 from byssus.values.thread_key import ThreadKey
 
@@ -84,11 +86,22 @@ async def _export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
 def _write_thread(tx: Tx, thread_key: ThreadKey, file: BinaryIO) -> bool:
     """Write all lines of a thread into a file; False if there is no such thread. It may be repeated."""
     digest = hashlib.sha256()
-    counts = _write(file, exporting.export(tx, thread_key), digest)
+    counts = _write(file, _with_pieces(tx, thread_key, exporting.export(tx, thread_key)), digest)
     if file.tell() == 0:
         return False
     file.write(dumps({"end": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
     return True
+
+
+def _with_pieces(tx: Tx, thread_key: ThreadKey, rows: Iterable[Line]) -> Iterator[Line]:
+    """The rows of a thread. What was saved of a reply in pieces is exported as one message."""
+    for kind, fields in rows:
+        row = threads.find(tx, thread_key) if kind == "thread" and fields["partial"] is not None else None
+        if row is not None and threads.pieces(tx, row.key):
+            partial = partial_of(tx, row)
+            assert partial is not None
+            fields = {**fields, "partial": encode(partial)}
+        yield kind, fields
 
 
 def _write_account(tx: Tx, user_id: str, file: BinaryIO) -> None:

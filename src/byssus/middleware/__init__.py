@@ -157,6 +157,7 @@ class Chain:
         self.hears_end = bool(self._hooks["on_run_end"])  # there is an `on_run_end` hook
         choosing = self._hooks["transform_context"]  # the later ones get what the first one leaves
         self.asks_for_earlier = bool(choosing) and choosing[0].asks_for_earlier
+        self.changes_messages = bool(choosing or self._hooks["convert_to_llm"])  # the model may get other messages
 
     async def messages(self, messages: list[Message], signal: Signal, context: Context) -> list[Message]:
         """Return the history that the model will get: the same list if no hook changes it."""

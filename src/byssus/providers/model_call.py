@@ -11,21 +11,26 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from byssus import telemetry
 from byssus.errors import NetworkFailed, ProviderError
-from byssus.events import MessageUpdate, StreamError, StreamEvent
+from byssus.events import Event, MessageUpdate, StreamError, StreamEvent
 from byssus.messages import AssistantMessage, Failure
 from byssus.providers.base import Model, Provider, Request
 from byssus.providers.reply import Reply
 from byssus.signals import Aborted, Signal, until_aborted
-from byssus.stream import Publish
+from byssus.stream import Backlog, Publish
+from byssus.values.following.growth import Growth
 from byssus.values.output import in_words
 
 _LONGEST_PAUSE = 60.0
+_WATCHED = 0.25  # seconds between two saves while somebody watches from another process
+_SOON = 0.001  # seconds by which a timer may be early
+_TOGETHER = 0.075  # seconds between two saves of replies that are published when they are saved
 _log = logging.getLogger("byssus.model")
 
 
@@ -43,6 +48,17 @@ class Patience(NamedTuple):
     idle: float | None
     grace: float
     partial: float | None = None  # seconds between two saves of what has arrived
+    is_strict: bool = False  # whether nothing is published before it is committed
+
+
+class PartialSaver(Protocol):
+    """Saves a reply while it arrives."""
+
+    def save(self, growth: Growth, so_far: Callable[[], AssistantMessage], /) -> Future[None] | None:
+        """Submit what is new, without waiting for the commit. None: there is nothing to save."""
+
+    def is_watched(self) -> bool:
+        """Whether somebody watches from another process, so that it should be saved often."""
 
 
 class ModelCall:
@@ -55,9 +71,9 @@ class ModelCall:
         patience: Patience,
         signal: Signal,
         publish: Publish,
-        save: Callable[[AssistantMessage], None] | None = None,
+        saver: PartialSaver | None = None,
     ) -> None:
-        self._save = save
+        self._saver = saver
         self.error: ProviderError | None = None
         self.retries = 0  # how often a model was asked again after a passing failure
         self._routes = routes
@@ -137,9 +153,11 @@ class ModelCall:
         attempt = Signal()
         forget = self._signal.on_abort(attempt.abort)
         watch = _Watch(self._patience.idle, attempt)
-        saver = _Saver(self._patience.partial, self._save, reply, watch)
+        is_strict = self._patience.is_strict and self._saver is not None
+        saver = None if is_strict else _Saver(self._patience.partial, self._saver, reply, watch)
+        strict = _Strict(self._saver, reply, self._publish, self._signal) if is_strict and self._saver else None
         try:
-            await until_aborted(self._receive(stream, reply, watch, attempt), attempt, self._patience.grace)
+            await until_aborted(self._receive(stream, reply, watch, attempt, strict), attempt, self._patience.grace)
             if not self._signal.aborted:
                 reply.check_whole()
         except Aborted:
@@ -153,14 +171,25 @@ class ModelCall:
         except Exception as error:  # noqa: BLE001 - a provider's failure, of whatever kind, is the final message
             return as_provider_error(error, reply.provider)
         finally:
-            saver.stop()
+            if saver is not None:
+                saver.stop()
+            if strict is not None:
+                strict.stop()
             watch.stop()
             forget()
         return None
 
-    async def _receive(self, stream: AsyncIterator[StreamEvent], reply: Reply, watch: _Watch, attempt: Signal) -> None:
+    async def _receive(
+        self,
+        stream: AsyncIterator[StreamEvent],
+        reply: Reply,
+        watch: _Watch,
+        attempt: Signal,
+        strict: _Strict | None,
+    ) -> None:
         """The hot path: once for each delta."""
-        signal, publish, heard, now = self._signal, self._publish, watch.heard, watch.now
+        signal, heard, now = self._signal, watch.heard, watch.now
+        publish = self._publish if strict is None else strict.publish
         try:
             async for event in stream:
                 if attempt.aborted:  # the run is over or calls another model: publish nothing more
@@ -169,6 +198,8 @@ class ModelCall:
                 reply.add(event)
                 if (backlog := publish(MessageUpdate(event), signal)) is not None:
                     await watch.aside(backlog.room())
+            if strict is not None:
+                await watch.aside(strict.drain())
         finally:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()  # releases the connection, also when the run is aborted
@@ -213,28 +244,114 @@ class _Watch:
 
 
 class _Saver:
-    """Saves what has arrived now and then. A timer, so that a delta costs nothing."""
+    """Saves what has arrived now and then; often while somebody watches. A timer, so that a delta costs nothing."""
 
-    def __init__(
-        self, seconds: float | None, save: Callable[[AssistantMessage], None] | None, reply: Reply, watch: _Watch
-    ) -> None:
+    def __init__(self, seconds: float | None, saver: PartialSaver | None, reply: Reply, watch: _Watch) -> None:
         self._loop = asyncio.get_running_loop()
         self._seconds = seconds or 0.0
-        self._save = save
+        self._saver = saver
         self._reply = reply
         self._heard = watch.heard
-        self._saved_at = watch.heard[0]
-        self._timer = None if not seconds or save is None else self._loop.call_later(seconds, self._look)
+        self._saved_at = watch.heard[0]  # when that was heard which was saved last
+        self._due_at = watch.heard[0] + self._seconds
+        self._timer = self._next() if seconds and saver is not None else None
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _next(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(min(self._seconds, _WATCHED), self._look)
+
     def _look(self) -> None:
-        if self._save is not None and self._heard[0] != self._saved_at and not self._reply.is_empty:
-            self._saved_at = self._heard[0]
-            self._save(self._reply.so_far())
-        self._timer = self._loop.call_later(self._seconds, self._look)
+        assert self._saver is not None
+        self._timer = self._next()
+        if self._heard[0] == self._saved_at or self._reply.is_empty:
+            return
+        now = self._loop.time()
+        if now >= self._due_at - _SOON or self._saver.is_watched():
+            self._saved_at, self._due_at = self._heard[0], now + self._seconds
+            self._saver.save(self._reply.growth, self._reply.so_far)
+
+
+class _Strict:
+    """Publishes what has arrived of a reply when it is committed, and not before.
+
+    The moments at which it is saved are the same for all replies of a process, so they share one commit. A save that
+    failed is tried again with the next one; until then nothing is published.
+    """
+
+    def __init__(self, saver: PartialSaver, reply: Reply, publish: Publish, signal: Signal) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._saver = saver
+        self._reply = reply
+        self._publish = publish
+        self._signal = signal
+        self._waiting: list[Event] = []
+        self._write: Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled: asyncio.Future[None] | None = None
+        self._backlog: Backlog[Any] | None = None  # of a consumer that is behind
+        self._is_over = False
+        self._has_failed = False
+
+    def publish(self, event: Event, signal: Signal) -> Backlog[Any] | None:  # noqa: ARG002 - as `Publish`
+        """Publish an event as soon as it may be."""
+        self._waiting.append(event)
+        if self._timer is None and self._write is None:
+            self._schedule()
+        backlog, self._backlog = self._backlog, None
+        return backlog
+
+    def stop(self) -> None:
+        """What is not committed by now is published no more: the reply is stored as a whole, or not at all."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def drain(self) -> None:
+        """Wait until all that has arrived is committed and published, or cannot be saved."""
+        while self._waiting or self._write is not None:
+            if self._write is None:
+                self._save()
+            if self._write is not None:
+                self._settled = self._loop.create_future()
+                await self._settled
+                if self._write is None and self._has_failed:
+                    return
+
+    def _schedule(self) -> None:
+        moment = (self._loop.time() // _TOGETHER + 1) * _TOGETHER
+        self._timer = self._loop.call_at(moment, self._save)
+
+    def _save(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._has_failed = False
+        events, self._waiting = self._waiting, []
+        write = self._saver.save(self._reply.growth, self._reply.so_far)
+        if write is None:  # they add nothing that could be lost
+            self._tell(events)
+            return
+        self._write = write
+        write.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._commit, events, write))
+
+    def _commit(self, events: list[Event], write: Future[None]) -> None:
+        self._write = None
+        self._has_failed = write.exception() is not None
+        if self._has_failed:
+            self._waiting = [*events, *self._waiting]
+        elif not self._is_over:
+            self._tell(events)
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+        elif self._waiting and not self._is_over:
+            self._schedule()
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            self._backlog = self._publish(event, self._signal) or self._backlog
 
 
 async def _failing(error: ProviderError) -> AsyncIterator[StreamEvent]:

@@ -35,6 +35,7 @@ from byssus.messages import (
     Usage,
     checked_dumps,
 )
+from byssus.values.following.growth import Growth
 
 _log = logging.getLogger("byssus.model")
 
@@ -45,7 +46,7 @@ class Reply:
     def __init__(self, model: str, provider: str) -> None:
         self._model = model
         self.provider = provider
-        self._texts: dict[int, list[str]] = {}
+        self.growth = Growth()
         self._thinking: dict[int, ThinkingEnd | None] = {}
         self._calls: dict[int, ToolCall] = {}
         self._calling = False  # a call was announced, perhaps not yet whole
@@ -55,7 +56,7 @@ class Reply:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was shown yet, so that the same question may be asked again."""
-        return not (self._texts or self._thinking or self._calls or self._calling)
+        return not (self.growth.blocks or self._thinking or self._calls or self._calling)
 
     @property
     def is_whole(self) -> bool:
@@ -63,12 +64,10 @@ class Reply:
 
     def add(self, event: StreamEvent) -> None:
         kind = type(event)
+        self.growth.add(event)
         if kind is TextDelta or kind is ThinkingDelta:
-            parts = self._texts.get(event.index)  # type: ignore[union-attr]
-            if parts is None:
-                parts = self._texts[event.index] = []  # type: ignore[union-attr]
-            parts.append(event.delta)  # type: ignore[union-attr]
-        elif isinstance(event, ThinkingStart):
+            return
+        if isinstance(event, ThinkingStart):
             self._thinking[event.index] = None
         elif isinstance(event, ThinkingEnd):
             self._thinking[event.index] = event
@@ -113,14 +112,14 @@ class Reply:
         return msgspec.structs.replace(reply, content=[b for b in reply.content if not isinstance(b, ToolCall)])
 
     def _build(self, stop_reason: ReplyStop, error: Failure | None) -> AssistantMessage:
-        indexes = sorted({*self._texts, *self._thinking, *self._calls})
+        indexes = sorted({*self.growth.blocks, *self._thinking, *self._calls})
         blocks = [block for index in indexes if (block := self._block(index)) is not None]
         return AssistantMessage(blocks, stop_reason, self._usage, self._model, self.provider, error)
 
     def _block(self, index: int) -> Block | None:
         if index in self._calls:
             return self._calls[index]
-        text = "".join(self._texts.get(index, ()))
+        text = self.growth.text(index)
         if index not in self._thinking:
             return TextContent(text) if text else None
         end = self._thinking[index]

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from byssus.errors import AnswerNeeded, NothingToResume
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.providers.model_call import PartialSaver
 from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.runs import RequestKey
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.signals import Signal
+from byssus.stream import Publish
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
 from byssus.tools import Outcome
@@ -145,8 +147,11 @@ class History(Protocol):
     async def marked(self, marks: Sequence[str], /) -> MarkedMessages:
         """Those of `messages` that have one of these marks."""
 
-    def save_partial(self, reply: AssistantMessage, /) -> None:
-        """Submit the part of a reply that has arrived so far, without waiting for the commit."""
+    def partial_writer(self, reply_id: str, created_at: str, /) -> PartialSaver | None:
+        """What saves a reply while it arrives; None if nothing is stored."""
+
+    def shown_to_followers(self, publish: Publish, /) -> Publish:
+        """Publish, and show the followers of the thread in this process what arrives of a reply."""
 
     def refuse_partial(self) -> None:
         """Delete the saved part of the reply when the run ends: a hook rejected the reply."""

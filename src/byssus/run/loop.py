@@ -148,7 +148,8 @@ class Run:
             # Else another run is at work on the calls: they are looked at again once this run has the lease.
         if prompts is not None and is_waiting(ledger):
             raise answer_needed(self._setup.thread_id, self._journal)
-        if self._history.is_far_behind(history.messages):  # a long thread, for the first time
+        # A long thread, for the first time. What hooks make of one is another list, which is made valid by itself.
+        if not self._setup.middleware.changes_messages and self._history.is_far_behind(history.messages):
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
 
@@ -432,12 +433,9 @@ class Run:
         provider, model = setup.routes[0]
         name, now = clock.new_id(), clock.now()
         began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
-
-        def save(partial: AssistantMessage) -> None:
-            self._journal.history.save_partial(msgspec.structs.replace(partial, id=name, created_at=now))
-
+        saver = self._journal.history.partial_writer(name, now)
         routes = await self._within_quota(request)
-        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, save)
+        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, saver)
         self._open_reply = began
         self._publish(MessageStart(began))
         message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)

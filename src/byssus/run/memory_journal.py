@@ -11,11 +11,13 @@ from typing import Any
 from byssus.errors import InputError
 from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
 from byssus.providers import history
+from byssus.providers.model_call import PartialSaver
 from byssus.queries.log import answers
 from byssus.queries.log.answers import EXPIRY, NewAnswer, Question
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
 from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
 from byssus.run.outside.answering import answered, approved, is_expired
+from byssus.stream import Publish
 from byssus.threads import approvals
 from byssus.threads.encoding import encode_extra
 from byssus.threads.inbox import Modes, Receipt, Waiting
@@ -95,8 +97,11 @@ class MemoryHistory:
     async def marked(self, _marks: Sequence[str], /) -> MarkedMessages:
         return MarkedMessages()
 
-    def save_partial(self, reply: AssistantMessage, /) -> None:
-        pass
+    def partial_writer(self, _reply_id: str, _created_at: str, /) -> PartialSaver | None:
+        return None
+
+    def shown_to_followers(self, publish: Publish, /) -> Publish:
+        return publish
 
     def refuse_partial(self) -> None:
         pass

@@ -145,6 +145,15 @@ def messages_to_load(history: object, middleware: Chain) -> int | None:
     return history
 
 
+def checked_strict(durability: object, checkpointer: object) -> bool:
+    """Whether nothing of a reply is published before it is committed."""
+    if durability not in ("normal", "strict"):
+        raise InputError(f"stream_durability must be 'normal' or 'strict', got {durability!r:.80}")
+    if durability == "strict" and checkpointer is None:
+        raise InputError("stream_durability='strict' without a checkpointer: pass checkpointer=... and thread_id=...")
+    return durability == "strict"
+
+
 def checked_flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name} must be True or False, got {value!r:.80}")
@@ -160,9 +169,16 @@ def check_options(tool_mode: object, system_prompt: object, limits: object) -> N
         raise InputError(f"limits must be Limits(...), for example Limits(turns=20); got {limits!r:.80}")
 
 
-def check_patience(
-    max_retries: object, idle_timeout: object, abort_grace: object, listener_timeout: object, save_partial: object
-) -> None:
+def patience(
+    max_retries: int,
+    idle_timeout: float | None,
+    abort_grace: float,
+    listener_timeout: float,
+    save_partial: float | None,
+    *,
+    is_strict: bool,
+) -> Patience:
+    """How long a model call is pursued, and how often its reply is saved. Raises for what is no time."""
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise InputError(f"max_retries must be a whole number from 0 up, got {max_retries!r}")
     for name, seconds in (("idle_timeout", idle_timeout), ("save_partial", save_partial)):
@@ -171,3 +187,4 @@ def check_patience(
     for name, seconds in (("abort_grace", abort_grace), ("listener_timeout", listener_timeout)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise InputError(f"{name} must be a number of seconds from 0 up, got {seconds!r:.80}")
+    return Patience(max_retries, idle_timeout, abort_grace, save_partial, is_strict)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from byssus.errors import InputError, LeaseLost, NotFound, ThreadBusy, ThreadMoved
-from byssus.messages import AssistantMessage, Message, encode
+from byssus.messages import AssistantMessage, Message
 from byssus.providers import history
+from byssus.providers.model_call import PartialSaver
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
 from byssus.queries.log import memories, threads
+from byssus.queries.log.leases import Lease
 from byssus.queries.log.runs import RunBegin, RunEnd
 from byssus.queries.log.threads import Position
 from byssus.queries.versions import forks, putting
@@ -31,11 +32,14 @@ from byssus.run.thread_inbox import ThreadInbox
 from byssus.run.thread_ledger import ThreadLedger
 from byssus.signals import Aborted, until_aborted
 from byssus.store.operations import HasStore
+from byssus.stream import Publish
 from byssus.threads import checkpoints, listing, retention
 from byssus.threads import forks as fork_operations
-from byssus.threads.encoding import encode_extra, message_row
+from byssus.threads.encoding import PAGE, encode_extra, message_row
+from byssus.threads.following import arriving
+from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.inbox import Modes
-from byssus.threads.thread import Thread, load
+from byssus.threads.thread import Thread, load, load_behind
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.inputs import column_text
@@ -90,6 +94,7 @@ class ThreadHistory:
         self._user_id = user_id
         self._origin = origin
         self._last = last  # how many messages to load; None: all
+        self._settled: Thread | None = None  # of a long thread, what is not loaded again; its messages are in the list
         self._sent = 0  # how many messages the hooks left of the history, if one of them has asked for earlier ones
         self._turns: int | None = None  # since the last checkpoint of a turn, once they are counted
         self._is_owned = False
@@ -143,6 +148,7 @@ class ThreadHistory:
         self.unfinished = stored.run_id
         self._merge_extra(stored.extra)
         known.messages, known.position, known.unseen, self._turns = stored.messages, stored.position, 0, None
+        self._settled = _settled(stored) if self._last is None else None
         known.first_seq = stored.seqs[0] if stored.seqs else stored.position.head + 1
         known.earlier = max(stored.message_count - len(stored.messages), 1) if stored.has_earlier else 0
         known.mail = max(stored.mail, known.mail if self._inbox.is_sending else 0)
@@ -154,7 +160,8 @@ class ThreadHistory:
         """The thread as it is stored, or the end of it."""
         store, key = self._thread.store, self._thread.key
         if self._last is None:
-            return Tail(await load(store, key) or Thread([], {}))
+            known = self._settled and self._settled._replace(messages=self._thread.messages[: len(self._settled.seqs)])
+            return Tail((known and await load_behind(store, key, known)) or await load(store, key) or Thread([], {}))
         return await load_tail(store, key, max(self._last, self._sent)) or Tail(Thread([], {}))
 
     def _is_overgrown(self) -> bool:
@@ -424,12 +431,17 @@ class ThreadHistory:
         summary, ids, count = await known.store.read(memories.marked, known.key, marks, after=after)
         return MarkedMessages(json.loads(summary) if summary else "", ids, count)
 
-    def save_partial(self, reply: AssistantMessage, /) -> None:
-        thread = self._thread
-        if thread.held is not None:
-            thread.has_partial = True
-            write = thread.store.submit(threads.save_partial, thread.key, encode(reply), by=thread.lease())
-            write.add_done_callback(_report_partial)
+    def partial_writer(self, reply_id: str, created_at: str, /) -> PartialSaver | None:
+        return PartialWriter(self._thread.store, self._thread.key, self._lease_for_partial, reply_id, created_at)
+
+    def _lease_for_partial(self) -> Lease | None:
+        if self._thread.held is None:
+            return None
+        self._thread.has_partial = True
+        return self._thread.lease()
+
+    def shown_to_followers(self, publish: Publish, /) -> Publish:
+        return arriving.beside(self._thread.store, self._thread.key, publish)
 
     def refuse_partial(self) -> None:
         self._is_refused, self._thread.has_partial = self._thread.has_partial, False
@@ -445,6 +457,17 @@ def _with_checkpoint(ending: Ending) -> tuple[Callable[..., Position], dict[str,
     return putting.append, {"new": checkpoints.encoded_checkpoint(ending.checkpoint)}
 
 
+def _settled(thread: Thread) -> Thread | None:
+    """What is before the last reply of a long thread: only removals change it, and those are noticed."""
+    replies = (place for place in range(len(thread.messages) - 1, -1, -1) if _is_reply(thread.messages[place]))
+    count = next(replies, 0)
+    return thread._replace(messages=[], seqs=thread.seqs[:count]) if count > PAGE else None
+
+
+def _is_reply(message: Message) -> bool:
+    return isinstance(message, AssistantMessage)
+
+
 def _geometry_of(thread: Thread) -> Geometry:
     first = 0
     for message, seq in zip(reversed(thread.messages), reversed(thread.seqs), strict=True):
@@ -453,8 +476,3 @@ def _geometry_of(thread: Thread) -> Geometry:
             break
     taken = frozenset(seq for seq in thread.seqs if seq >= first)
     return Geometry(first, thread.position.head, taken, thread.unledgered)
-
-
-def _report_partial(write: Future[None]) -> None:
-    if (error := write.exception()) is not None:  # a write that counts will raise it in the run
-        _log.debug("a part of a reply could not be saved: %s", type(error).__name__)

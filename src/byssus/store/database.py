@@ -24,10 +24,12 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, T
 
 from byssus import telemetry
 from byssus.errors import ByssusError
+from byssus.store.bell import Bell
 from byssus.store.computing import IsDropped, compute
 from byssus.store.jobs import CommitFuture, Job, ReadFuture, in_worker
 from byssus.store.owners import Presence
 from byssus.store.upkeep import Upkeep
+from byssus.values.thread_key import ThreadKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,11 +76,14 @@ class Store(Upkeep, abc.ABC):
     dialect: Dialect
     name: str  # this very database, as people may see it: no password
     presence: Presence  # the proof, for others who use the database, that this process lives
+    # Called after each commit of this process with the threads that it is about, before its callers hear of it.
+    on_commit: Callable[[set[ThreadKey]], object] | None = None
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
     def __init__(self) -> None:
         self.users = 0  # see sharing.py
+        self._heard: Hashable = None  # the version when `heard` was asked last
         self._worker_ids: set[int] = set()  # until they end: the system uses an id again
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -104,6 +109,9 @@ class Store(Upkeep, abc.ABC):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def until(self, bell: Bell) -> None:
+        await bell.heard()
 
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a write and return at once; writes happen in the order of the calls. Needs no event loop."""
@@ -143,6 +151,18 @@ class Store(Upkeep, abc.ABC):
     @abc.abstractmethod
     def version(self) -> Hashable:
         """Differs from what it was before when anything may have been committed since. Cheap: made to be polled."""
+
+    def heard(self) -> set[str] | None:
+        """Which threads other processes may have changed since the last call: `thread_digest` of each. None: any."""
+        if not self.has_files:  # no other process sees it
+            return set()
+        before, self._heard = self._heard, self.version()
+        return set() if before == self._heard else None
+
+    def committed(self, jobs: Sequence[Job[Any]]) -> None:
+        """Tell whoever follows threads in this process."""
+        if self.on_commit is not None:
+            self.on_commit({job.thread for job in jobs if job.error is None})
 
     def before_fork(self) -> None:
         """The process is about to fork: hold still."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -62,6 +63,11 @@ class CommitFuture(asyncio.Future[T]):
             if not waiter.done():
                 waiter.set_result(None)
         self.job = None
+
+
+def thread_digest(thread_key: ThreadKey) -> str:
+    """A thread in a few letters, for word between processes. Two threads may have the same."""
+    return f"{zlib.crc32('/'.join(thread_key).encode('utf-8', 'surrogatepass')):08x}"
 
 
 def takes_long(query: Q) -> Q:

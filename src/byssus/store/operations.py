@@ -1,9 +1,9 @@
 """One function, two surfaces: what is written once for coroutines also serves code that has no event loop.
 
 An operation is `async def operation(store, ...)`, and awaits nothing but `store.read`, `store.write`, `store.aside`,
-`store.compute`, `store.sleep` and other operations. With a real store those wait in the running loop. With `Blocking`
-they are settled when they are awaited, so that the coroutine runs from its beginning to its end in one step: no event
-loop is started, and none that is running is in the way.
+`store.compute`, `store.sleep`, `store.until` and other operations. With a real store those wait in the running loop.
+With `Blocking` they are settled when they are awaited, so that the coroutine runs from its beginning to its end in one
+step: no event loop is started, and none that is running is in the way.
 
     class AgentStorage:
         get_user = blocking(accounts.get_user)       # storage.get_user("ann")
@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from byssus.store.bell import Bell
 from byssus.store.computing import IsDropped
 from byssus.store.database import Store, Tx
 
@@ -50,6 +51,8 @@ class Runner(Protocol):
 
     def sleep(self, seconds: float) -> Awaitable[None]: ...
 
+    def until(self, bell: Bell) -> Awaitable[None]: ...
+
 
 class Blocking:
     """A store whose answers are there when they are awaited."""
@@ -72,6 +75,9 @@ class Blocking:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: see above
+
+    async def until(self, bell: Bell) -> None:
+        bell.heard_now()
 
 
 def to_the_end(operation: Coroutine[Any, Any, T]) -> T:

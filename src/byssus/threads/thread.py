@@ -9,14 +9,15 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from byssus.messages import AssistantMessage, Message, decode
-from byssus.queries.log import leases, threads
+from byssus.messages import AssistantMessage, Message, decode, encode
+from byssus.queries.log import branches, leases, threads
 from byssus.queries.log.leases import Unleased
 from byssus.queries.log.threads import Position, ThreadRow
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE, Appendable, as_list, encode_extra, message_row
 from byssus.threads.waiting import owner_is_gone, retry_while_driven
+from byssus.values.following.growth import assembled
 from byssus.values.inputs import (
     ThreadId,
     checked_id,
@@ -49,6 +50,7 @@ class Thread(NamedTuple):
     owner: str | None = None
     has_earlier: bool = False
     message_count: int = 0
+    made: tuple[int, str] = (0, "")  # which thread of this id it is: the key and the time of its row
 
 
 async def load(
@@ -106,13 +108,38 @@ def _thread_of(row: ThreadRow, messages: list[Message], seqs: list[int], *, has_
     assert isinstance(partial, AssistantMessage | None)
     extra, has_ttl = json.loads(row.extra), row.ttl is not None
     known = (row.run, row.unledgered, row.mail, has_ttl, row.owner)
-    return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count)
+    made = (row.key, row.created_at)
+    return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count, made)
+
+
+async def load_behind(store: Runner, thread_key: ThreadKey, known: Thread) -> Thread | None:
+    """The thread, of which the first messages are known: only what is behind them is loaded.
+
+    Returns None if they may have changed: the thread was rewound, deleted and made again, or messages were removed.
+    """
+    row = await store.read(_same, thread_key, known)
+    if row is None:
+        return None
+    messages, seqs = list(known.messages), list(known.seqs)
+    page: list[tuple[int, Message]] | None = None
+    while page is None or len(page) == PAGE:
+        page = await store.read(_page, row.branch, after=seqs[-1], upto=row.head)
+        messages.extend(message for _, message in page)
+        seqs.extend(seq for seq, _ in page)
+    return None if await store.read(_same, thread_key, known) is None else _thread_of(row, messages, seqs)
+
+
+def _same(tx: Tx, thread_key: ThreadKey, known: Thread) -> ThreadRow | None:
+    """The row of a thread if nothing was removed from the branch that it reads, and it is still that branch."""
+    row = threads.find(tx, thread_key)
+    is_same = row is not None and (row.key, row.created_at) == known.made and row.branch == known.position.branch
+    return row if is_same and not branches.has_lost(tx, known.position.branch) else None
 
 
 def _end_of(
     tx: Tx, thread_key: ThreadKey, *, before: int, limit: int
 ) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_key)
+    row = _find(tx, thread_key)
     return row, [] if row is None else _page_before(tx, row.branch, before=min(before, row.head + 1), limit=limit)
 
 
@@ -121,8 +148,24 @@ def _page_before(tx: Tx, branch: int, *, before: int, limit: int) -> list[tuple[
 
 
 def _first_page(tx: Tx, thread_key: ThreadKey) -> tuple[ThreadRow | None, list[tuple[int, Message]]]:
-    row = threads.find(tx, thread_key)
+    row = _find(tx, thread_key)
     return row, [] if row is None else _page(tx, row.branch, after=0, upto=row.head)
+
+
+def _find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
+    """A thread. What was saved of a reply in pieces is one message."""
+    row = threads.find(tx, thread_key)
+    partial = None if row is None else partial_of(tx, row)
+    return row if row is None or partial is None else row._replace(partial=encode(partial))
+
+
+def partial_of(tx: Tx, row: ThreadRow) -> AssistantMessage | None:
+    """The part of a reply that was saved."""
+    if row.partial is None:
+        return None
+    head = decode(row.partial)
+    assert isinstance(head, AssistantMessage)
+    return assembled(head, (body for _, body in threads.pieces(tx, row.key)))
 
 
 def _page(tx: Tx, branch: int, *, after: int, upto: int) -> list[tuple[int, Message]]:

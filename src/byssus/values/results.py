@@ -88,6 +88,15 @@ class RunInfo(Struct, frozen=True):
     retries: int
 
 
+class RunStep(Struct, frozen=True):
+    """One step of a run's timeline: when, what kind, in words, and the values behind the words."""
+
+    at: str
+    kind: Literal["attempt", "message", "model_call", "tool_call", "end"]
+    text: str
+    details: dict[str, Any]
+
+
 class RunResult(Struct, Generic[T], frozen=True):
     """The result of a run.
 

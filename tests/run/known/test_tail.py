@@ -336,6 +336,38 @@ def test_what_another_process_has_added_is_seen(database: Database) -> None:
     with_two(database, use)
 
 
+def test_of_a_whole_thread_only_what_changed_is_loaded_again(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await long_thread(cp, 600)
+        provider = ScriptedProvider(["one", "three", "five", "seven"])
+        here = agent_on(cp, provider)
+        await here.prompt("first")
+        first = here.state.messages[0]
+        await agent_on(other, ["two"], history=4).prompt("second")
+        await here.prompt("third")
+        assert here.state.messages[0] is first
+        assert without_times(here) == await texts(other, "t")
+        await other.delete_message("t", "q3")
+        await here.prompt("fourth")
+        assert without_times(here) == await texts(other, "t")
+        assert "q3" not in without_times(here)
+        await other.rewind("t", 1_100)
+        await here.prompt("fifth")
+        assert without_times(here) == await texts(other, "t")
+        assert len(provider.requests[-1].messages) == len(here.state.messages) - 1
+        await other.delete_thread("t")
+        await long_thread(other, 700)
+        with pytest.raises(ByssusError, match="Cannot continue"):
+            await here.resume()
+        assert without_times(here) == await texts(other, "t")
+
+    with_two(database, use)
+
+
+def without_times(agent: Agent) -> list[str]:
+    return [message.text for message in agent.state.messages]
+
+
 def test_a_rewind_and_a_fork_are_read_from_their_end(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await long_thread(cp)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from byssus.errors import AlreadyAnswered, InputError
+from byssus.queries.log import threads
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -189,6 +190,7 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
             edited=said.edited,
             key=key,
         )
+        threads.touch(tx, thread_key)
         return True
     raise _too_late(tx, where, call_id, [row[0] for row in rows])
 

@@ -63,6 +63,12 @@ def count(tx: Tx, branch: int, upto: int, *, after: int = 0) -> int:
     return int(row[0])
 
 
+def has_lost(tx: Tx, branch: int) -> bool:
+    """Whether messages were ever removed from a branch, or came with an import; also if others took their places."""
+    row = tx.one("SELECT uncounted FROM branches WHERE key = :branch", branch=branch)
+    return row is None or row[0] != 0
+
+
 def is_long(tx: Tx, point: Point) -> bool:
     """Whether a branch has so many segments that another one is worth avoiding."""
     return len(segments_of(tx, point.branch, point.seq)) >= _MANY

@@ -59,6 +59,8 @@ def withdraw(tx: Tx, thread_key: ThreadKey, message_id: str) -> bool:
         id=thread_key.id,
         message=message_id,
     )
+    if row is not None:
+        threads.touch(tx, thread_key)
     return row is not None
 
 

@@ -199,7 +199,8 @@ def lift_quarantine(tx: Tx, thread_key: ThreadKey) -> bool:
 def set_title(tx: Tx, thread_key: ThreadKey, title: str) -> None:
     """Set the title of a thread, which must exist. A run that drives the thread does not notice."""
     row = tx.one(
-        "UPDATE threads SET title = :title WHERE namespace = :namespace AND id = :id RETURNING key",
+        "UPDATE threads SET title = :title, touched = touched + 1 WHERE namespace = :namespace AND id = :id"
+        " RETURNING key",
         namespace=thread_key.namespace,
         id=thread_key.id,
         title=title,

@@ -6,10 +6,15 @@ from typing import Final, Literal
 
 from byssus.store.database import Tx
 
-Kind = Literal["thread", "user", "task"]
+Kind = Literal["thread", "user", "task", "run"]
 
 # Threads of memories have a namespace and are named with their user.
-_TABLES: Final = {"thread": "threads WHERE namespace = '' AND", "user": "users WHERE", "task": "tasks WHERE"}
+_TABLES: Final = {
+    "thread": "threads WHERE namespace = '' AND",
+    "user": "users WHERE",
+    "task": "tasks WHERE",
+    "run": "runs WHERE",
+}
 
 
 def starting_with(tx: Tx, kind: Kind, prefix: str, limit: int) -> list[str]:

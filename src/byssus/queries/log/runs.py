@@ -268,3 +268,62 @@ def attempts(tx: Tx, run: int) -> list[AttemptRow]:
         run=run,
     )
     return [AttemptRow(*row) for row in rows]
+
+
+class TimelineMessage(NamedTuple):
+    """A message of a run, and when it was committed."""
+
+    seq: int
+    body: str
+    stored_at: str
+
+
+class TimelineCall(NamedTuple):
+    """A tool call as the timeline of a run shows it."""
+
+    call_id: str
+    name: str
+    status: str
+    attempts: int
+    recovery: str
+    reason: str | None
+    question: str | None
+    answer: str | None
+    answered_by: str | None
+    answered_at: str | None
+    asked_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    elapsed_ms: float | None
+
+
+def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMessage]:
+    """The messages of a run behind a seq, in order; those of a run that goes on up to the end of the log."""
+    rows = tx.all(
+        "SELECT m.seq, m.body, m.created_at FROM segments s JOIN messages m ON m.branch = s.source"
+        " AND m.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
+        " AND m.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
+        " WHERE s.branch = :branch AND s.upto_seq > :after ORDER BY s.after_seq, m.seq LIMIT :limit",
+        branch=run.branch or 0,
+        after=max(after, run.first_seq - 1),
+        upto=2**62 if run.last_seq is None else run.last_seq,
+        limit=limit,
+    )
+    return [TimelineMessage(*row) for row in rows]
+
+
+def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
+    """The tool calls that a run began, asked about or settled, in order."""
+    columns = ", ".join(f"c.{name}" for name in TimelineCall._fields)
+    rows = tx.all(
+        f"SELECT {columns} FROM tool_calls c JOIN threads t ON t.key = c.thread"
+        " WHERE t.namespace = :namespace AND t.id = :id AND c.reply > 0"
+        " AND (c.run = :run OR (c.branch = :branch AND c.reply >= :first AND c.reply <= :last)) ORDER BY c.key",
+        namespace=run.namespace,
+        id=run.thread_id,
+        run=run.id,
+        branch=run.branch or 0,
+        first=run.first_seq,
+        last=2**62 if run.last_seq is None else run.last_seq,
+    )
+    return [TimelineCall(*row) for row in rows]

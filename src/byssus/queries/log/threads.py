@@ -351,15 +351,46 @@ def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
     tx.one(change, owner=owner, key=key)  # `one`, not `run`: see `append`
 
 
-def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By) -> None:
-    """Save what has arrived of a reply so far. It counts as a write: the thread's version changes."""
+def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By, piece: str | None = None) -> None:
+    """Save the part of a reply that has arrived so far, in place of what was saved. The thread's version changes.
+
+    `body` is a message, and `piece` the first of the pieces that are added to it: see `add_piece`.
+    """
     key, _ = advance(tx, thread_key, by, create=False)
+    tx.run("DELETE FROM partials WHERE thread = :thread", thread=key)  # and its pieces with it
     tx.run(
-        "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)"
-        " ON CONFLICT (thread) DO UPDATE SET body = excluded.body, saved_at = excluded.saved_at",
+        "INSERT INTO partials (thread, body, saved_at) VALUES (:thread, :body, :now)",
         thread=key,
         body=body,
         now=tx.now(),
+    )
+    if piece is not None:
+        _insert_piece(tx, key, 1, piece)
+
+
+def add_piece(tx: Tx, thread_key: ThreadKey, number: int, body: str, *, by: By) -> None:
+    """Add the next piece to the saved part of a reply. The thread's version changes."""
+    key, _ = advance(tx, thread_key, by, create=False)
+    _insert_piece(tx, key, number, body)
+
+
+def _insert_piece(tx: Tx, key: int, number: int, body: str) -> None:
+    """Not behind a piece that could not be written: the writer notices, and saves the whole again."""
+    tx.run(
+        "INSERT INTO pieces (thread, number, body) SELECT thread, :number, :body FROM partials WHERE thread = :thread"
+        " AND (:number = 1 OR EXISTS (SELECT 1 FROM pieces p WHERE p.thread = :thread AND p.number = :number - 1))",
+        thread=key,
+        number=number,
+        body=body,
+    )
+
+
+def pieces(tx: Tx, thread: int, *, after: int = 0) -> list[tuple[int, str]]:
+    """The pieces of a partial behind a number, in order: number and body."""
+    return tx.all(
+        "SELECT number, body FROM pieces WHERE thread = :thread AND number > :after ORDER BY number",
+        thread=thread,
+        after=after,
     )
 
 
@@ -391,7 +422,8 @@ def take(tx: Tx, thread_key: ThreadKey, columns: str = "key", *, by: By | None =
     """
     guard, change, values = (f" AND {by.guard}", by.change, by.parameters(tx)) if by is not None else ("", "", {})
     statement = (
-        f"UPDATE threads SET head = head{change} WHERE namespace = :namespace AND id = :id{guard} RETURNING {columns}"
+        f"UPDATE threads SET touched = touched + 1{change} WHERE namespace = :namespace AND id = :id{guard}"
+        f" RETURNING {columns}"
     )
     values |= {"namespace": thread_key.namespace, "id": thread_key.id, "now": tx.now()}
     while (row := tx.one(statement, **values)) is None:
@@ -406,6 +438,15 @@ def take_or_make(tx: Tx, thread_key: ThreadKey, columns: str = "key") -> Row:
     while (row := take(tx, thread_key, columns)) is None:
         make(tx, thread_key, tx.now())
     return row
+
+
+def touch(tx: Tx, thread_key: ThreadKey) -> None:
+    """Let followers notice a change that no other statement on the thread's row goes with."""
+    tx.run(
+        "UPDATE threads SET touched = touched + 1 WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+    )
 
 
 def hold(tx: Tx, thread_key: ThreadKey, by: By) -> tuple[int, int]:

@@ -120,6 +120,7 @@ def _each(kind: Number | Text | Json, *names: str, **options: Any) -> tuple[Colu
 
 _CALL_STATUSES = get_args(CallStatus)
 _HERE = "a line belongs to the thread, or the user, whose line comes before it"
+_WATCHED = "a follower watches one database"
 _LEASED = "a lease belongs to a process of the source; in the target it would only keep every writer out"
 _FOUND = "found among the imported checkpoints"
 _FORKS = "the last line of a user's export has the forks"
@@ -154,6 +155,8 @@ THREADS = Table(
         Column("origin", "row", is_optional=True, not_exported=_FORKS),
         Column("origin_seq", "count", is_optional=True, not_exported=_FORKS),
         Column("named", "flag", not_exported="depends on the imported messages"),
+        Column("touched", "count", not_exported="counts the changes of one database"),
+        Column("watched_until", "time", is_optional=True, not_copied=_WATCHED, not_exported=_WATCHED),
         # The epoch is copied, so that fencing stays monotonic; so is the run, which is listed there as interrupted.
         *_each("count", "lease_epoch", "lease_abort", not_exported="fences the writers of one database"),
         *_each(
@@ -344,6 +347,12 @@ PARTIALS = Table(
     key=("thread",),
     not_exported="part of the line of a thread",
 )
+PIECES = Table(
+    "pieces",
+    (Column("thread", "row", parent="partials", not_exported=_HERE), Column("number", "number"), Column("body", "any")),
+    key=("thread", "number"),
+    not_exported="part of the line of a thread",
+)
 FLOORS = Table("floors", (_KEY, Column("value", "count")), not_exported="fences the writers of one database")
 USERS = Table(
     "users",
@@ -428,7 +437,7 @@ PRICES = Table(
 )
 
 TABLES = (
-    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, APPROVALS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS),
+    *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, APPROVALS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS, PIECES),
     *(CHECKPOINTS, INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
 )
 

@@ -1,8 +1,9 @@
 """Word of what was committed, between processes: LISTEN and NOTIFY, as a hint and no more.
 
 A commit is announced a moment later, and not in its own transaction: Postgres lets transactions that notify commit
-only one after the other. One announcement stands for all commits of that moment. A notified process reads the database
-itself, and also reads it from time to time without a notification, so a lost notification only costs time.
+only one after the other. One announcement stands for all commits of that moment, and names their threads. A notified
+process reads the database itself, and also reads it from time to time without a notification, so a lost notification
+only costs time.
 
 Whether notifications arrive at all is tested: a pooler drops them. Then `version` asks for a read each time.
 """
@@ -15,16 +16,22 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import psycopg
 
+from byssus.store.jobs import NO_THREAD, thread_digest
 from byssus.store.postgres.login import Selector
 from byssus.store.postgres.server import Connection, Server, abandon
+from byssus.values.thread_key import ThreadKey
 
 _GATHER = 0.02  # seconds in which commits share an announcement
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
 _LOOK_ALWAYS = 0.1  # and while none do
+_ALL_ANYWAY = 2.0  # seconds between two looks at all threads while words arrive
+_ANY = "*"  # stands for any thread
+_MANY_AT_ONCE = 500  # names in one announcement: they fit into its 8,000 bytes
+_MANY = 10_000  # names that are kept
 _SILENCE = 5.0  # seconds without a word after which we send one to ourselves
 _ANSWER = 1.0  # seconds in which it has to come back
 _RECONNECT = 0.5
@@ -38,6 +45,10 @@ class News:
         self._server = server
         self._channel = f"byssus {server.schema}"[:63]
         self._heard = 0
+        self._naming = threading.Lock()
+        self._unsaid: set[str] = set()  # what is still to be announced
+        self._named: set[str] | None = None  # what others have announced; None: it may be any thread
+        self._all_at = 0.0  # when `names` was last answered with: any
         self._is_heard = False  # whether words arrive
         self._lock = threading.Lock()
         self._pending = False
@@ -46,8 +57,10 @@ class News:
         self._connection: Connection | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
 
-    def announce(self) -> None:
+    def announce(self, threads: Iterable[ThreadKey]) -> None:
         """Something was committed. A failure here must not affect the committer."""
+        with self._naming:
+            self._unsaid.update(_ANY if thread == NO_THREAD else thread_digest(thread) for thread in threads)
         if not self._pending:
             self._pending = True
             with contextlib.suppress(OSError, RuntimeError):  # no more files, no more workers: they will look anyway
@@ -59,6 +72,16 @@ class News:
         self._start()
         period = _LOOK_ANYWAY if self._is_heard else _LOOK_ALWAYS
         return (self._heard, int(time.monotonic() / period))
+
+    def names(self) -> set[str] | None:
+        """The threads that others have named since the last call; None if it may be any."""
+        self._start()
+        now = time.monotonic()
+        with self._naming:
+            names, self._named = self._named, set()
+            is_any = names is None or now - self._all_at >= (_ALL_ANYWAY if self._is_heard else _LOOK_ALWAYS)
+            self._all_at = now if is_any else self._all_at
+        return None if is_any else names
 
     def close(self) -> None:
         with self._lock:
@@ -72,7 +95,7 @@ class News:
 
     def abandon(self) -> None:
         """In a child process: the connection is the parent's."""
-        self._lock = threading.Lock()
+        self._lock, self._naming = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
         self._closing.set()
         if self._connection is not None:
@@ -116,12 +139,15 @@ class News:
         connection.silence = min(_SILENCE, self._server.answer_seconds)  # nothing here takes long
         connection.execute(f'LISTEN "{self._channel}"'.encode())
         self._heard += 1  # for notifications that were missed
+        with self._naming:
+            self._named = None
         heard_at = time.monotonic()
         asked_at: float | None = self._tell(connection)  # when we began to wait for a word
         while not self._closing.is_set():
             now = time.monotonic()
-            if any(True for _ in connection.notifies(timeout=0)):
+            if said := [(word.pid, word.payload) for word in connection.notifies(timeout=0)]:
                 self._heard += 1
+                self._note(connection, said)
                 self._is_heard, heard_at, asked_at = True, now, None
             silent = now - heard_at if asked_at is None else now - asked_at
             limit = _SILENCE if asked_at is None else _ANSWER
@@ -135,11 +161,24 @@ class News:
                 self._is_heard = self._is_heard and asked_at is None
                 asked_at = self._tell(connection)
 
+    def _note(self, connection: Connection, said: list[tuple[int, str]]) -> None:
+        """Keep the names, until somebody asks for them. What this process has committed, it knows."""
+        names = {name for pid, word in said if pid != connection.info.backend_pid for name in word.split()}
+        with self._naming:
+            if self._named is not None:
+                is_any = _ANY in names or len(self._named) + len(names) > _MANY
+                self._named = None if is_any else self._named | names
+
     def _tell(self, connection: Connection) -> float:
         self._pending = False
+        with self._naming:
+            unsaid, self._unsaid = self._unsaid, set()
+        words = _ANY if _ANY in unsaid or len(unsaid) > _MANY_AT_ONCE else " ".join(sorted(unsaid))
         # It need not survive a crash of the server, so it does not wait for the disk.
         connection.execute(
-            "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel], prepare=False
+            "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)",
+            [self._channel, words],
+            prepare=False,
         )
         return time.monotonic()
 

@@ -230,6 +230,7 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - it travels to the callers; the worker must live
                 for member in group:
                     member.error = member.error or self._store.server.translate(error)
+            self._told(group)
             deliver(group)
         self._leave()
         self.session.close()
@@ -250,6 +251,8 @@ class _Worker:
 
     def _settle(self, group: list[Job[Any]]) -> None:
         raise NotImplementedError
+
+    def _told(self, group: list[Job[Any]]) -> None: ...
 
     def _leave(self) -> None: ...
 
@@ -372,7 +375,10 @@ class _Writer(_Worker):
             if losses >= _SPLIT_AFTER and len(group) > 1 and not self._is_in_doubt:
                 self._commit_each(group)
                 return
-        self._store.news.announce()
+        self._store.news.announce({job.thread for job in group if job.error is None})
+
+    def _told(self, group: list[Job[Any]]) -> None:
+        self._store.committed(group)
 
     def _commit_each(self, group: list[Job[Any]]) -> None:
         """It may be one of them that kills the connection each time."""
@@ -514,6 +520,11 @@ class PostgresStore(Store):
         if not self._open:
             raise StoreNotOpen(f"the store on {self.name!r} is closed")
         return self.news.version()
+
+    def heard(self) -> set[str] | None:
+        if not self._open:
+            raise StoreNotOpen(f"the store on {self.name!r} is closed")
+        return self.news.names()
 
     def keys_given(self, tables: Sequence[str]) -> None:
         for table in tables:

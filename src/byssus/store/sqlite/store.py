@@ -418,6 +418,7 @@ class SQLiteStore(Store):
                 _log.warning("%d write(s) to %r failed: %s", len(group), self.path, why)
             if (took := time.monotonic() - began) > _SLOW_SECONDS:
                 _log.warning("%d write(s) to %r took %.1f s", len(group), self.path, took)
+            self.committed(group)
             deliver(group)
 
     def _commit_group(self, job: Job[Any], group: list[Job[Any]]) -> None:

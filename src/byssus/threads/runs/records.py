@@ -36,7 +36,7 @@ async def _start(store: Runner, before: RunInfo | str | None) -> int:
     if not isinstance(before, RunInfo | str):
         raise InputError(f"before must be a RunInfo from an earlier list, or a run id; got {before!r:.80}")
     name = before if isinstance(before, str) else before.id
-    row = await _found(store, name)
+    row = await found(store, name)
     if row is None:
         raise NotFound(f"there is no run {name!r:.80} to list the ones before")
     return row.key
@@ -47,18 +47,19 @@ async def run(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> 
 
     A thread that was imported twice brought its runs along twice: `thread_id` says whose run is meant.
     """
-    row = await _found(store, run_id, thread_id)
+    row = await found(store, run_id, thread_id)
     return None if row is None else info_of(store, row)
 
 
 async def run_attempts(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> list[RunAttempt]:
     """The attempts of processes to drive a run, in order; of an unknown run, none."""
-    row = await _found(store, run_id, thread_id)
+    row = await found(store, run_id, thread_id)
     rows = [] if row is None else await store.read(runs.attempts, row.key)
     return [RunAttempt(*attempt) for attempt in rows]
 
 
-async def _found(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> RunRow | None:
+async def found(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> RunRow | None:
+    """The row of a run, if there is such a one."""
     name = readable_id(run_id, "a run id")
     thread_key = None if thread_id is None else checked_thread(thread_id)
     return None if name is None else await store.read(runs.find, name, thread_key)

@@ -1,0 +1,1 @@
+"""What followers of threads read."""

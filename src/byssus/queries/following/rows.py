@@ -1,0 +1,221 @@
+"""What a follower of a thread reads: the thread's row, and what stands beside the log.
+
+`stamp` differs from what it was before when anything of this may have changed: it is the sum of `version`, which counts
+the writes to the log, and `touched`, which counts the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from byssus.store.database import Row, Tx
+from byssus.values.thread_key import ThreadKey
+
+_AT_ONCE = 250  # names in one statement
+
+
+class FollowedRow(NamedTuple):
+    """A thread, as far as a follower needs it."""
+
+    key: int
+    created_at: str
+    branch: int
+    head: int
+    version: int
+    stamp: int
+    title: str
+    run: str | None  # the run that has not ended
+    lease_epoch: int
+    is_driven: int  # whether a run holds the lease
+    latest: int | None  # the checkpoint with the highest step
+    saved_at: str | None  # when the partial of a reply was begun
+
+
+class CallRow(NamedTuple):
+    """A tool call, as the ledger has it."""
+
+    reply: int
+    place: int
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+    reason: str | None
+    question: str | None
+    answer: str | None
+    attempts: int
+    asked_at: str | None
+    answered_by: str | None
+    answered_from: str | None
+
+
+class RanRow(NamedTuple):
+    """A run. Without `ended_at`, a `stop_reason` means that it waits for a person."""
+
+    key: int
+    id: str
+    first_seq: int
+    last_seq: int | None
+    ended_at: str | None
+    stop_reason: str | None
+    error: str | None
+    cause: str
+    attempts: int
+
+
+class MadeRow(NamedTuple):
+    """A checkpoint that this thread has made."""
+
+    id: str
+    step: int
+    seq: int
+    version: int
+    about: str
+
+
+_CALL = ", ".join(f"c.{name}" for name in CallRow._fields)
+_MADE = ", ".join(f"c.{name}" for name in MadeRow._fields)
+_FIND = (
+    "SELECT t.key, t.created_at, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
+    " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at"
+    " FROM threads t LEFT JOIN partials p ON p.thread = t.key WHERE t.namespace = :namespace AND t.id = :id"
+)
+
+
+def find(tx: Tx, thread_key: ThreadKey) -> FollowedRow | None:
+    row = tx.one(_FIND, namespace=thread_key.namespace, id=thread_key.id, now=tx.now())
+    return FollowedRow(*row) if row else None
+
+
+def stamps(tx: Tx, names: Sequence[ThreadKey]) -> dict[ThreadKey, tuple[int, int]]:
+    """The key and the stamp of each of these threads that exists."""
+    found: dict[ThreadKey, tuple[int, int]] = {}
+    for first in range(0, len(names), _AT_ONCE):
+        some = names[first : first + _AT_ONCE]
+        values = ", ".join(f"(:n{number}, :i{number})" for number in range(len(some)))
+        params = {f"{letter}{n}": part for n, name in enumerate(some) for letter, part in zip("ni", name, strict=True)}
+        rows = tx.all(
+            f"SELECT namespace, id, key, version + touched FROM threads WHERE (namespace, id) IN (VALUES {values})",
+            **params,
+        )
+        found |= {ThreadKey(namespace, name): (key, stamp) for namespace, name, key, stamp in rows}
+    return found
+
+
+def note_watching(tx: Tx, thread_key: ThreadKey, seconds: float) -> None:
+    """Note that somebody watches the thread, for a while. Whoever drives it saves its replies more often."""
+    tx.run(
+        "UPDATE threads SET watched_until = :until WHERE namespace = :namespace AND id = :id",
+        until=tx.after(seconds),
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+    )
+
+
+def is_watched(tx: Tx, thread_key: ThreadKey) -> bool:
+    row = tx.one(
+        "SELECT 1 FROM threads WHERE namespace = :namespace AND id = :id AND watched_until > :now",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        now=tx.now(),
+    )
+    return row is not None
+
+
+def partial(tx: Tx, thread: int) -> str | None:
+    """The head of the reply that is arriving: a message without what has arrived of it."""
+    row = tx.one("SELECT body FROM partials WHERE thread = :thread", thread=thread)
+    return row[0] if row else None
+
+
+def last_seq(tx: Tx, branch: int) -> int:
+    """The last seq of a branch that holds a message; 0 if it has none, or if there is no such branch."""
+    row = tx.one(
+        "SELECT MAX(m.seq) FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq"
+        " AND m.seq <= s.upto_seq WHERE s.branch = :branch",
+        branch=branch,
+    )
+    return (row[0] if row else None) or 0
+
+
+def is_of(tx: Tx, branch: int, thread: int) -> bool:
+    """Whether a branch belongs to a thread."""
+    row = tx.one("SELECT 1 FROM branches WHERE key = :branch AND thread = :thread", branch=branch, thread=thread)
+    return row is not None
+
+
+def calls(tx: Tx, branch: int, *, first: int, last: int) -> list[CallRow]:
+    """The calls of the replies from one seq to another, in order."""
+    along = (
+        f"SELECT {_CALL}, c.branch FROM segments s JOIN tool_calls c ON c.branch = s.source AND c.reply > s.after_seq"
+        " AND c.reply <= s.upto_seq WHERE s.branch = :branch AND c.reply > 0"
+        " AND c.reply >= :first AND c.reply <= :last"
+    )
+    # A call that was open at a rewind or a fork is asked about again on the new branch.
+    own = (
+        f"SELECT {_CALL}, c.branch FROM tool_calls c WHERE c.branch = :branch AND c.reply > 0"
+        " AND c.reply >= :first AND c.reply <= :last"
+    )
+    rows = tx.all(f"{along} UNION {own}", branch=branch, first=first, last=last)
+    found: dict[tuple[int, int], Row] = {}
+    for row in sorted(rows, key=lambda row: (row[0], row[1], row[-1] == branch)):
+        found[row[0], row[1]] = row
+    return [CallRow(*row[:-1]) for row in found.values()]
+
+
+def last_call(tx: Tx, branch: int, upto: int) -> int:
+    """The seq of the last reply up to a seq whose calls are in the ledger; 0 if there is none."""
+    row = tx.one(
+        "SELECT MAX(c.reply) FROM segments s JOIN tool_calls c ON c.branch = s.source AND c.reply > s.after_seq"
+        " AND c.reply <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END WHERE s.branch = :branch",
+        branch=branch,
+        upto=upto,
+    )
+    return (row[0] if row else None) or 0
+
+
+def runs(tx: Tx, thread: int, *, first: int, upto: int) -> list[RanRow]:
+    """The runs of a thread from a key on that began up to a seq, in order."""
+    rows = tx.all(
+        f"SELECT {', '.join(RanRow._fields)} FROM runs WHERE thread = :thread AND key >= :first AND first_seq <= :upto"
+        " ORDER BY key",
+        thread=thread,
+        first=first,
+        upto=upto,
+    )
+    return [RanRow(*row) for row in rows]
+
+
+def first_run(tx: Tx, thread: int, seq: int) -> int:
+    """The key of the first run of a thread that had not ended before a seq; 0 if there is none."""
+    row = tx.one(
+        "SELECT MIN(key) FROM runs WHERE thread = :thread AND (last_seq IS NULL OR last_seq >= :seq)",
+        thread=thread,
+        seq=seq,
+    )
+    return (row[0] if row else None) or 0
+
+
+def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) -> list[MadeRow]:
+    """The checkpoints that a thread has made at places behind one seq and up to another.
+
+    Those that were made up to a version are left out. If there is such a version, the latest checkpoint is listed
+    wherever it is.
+    """
+    is_wanted = "c.seq > :after AND c.seq <= :upto AND c.version > :version"
+    is_own = "EXISTS (SELECT 1 FROM branches b WHERE b.key = c.line AND b.thread = :thread)"
+    rows = tx.all(
+        f"SELECT {_MADE} FROM segments s JOIN checkpoints c ON c.branch = s.source AND c.seq > s.after_seq"
+        f" AND c.seq <= s.upto_seq WHERE s.branch = :branch AND {is_wanted} AND {is_own}"
+        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.branch = :branch AND {is_wanted} AND {is_own}"
+        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.key = :latest AND c.version > :version AND :version >= 0"
+        f" AND {is_own} ORDER BY 3, 4",
+        thread=thread.key,
+        branch=thread.branch,
+        after=after,
+        upto=upto,
+        version=version,
+        latest=thread.latest,
+    )
+    return [MadeRow(*row) for row in rows]

@@ -1,0 +1,194 @@
+"""Following a thread: everything behind a cursor, and then what happens, by whichever process.
+
+A follower reads pages of the log until there is nothing left, then waits for its bell (`hub.py`) and reads again. What
+is read becomes items in `news.py`. Each read is one transaction, so an item never mixes two states of the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import NamedTuple
+
+from byssus.errors import CursorUnknown, StoreUnreachable
+from byssus.messages import AssistantMessage, Message, decode
+from byssus.queries.following import rows as following
+from byssus.queries.following.rows import FollowedRow
+from byssus.queries.log import branches, inbox, threads
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
+from byssus.threads.following import hub
+from byssus.threads.following.news import Follower, LogPage, Path, SavedPieces
+from byssus.values.following.cursors import Cursor, Seen, parse, thread_mark
+from byssus.values.following.growth import decode_pieces
+from byssus.values.following.items import FollowItem
+from byssus.values.inputs import ThreadId, checked_thread
+from byssus.values.thread_key import ThreadKey
+
+_FIRST_PAGE, _SHORTEST, _LONGEST = 32, 1, 512  # messages
+_PAGE_CHARS = 64_000  # a page is made shorter when it has more
+_ATTEMPTS, _AWAY = 60, 1.0  # reads, and seconds between them, while the database does not answer
+
+
+def follow(store: Runner, thread_id: ThreadId, after: str | None = None) -> AsyncGenerator[FollowItem, None]:
+    """Everything of the thread behind a cursor, and then what happens, a moment later, by whichever process.
+
+    `after` is the `cursor` of an item; None begins with the first message. Raises `CursorUnknown` if it is no position
+    in this thread. It goes on until you break out of the loop. A thread that does not exist yet is waited for; one that
+    is deleted meanwhile is told as `ThreadDeleted`. See `byssus.values.following.items` for the items.
+    """
+    thread_key = checked_thread(thread_id)
+    cursor = None if after is None else parse(after)
+    if after is not None and cursor is None:
+        raise CursorUnknown(thread_key.id, after, "it is not a cursor that follow() gave")
+    return _follow(store, thread_key, cursor)
+
+
+async def _follow(store: Runner, thread_key: ThreadKey, cursor: Cursor | None) -> AsyncGenerator[FollowItem, None]:
+    follower, center = Follower(thread_key), hub.of(store.base)
+    bell = center.attach(thread_key)
+    try:
+        if cursor is not None:
+            follower.begin_at(cursor, *await store.read(_position, thread_key, cursor))
+        while True:
+            live = center.live.get(thread_key)  # before the read: what was stored before it began is read first
+            async for found in _read_all(store, thread_key, follower, is_local=live is not None):
+                if found is not None and found.row.is_driven and live is None:
+                    center.note_watching(thread_key)
+                for item in follower.tell_deleted() if found is None else follower.tell(found):
+                    yield item
+            if live is not None:
+                for item in follower.tell_live(live):
+                    yield item
+            await store.until(bell)
+    finally:
+        center.detach(thread_key, bell)
+
+
+async def _read_all(
+    store: Runner, thread_key: ThreadKey, follower: Follower, *, is_local: bool
+) -> AsyncIterator[LogPage | None]:
+    """What is new, page by page. None: the thread that was followed is not there any more.
+
+    `is_local`: its run is in this process, where the reply that is arriving is in memory.
+    """
+    limit, attempts = _FIRST_PAGE, 0
+    while True:
+        known = _Known(
+            follower.path,
+            follower.seen,
+            follower.stamp,
+            follower.version,
+            follower.calls_from,
+            follower.made_after,
+            follower.runs_from,
+            follower.saved,
+            is_local,
+        )
+        try:
+            look = await store.read(_look, thread_key, known, limit)
+        except StoreUnreachable:
+            attempts += 1
+            if attempts == _ATTEMPTS:
+                raise
+            await store.sleep(_AWAY)
+            continue
+        if look.is_gone:
+            yield None
+        if look.found is not None:
+            yield look.found
+        if look.found is None or look.found.is_all:
+            if not look.is_gone:
+                return
+        elif look.chars > _PAGE_CHARS:
+            limit = max(limit // 2, _SHORTEST)
+        elif look.chars < _PAGE_CHARS // 4:
+            limit = min(limit * 2, _LONGEST)
+
+
+class _Known(NamedTuple):
+    """What a follower has told: see `Follower`."""
+
+    path: Path | None
+    seen: Seen
+    stamp: int | None
+    version: int
+    calls_from: int
+    made_after: int
+    runs_from: int
+    saved: tuple[str, int]
+    is_local: bool
+
+
+class _Look(NamedTuple):
+    """What one read has found. `is_gone`: the thread that was followed is not there any more."""
+
+    found: LogPage | None
+    chars: int = 0  # in the page
+    is_gone: bool = False
+
+
+def _look(tx: Tx, thread_key: ThreadKey, known: _Known, limit: int) -> _Look:
+    row = following.find(tx, thread_key)
+    if known.path is not None and (row is None or not known.path.is_of(row)):
+        return _Look(None, is_gone=True)
+    if row is None or row.stamp == known.stamp:
+        return _Look(None)
+    path, seen, calls_from, made_after = known.path, known.seen, known.calls_from, known.made_after
+    if path is None or path.branch != row.branch:
+        segments = branches.segments_of(tx, row.branch)
+        if path is not None:
+            seen = seen.cut(branches.parting(path.segments, segments))
+            calls_from, made_after = following.last_call(tx, row.branch, seen.upto), min(made_after, seen.upto)
+        path = Path(row.key, row.created_at, row.branch, segments)
+    page, chars = _page(tx, row.branch, seen, row.head, limit)
+    is_all = len(page) < limit
+    last = row.head if is_all else page[-1][0]
+    calls = following.calls(tx, row.branch, first=calls_from, last=last)
+    # A checkpoint may be made at a place that was read before: then its version tells that it is new.
+    is_live = known.version >= 0 and path is known.path
+    after, version = (min(made_after, seen.upto) - 1, known.version) if is_live else (made_after, -1)
+    made = following.made(tx, row, after=after, upto=last, version=version)
+    runs = following.runs(tx, row.key, first=known.runs_from, upto=last + 1)
+    waiting = inbox.waiting(tx, thread_key) if is_all else []
+    fresh = [(seq, message) for seq, message in page if seq not in seen]
+    arriving = _arriving(tx, row, known.saved) if is_all and row.saved_at is not None and not known.is_local else None
+    return _Look(LogPage(row, path, seen, fresh, last, is_all, calls, made, runs, waiting, arriving), chars)
+
+
+def _arriving(tx: Tx, row: FollowedRow, saved: tuple[str, int]) -> SavedPieces | None:
+    """What was saved of a reply, behind what is known of it."""
+    assert row.saved_at is not None
+    body, number = following.partial(tx, row.key), saved[1] if saved[0] == row.saved_at else 0
+    head = None if body is None else decode(body)
+    if not isinstance(head, AssistantMessage) or head.id is None:
+        return None
+    rows = threads.pieces(tx, row.key, after=number)
+    pieces = [piece for _, text in rows for piece in decode_pieces(text)]
+    return SavedPieces(head.id, pieces, row.saved_at, rows[-1][0] if rows else number)
+
+
+def _page(tx: Tx, branch: int, seen: Seen, head: int, limit: int) -> tuple[list[tuple[int, Message]], int]:
+    rows = threads.page(tx, branch, after=seen.upto, upto=head, limit=limit)
+    return [(seq, decode(body)) for seq, body in rows], sum(len(body) for _, body in rows)
+
+
+def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int, int]:
+    """Where a cursor stands: its branch, the last reply before it whose calls are in the ledger, and its run."""
+    row = following.find(tx, thread_key)
+
+    def unknown(why: str) -> CursorUnknown:
+        return CursorUnknown(thread_key.id, str(cursor), why)
+
+    if row is None:
+        raise unknown("there is no such thread")
+    if cursor.thread != thread_mark(*thread_key, row.created_at):
+        raise unknown("it is of another thread, or of one that was deleted")
+    is_current = cursor.branch == row.branch
+    segments = branches.segments_of(tx, cursor.branch)
+    if not segments or not (is_current or following.is_of(tx, cursor.branch, row.key)):
+        raise unknown("what it is a position of was removed")
+    if cursor.seen.last > (row.head if is_current else following.last_seq(tx, cursor.branch)):
+        raise unknown("the thread does not reach that far")
+    path = Path(row.key, row.created_at, cursor.branch, segments)
+    upto = cursor.seen.upto
+    return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, upto)

@@ -1,0 +1,166 @@
+"""The hub of a process and a store: one look at the database for all followers, instead of one for each.
+
+- A commit of this process rings the bells of its threads' followers at once: the store says which threads it is about.
+- Commits of other processes are looked for by one worker, an OS thread. Where they come with the names of their
+  threads, the followers of these are rung. Where they do not, one query finds the threads whose stamp has changed.
+- A follower that is rung reads for itself, when it has time. So nothing is queued for it: a slow one costs no memory.
+- Replies that arrive in this process are kept here for its followers, as far as they were published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from byssus.errors import StoreError, StoreNotOpen
+from byssus.queries.following import rows as following
+from byssus.store.bell import Bell
+from byssus.store.database import Store
+from byssus.store.jobs import NO_THREAD, thread_digest
+from byssus.values.following.growth import Growth
+from byssus.values.thread_key import ThreadKey
+
+_LOOK = 0.02  # seconds between two looks at whether other processes have committed
+_EFFORT = 10  # a look at all threads is followed by a pause that is so many times as long
+_LINGER = 2.0  # seconds that the worker stays without followers
+_WATCHED = 30.0  # seconds for which a note that somebody watches is good
+_AWAY = 0.5  # seconds until the next look while the database does not answer
+_log = logging.getLogger("byssus.store")
+
+
+class LiveReply(NamedTuple):
+    """A reply that arrives in this process, as far as it was published. `id` is that of its message."""
+
+    id: str
+    growth: Growth
+
+
+class Hub:
+    """Rings the bells of followers when their threads may have changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = weakref.ref(store)
+        self.live: dict[ThreadKey, LiveReply] = {}
+        self._noted: dict[ThreadKey, float] = {}  # when it was noted last that a thread is watched from here
+        self._bells: dict[ThreadKey, list[Bell]] = {}
+        self._digests: dict[str, set[ThreadKey]] = {}
+        self._stamps: dict[ThreadKey, tuple[int, int]] = {}  # as the last look at all threads found them
+        self._changed = threading.Lock()
+        self._is_awake = False
+
+    def attach(self, thread_key: ThreadKey) -> Bell:
+        """A bell that rings whenever the thread may have changed. `detach` it in the end."""
+        bell = Bell()
+        with self._changed:
+            self._bells.setdefault(thread_key, []).append(bell)
+            self._digests.setdefault(thread_digest(thread_key), set()).add(thread_key)
+            store = self._store()
+            if not self._is_awake and store is not None:
+                self._is_awake = True
+                store.on_commit = self.committed
+                threading.Thread(target=self._serve, name="byssus-hub", daemon=True).start()
+        return bell
+
+    def detach(self, thread_key: ThreadKey, bell: Bell) -> None:
+        with self._changed:
+            bells = self._bells.get(thread_key, [])
+            if bell in bells:
+                bells.remove(bell)
+            if not bells:
+                self._bells.pop(thread_key, None)
+                self._stamps.pop(thread_key, None)
+                self._noted.pop(thread_key, None)
+                same = self._digests.get(thread_digest(thread_key), set())
+                same.discard(thread_key)
+                if not same:
+                    self._digests.pop(thread_digest(thread_key), None)
+
+    def committed(self, threads: Iterable[ThreadKey]) -> None:
+        """This process has committed something about these threads."""
+        for thread_key in threads:
+            if thread_key == NO_THREAD:
+                self._stamps = {}  # the next look tells which
+            self.ring(thread_key)
+
+    def note_watching(self, thread_key: ThreadKey) -> None:
+        """Tell the process that drives the thread that somebody here watches it. Now and then is enough."""
+        now, store = time.monotonic(), self._store()
+        if store is not None and now - self._noted.get(thread_key, 0.0) > _WATCHED / 3:
+            self._noted[thread_key] = now
+            with contextlib.suppress(StoreError):
+                store.submit(following.note_watching, thread_key, _WATCHED)
+
+    def ring(self, thread_key: ThreadKey) -> None:
+        """The thread may have changed, or a reply of it has grown."""
+        for bell in tuple(self._bells.get(thread_key, ())):
+            bell.ring()
+
+    # --- on the worker ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        idle_since, not_before, is_due = time.monotonic(), 0.0, False
+        while True:
+            time.sleep(_LOOK)
+            now = time.monotonic()
+            with self._changed:
+                idle_since = now if self._bells else idle_since
+                if now - idle_since > _LINGER:
+                    self._is_awake = False
+                    return
+            try:
+                is_due = self._hear() or is_due
+                if is_due and now >= not_before:
+                    self._look()
+                    is_due, not_before = False, now + (time.monotonic() - now) * (1 + _EFFORT)
+            except StoreNotOpen:
+                self._end()
+                return
+            except StoreError as error:  # followers that read will say so
+                _log.debug("the followers could not be told what is new: %s", type(error).__name__)
+                not_before = now + _AWAY
+
+    def _open_store(self) -> Store:
+        store = self._store()
+        if store is None:
+            raise StoreNotOpen("the store is gone")
+        return store
+
+    def _hear(self) -> bool:
+        """Ring for the threads that others have named; whether any other may have changed."""
+        heard = self._open_store().heard()
+        for thread_key in [key for name in heard or () for key in tuple(self._digests.get(name, ()))]:
+            self.ring(thread_key)
+        return heard is None
+
+    def _look(self) -> None:
+        """Find the threads that have changed since the last look."""
+        before, names = self._stamps, list(self._bells)
+        self._stamps = self._open_store().submit_read(following.stamps, names).result()
+        for thread_key in names:
+            if before.get(thread_key) != self._stamps.get(thread_key):
+                self.ring(thread_key)
+
+    def _end(self) -> None:
+        """The store was closed: a follower that reads now hears so."""
+        with self._changed:
+            self._is_awake = False
+        for thread_key in list(self._bells):
+            self.ring(thread_key)
+
+
+_of: weakref.WeakKeyDictionary[Store, Hub] = weakref.WeakKeyDictionary()
+
+
+def of(store: Store) -> Hub:
+    """The hub of this store."""
+    return _of.get(store) or _of.setdefault(store, Hub(store))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_of.clear)

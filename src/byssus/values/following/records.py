@@ -1,0 +1,86 @@
+"""Values that travel as one line of JSON with a `type`: events, and the items of a thread that is followed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from byssus.errors import InputError
+from byssus.messages import (
+    Failure,
+    Message,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    checked_dumps,
+    from_value,
+    part_from_value,
+    plain,
+)
+
+_MESSAGE_FIELDS = {"message": Message, "result": ToolResultMessage}
+_LIST_FIELDS = {"messages": Message, "tool_results": ToolResultMessage}
+_PART_FIELDS: dict[str, Any] = {"usage": Usage, "error": Failure, "tool_call": ToolCall}
+
+
+class Record(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
+    """A value with a `type` and a JSON form."""
+
+    def to_json(self) -> str:
+        """The value as one line of JSON, which `from_json` reads; fields that have their default are left out."""
+        kind = type(self)
+        defaults = dict(zip(reversed(self.__struct_fields__), reversed(self.__struct_defaults__), strict=False))
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        told = {name: plain(value) for name, value in fields.items() if name not in defaults or value != defaults[name]}
+        try:
+            return checked_dumps({"type": kind.__struct_config__.tag, **told})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"a {kind.__struct_config__.tag} event cannot be written as JSON: {error}") from error
+
+
+def read(text: str | bytes, kinds: Mapping[str, type[Struct]], what: str) -> Any:
+    """The value that `to_json` wrote, of one of these kinds. Fields that this version does not know are ignored."""
+    try:
+        return _from_value(json.loads(text), kinds, what)
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"this is no {what} as JSON ({error}): {text[:80]!r}") from error
+
+
+def _from_value(value: Any, kinds: Mapping[str, type[Struct]], what: str) -> Any:
+    name = value.get("type") if isinstance(value, dict) else None
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InputError(
+            f"the {what} type {name!r:.80} is unknown in this version; skip the {what}, or upgrade byssus to read it"
+        )
+    known = {each.name: each.type for each in msgspec.structs.fields(kind)}
+    fields = {key: item for key, item in value.items() if key in known}
+    if "stream_event" in fields:
+        fields["stream_event"] = _from_value(fields["stream_event"], kinds, what)
+    return kind(**{key: _field(key, item, known[key]) for key, item in fields.items()})
+
+
+def _field(name: str, value: Any, kind: Any) -> Any:
+    if name == "stream_event":
+        return value
+    if value is not None and name in _MESSAGE_FIELDS:
+        return _message(value, kind)
+    if name in _LIST_FIELDS:
+        return [_message(item, _LIST_FIELDS[name]) for item in value]
+    if isinstance(value, dict) and name in _PART_FIELDS:
+        return part_from_value(value, _PART_FIELDS[name])
+    return msgspec.convert(value, kind)
+
+
+def _message(value: Any, kind: Any) -> Message:
+    message: Message = from_value(value)
+    is_right: bool = isinstance(message, kind)
+    if not is_right:
+        raise TypeError(f"{value!r:.80} where another message belongs")
+    return message

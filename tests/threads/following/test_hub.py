@@ -1,0 +1,84 @@
+"""One hub for all followers of a process: who is rung, and when it rests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from byssus import UserMessage
+from byssus.checkpointer import Checkpointer
+from byssus.queries.log import threads
+from byssus.store.jobs import thread_digest
+from byssus.threads.encoding import message_row
+from byssus.threads.following import hub
+from byssus.values.thread_key import ThreadKey
+from tests.support.checkpointers import with_cp
+from tests.support.databases import Database
+from tests.support.following import Following
+from tests.support.leases import until
+
+T, U = ThreadKey("", "t"), ThreadKey("", "u")
+
+
+def test_a_commit_rings_for_its_thread_and_for_no_other(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        center = hub.Hub(cp.store)
+        bell, other = center.attach(T), center.attach(U)
+        waiting = asyncio.ensure_future(other.heard())
+        center.committed({T})
+        await asyncio.wait_for(bell.heard(), 20)
+        assert not waiting.done()
+        center.committed({U})
+        await asyncio.wait_for(waiting, 20)
+        center.detach(T, bell)
+        center.detach(U, other)
+
+    with_cp(database, use)
+
+
+def test_what_others_commit_is_found_by_one_look_for_all(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        followers = [Following(cp, f"t{number}") for number in range(20)]
+        await asyncio.sleep(0)
+        cp.store.on_commit = None  # as if another process did it
+        for number in range(20):
+            await cp.store.write(threads.append, ThreadKey("", f"t{number}"), [message_row(UserMessage("x"))])
+        cp.store.on_commit = None
+        center = hub.of(cp.store)
+        await asyncio.to_thread(center._look)
+        for follower in followers:
+            await follower.until_texts("x")
+            await follower.stop()
+        assert not center._bells
+        assert not center._digests
+
+    with_cp(database, use)
+
+
+def test_there_is_one_worker_and_it_rests_when_nobody_follows(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_LINGER", 0.05)
+
+    def workers() -> int:
+        return sum(thread.name == "byssus-hub" for thread in threading.enumerate())
+
+    async def use(cp: Checkpointer) -> None:
+        followers = [Following(cp, f"t{number}") for number in range(20)]
+        await until(lambda: workers() == 1)
+        for follower in followers:
+            await follower.stop()
+        await until(lambda: workers() == 0)
+        again = Following(cp)
+        await cp.append("t", UserMessage("x"))
+        await again.until_texts("x")
+        await again.stop()
+
+    with_cp(database, use)
+
+
+def test_a_thread_has_a_short_name_for_word_between_processes() -> None:
+    assert len({thread_digest(key) for key in (T, U, ThreadKey("t", ""), ThreadKey("", "\ud800"))}) == 4
+    assert {len(thread_digest(key)) for key in (T, U)} == {8}
