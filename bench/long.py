@@ -22,6 +22,7 @@ from byssus import Agent, Model, SlidingWindow, TokenBudget
 from byssus.checkpointer import Checkpointer, checkpointer_for
 from byssus.cli import main as command
 from byssus.providers.scripted import ScriptedProvider
+from byssus.values.following.cursors import Cursor, Seen, thread_mark
 from tests.support import postgres
 
 CHUNK = 10_000
@@ -103,6 +104,7 @@ class Thread:
             "rewind, and back": self.rewind,
             "info": lambda: self._cp.info(self.name),
             "show --last 20": self.show,
+            "follow, from near the end": self.follow,
         }
 
     async def resume(self) -> None:
@@ -120,6 +122,21 @@ class Thread:
             assert "-- " in out.getvalue()
 
         await asyncio.to_thread(run)
+
+    async def follow(self) -> None:
+        """Read the last messages behind a cursor, and then one that is appended."""
+        end = await self._cp.load(self.name, last=WINDOW)
+        assert end is not None
+        mark = thread_mark("", self.name, end.made[1])
+        cursor = Cursor(mark, end.position.branch, Seen(end.seqs[0]))
+        told, behind = 0, len(end.messages) - 1
+        async with contextlib.aclosing(self._cp.follow(self.name, after=str(cursor))) as items:
+            async for item in items:
+                told += item.type == "message"
+                if told == behind:
+                    await self._cp.append(self.name, message())
+                elif told > behind:
+                    break
 
     async def everything(self) -> None:
         thread = await self._cp.load(self.name)
