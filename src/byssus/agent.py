@@ -30,7 +30,7 @@ from byssus.providers.base import Provider
 from byssus.providers.history import ValidHistory
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
-from byssus.queries.log.runs import RequestKey
+from byssus.queries.log.runs import RequestKey, RequestTaken
 from byssus.run import settings, termination
 from byssus.run.journal import pending
 from byssus.run.known.state import AgentState, Known
@@ -556,6 +556,8 @@ class Agent:
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
         elif isinstance(error, ThreadBusy | NothingToResume):  # another process was faster, for example
             _log.info("run %s on thread %r did not begin: %s", run.id, thread_id, reason(error))
+        elif isinstance(error, RequestTaken):
+            _log.debug("run %s on thread %r joins the one that has its key", run.id, thread_id)
         else:
             _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)

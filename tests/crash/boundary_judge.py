@@ -177,6 +177,29 @@ def at_the_end_nothing_is_left_open(e: Evidence) -> Iterator[str]:
 
 
 @promise
+def a_run_is_one_row_with_one_attempt_for_each_process_that_drove_it(e: Evidence) -> Iterator[str]:
+    for finding in [*e.findings, e.end]:
+        unended = [row["id"] for row in finding.tables["runs"] if row["ended_at"] is None]
+        expected = [] if finding.thread is None or finding.thread["run"] is None else [finding.thread["run"]]
+        if unended != expected:
+            yield f"the runs without an end are {unended}, and the thread's is {expected}"
+        epochs = [row["epoch"] for row in finding.tables["run_attempts"]]
+        if epochs != sorted(set(epochs)):
+            yield f"the leases of the attempts are {epochs}"
+        for run in finding.tables["runs"]:
+            attempts = [row for row in finding.tables["run_attempts"] if row["run"] == run["key"]]
+            if [row["number"] for row in attempts] != list(range(1, run["attempts"] + 1)):
+                yield f"run {run} has the attempts {attempts}"
+            if any(row["ended_at"] is None for row in attempts[:-1]):
+                yield f"an attempt of run {run} has no end, and others follow it: {attempts}"
+            if run["ended_at"] is not None and (run["stop_reason"] is None or attempts[-1]["ended_at"] is None):
+                yield f"run {run} has ended without a reason, or its last attempt has not: {attempts}"
+    outcomes = [row["outcome"] for row in e.end.tables["run_attempts"]]
+    if not set(outcomes) <= {"ended", "waiting", "lost", "interrupted"}:
+        yield f"the attempts ended as {outcomes}"
+
+
+@promise
 def an_interrupted_run_is_listed_and_no_other(e: Evidence) -> Iterator[str]:
     for number, finding in enumerate(e.findings):
         expected = _is_unfinished(finding, ends_apart=e.variation.has_hooks)

@@ -176,6 +176,11 @@ _ROWS = {
         "reply place call_id name idempotency_key status attempts ended_at",
         f"thread = {_THREAD} ORDER BY key",
     ),
+    "runs": ("key id first_seq last_seq ended_at stop_reason attempts", f"thread = {_THREAD} ORDER BY key"),
+    "run_attempts": (
+        "run number epoch ended_at outcome",
+        f"run IN (SELECT key FROM runs WHERE thread = {_THREAD}) ORDER BY run, number",
+    ),
     "inbox": ("kind id", f"thread = {_THREAD} ORDER BY key"),
     "partials": ("body", f"thread = {_THREAD}"),
     "checkpoints": (

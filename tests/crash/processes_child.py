@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -169,6 +170,21 @@ async def committing(cp: Checkpointer) -> None:
     await standing(cp, Answers())
 
 
+async def keyed(cp: Checkpointer, where: str, number: int) -> None:
+    """Send a prompt that has a key, and kill this process at so many commits; with number 0, let it live."""
+    seen = 0
+
+    def kill(now: str) -> None:
+        nonlocal seen
+        seen += now == where
+        if number and seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    cp.store.boundary = kill
+    result = await agent(cp, "t", Answers()).prompt("pay", key="order-17")
+    say("answered", run=result.run_id, text=result.text, stop_reason=result.stop_reason)
+
+
 async def main(scene: str) -> None:
     async with Place.told(sys.argv[3]).checkpointer(lease_seconds=float(sys.argv[4])) as cp:
         await cp.threads()
@@ -183,6 +199,8 @@ async def main(scene: str) -> None:
                 await standing(cp, Stands())
             case ["commit"]:
                 await committing(cp)
+            case ["keyed", where, number]:
+                await keyed(cp, where, int(number))
     say("closed")
 
 

@@ -24,6 +24,7 @@ from byssus.checkpointer import Thread
 from byssus.messages import Message
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
+from byssus.values.results import RunInfo
 from tests.crash import databases
 from tests.crash.place import Place
 from tests.support.histories import flaws
@@ -301,3 +302,57 @@ def test_processes_that_fall_asleep_again_and_again_never_write_over_each_other(
             assert seen[start : start + 5] == run_of(said["prompt"])
     assert flaws(valid_history(thread.messages)) == []
     assert databases.damage(place) == []
+
+
+# --- a prompt that is sent twice --------------------------------------------------------------------------------------
+
+
+def paid_once(place: Place, children: list[Process]) -> RunInfo:
+    """All who came to an answer came to the same one, and the prompt happened once."""
+    answers = [said for child in children for said in child.all("answered")]
+    ((text, stop_reason),) = {(said["text"], said["stop_reason"]) for said in answers}
+    assert (text.startswith("answer to "), stop_reason) == (True, "stop")  # a call that was started is not run again
+
+    async def main() -> RunInfo:
+        async with place.checkpointer() as cp:
+            (run,) = await cp.runs("t")
+            assert {said["run"] for said in answers} == {run.id}
+            assert (run.request_key, run.state, run.stop_reason) == ("order-17", "ended", "stop")
+            attempts = await cp.run_attempts(run.id)
+            assert [attempt.number for attempt in attempts] == list(range(1, run.attempts + 1))
+            assert [attempt.outcome for attempt in attempts] == ["lost"] * (run.attempts - 1) + ["ended"]
+            return run
+
+    run = asyncio.run(main())
+    said = [line for line in lines(load(place, "t").messages) if not line.startswith("tool_result")]
+    assert (said[0], said[-1], said.count("user: pay")) == ("user: pay", f"assistant: {text}", 1)
+    assert databases.damage(place) == []
+    return run
+
+
+def test_eight_processes_that_send_one_key_at_the_same_moment_make_one_run(place: Place) -> None:
+    with processes(place, *["keyed,never,0"] * 8) as children:
+        for child in children:
+            child.tell()
+        for child in children:
+            child.finish()
+    assert len([said for child in children for said in child.all("answered")]) == 8
+    assert paid_once(place, children).attempts == 1
+    assert lines(load(place, "t").messages) == run_of("pay")
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("where", ["before commit", "after commit"])
+def test_a_key_is_sent_again_by_two_after_a_kill_at_any_commit_and_the_prompt_happens_once(
+    place: Place, where: str, number: int
+) -> None:
+    with processes(place, f"keyed,{where},{number}", "keyed,never,0", "keyed,never,0") as children:
+        first, *others = children
+        first.tell()
+        assert first.process.wait(timeout=60) == -signal.SIGKILL
+        for child in others:
+            child.tell()
+        for child in others:
+            child.finish()
+    assert paid_once(place, others).attempts <= 2  # one if the kill came before the first commit or after the last

@@ -294,7 +294,7 @@ class Run:
         if prompts is not None and await self._began_at_once(prompts):
             self._has_begun = True
             return
-        await journal.history.begin(self._driver)
+        await self._take_thread()
         self._has_begun = prompts is None
         if journal.history.partial is not None:
             interrupted = [recovery.interrupted(journal.history.partial)]
@@ -313,6 +313,15 @@ class Run:
             await journal.history.append_prompt(prompts)
             self._publish_messages(prompts)
             self._has_begun = True
+
+    async def _take_thread(self) -> None:
+        """Take the lease. A run that another process has ended since is not continued."""
+        try:
+            await self._journal.history.begin(self._driver)
+        except ThreadMoved:
+            await self._journal.history.load(again=True)
+            self._check_resumable()  # raises, unless that process left something to do
+            raise
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""

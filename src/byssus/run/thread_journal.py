@@ -255,6 +255,7 @@ class ThreadHistory:
             driver.cause,
             self.payer,
             driver.request if messages else None,  # without the prompt, the key would stand for nothing
+            continues=driver.cause == "resume" and self.unfinished == driver.run_id,
             takes_over=not messages or self.unfinished is not None,
         )
 

@@ -34,6 +34,7 @@ class RunBegin(NamedTuple):
     cause: str
     started_by: str | None = None
     request: RequestKey | None = None
+    continues: bool = False  # the run is one that has not ended; if it has meanwhile, the claim is refused
     takes_over: bool = True  # False: the caller knows that the thread has no run that has not ended
 
 

@@ -116,7 +116,7 @@ def append(
     count = len(messages)
     size = count + reserve
     row = None
-    before = take(tx, thread_key, "run") if begins is not None and begins.takes_over else None
+    before = _unended(tx, thread_key, begins) if begins is not None and begins.takes_over else None
     if by == UNLEASED and expect == ANY:  # a fast path, for most writes
         row = tx.one(
             _PLAIN_MOVE, namespace=thread_key.namespace, id=thread_key.id, size=size, count=count, now=tx.now()
@@ -147,13 +147,22 @@ def _own(tx: Tx, key: int, owner: str) -> None:
     tx.one("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key", owner=owner, key=key)
 
 
-def _begin(tx: Tx, key: int, position: Position, by: By, begins: RunBegin, size: int, before: Row | None) -> None:
+def _unended(tx: Tx, thread_key: ThreadKey, begins: RunBegin) -> str | None:
+    """The run that a thread has not ended, its row locked."""
+    row = take(tx, thread_key, "run")
+    run: str | None = row[0] if row else None
+    if begins.continues and run != begins.id:  # another process was faster, and has ended it
+        raise ThreadMoved(thread_key.id)
+    return run
+
+
+def _begin(tx: Tx, key: int, position: Position, by: By, begins: RunBegin, size: int, before: str | None) -> None:
     assert isinstance(by, Claim)
     runs.begin(
         tx,
         key,
         begins,
-        before=before[0] if before else None,
+        before=before,
         branch=position.branch,
         first=position.head - size + 1,
         owner=by.owner.split(" ", 1)[0],

@@ -23,7 +23,16 @@ from typing import Any, Protocol
 import msgspec
 
 from byssus import errors
-from byssus.errors import AgentBusy, ByssusError, InputError, KeyReused, NothingToResume, OutputInvalid, ThreadBusy
+from byssus.errors import (
+    AgentBusy,
+    ByssusError,
+    InputError,
+    KeyReused,
+    NothingToResume,
+    OutputInvalid,
+    ThreadBusy,
+    ThreadMoved,
+)
 from byssus.events import AgentEnd, AgentStart, MessageEnd, MessageStart
 from byssus.messages import AssistantMessage, Failure, Message, Usage, UserMessage, decode, encode
 from byssus.queries.log import runs, threads
@@ -110,7 +119,7 @@ class Once:
             return None
         try:
             return await self._start(resumes=row is not None)
-        except (RequestTaken, ThreadBusy, AgentBusy, NothingToResume):
+        except (RequestTaken, ThreadBusy, ThreadMoved, AgentBusy, NothingToResume):
             # Somebody else was faster, with this key or with another prompt: then it is theirs to say.
             again = await self._found()
             if self._going(self._request) is None and (again is None or again == row):
