@@ -147,6 +147,10 @@ FALSIFIED: list[tuple[str, Falsify]] = [
     ("a_turn_that_has_ended_has_its_checkpoint", lambda files: files.end("checkpoints", lambda rows: rows.pop())),
     ("at_the_end_nothing_is_left_open", lambda files: files.end("threads", lambda rows: rows[0].update(run="r"))),
     (
+        "a_run_is_one_row_with_one_attempt_for_each_process_that_drove_it",
+        lambda files: files.end("run_attempts", lambda rows: rows.pop()),
+    ),
+    (
         "an_interrupted_run_is_listed_and_no_other",
         lambda files: files.said("found", lambda line: line.update(unfinished=["t"])),
     ),
