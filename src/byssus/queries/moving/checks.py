@@ -24,6 +24,7 @@ from byssus.values.thread_key import LONGEST_ID
 
 FEW = 20  # rows that are named of what is wrong in one way
 
+_KEYS = {table.name: table.key[0] for table in TABLES}
 _PARENTS = [
     (table.name, table.columns[0], column, parent) for table in (*TABLES, *LOCAL) for column, parent in table.parents
 ]
@@ -251,7 +252,7 @@ def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:
         for table, name, column, parent in _PARENTS
         for key, value in tx.all(
             f"SELECT c.{name}, c.{column} FROM {table} c WHERE NOT EXISTS"
-            f" (SELECT 1 FROM {parent} p WHERE p.key = c.{column}) LIMIT :few",
+            f" (SELECT 1 FROM {parent} p WHERE p.{_KEYS[parent]} = c.{column}) LIMIT :few",
             few=FEW,
         )
     ]
