@@ -18,7 +18,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from byssus import AssistantMessage, Usage, UserMessage
+from byssus import Ask, AssistantMessage, Deny, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
 from byssus.errors import InputError, StoreError, StoreUnusable
 from byssus.maintenance.copy import Copied, Progress, copy
@@ -148,6 +148,9 @@ async def fill(cp: Checkpointer) -> None:
     asked = await agent_on(cp, [[delete("/a"), delete("/b")]], "asking", tools=[asking.tool]).prompt("Delete them.")
     assert asked.stop_reason == "waiting"
     await cp.answer("asking", "/a", "approve")
+    both = Deleting(approval=Ask("Both?", approvers=2, expires=1e6, default=Deny("too late")))
+    await agent_on(cp, [[delete("/c")]], "two people", tools=[both.tool]).prompt("Delete it.")
+    await cp.answer("two people", "/c", "approve", by="ada", source="web")
     done = await agent_on(cp, [[act(1), act(2)], "done"], "done", tools=[Acting().tool]).prompt("go")
     assert done.stop_reason == "stop"
     await interrupt(cp, Acting(hangs=2), act(1), act(2))  # reserved places that nobody has filled
@@ -244,7 +247,7 @@ def test_threads_read_the_same_in_the_copy(filled: str, target: str) -> None:
             assert running == ["arriving"]
             stopped = [info._replace(state="interrupted") if info.id in running else info for info in there]
             assert listed == stopped
-            assert len(listed) == 10
+            assert len(listed) == 11
             for info in listed:
                 ours, theirs = await cp.load(info.id), await original.load(info.id)
                 assert repr(ours) == repr(theirs)  # nan is not equal to itself
@@ -346,7 +349,11 @@ def test_what_waits_in_the_copy_can_be_answered_and_heard_there(filled: str, tar
     asking = Deleting()
 
     async def go_on(cp: Checkpointer) -> None:
-        assert [call.call_id for call in await cp.pending()] == ["/b"]
+        assert [call.call_id for call in await cp.pending()] == ["/b", "/c"]
+        (question,) = await cp.pending("two people")
+        assert [given.by for given in question.approvals] == ["ada"]
+        assert (question.approvers, question.default) == (2, "deny")
+        assert await cp.answer("two people", "/c", "approve", by="bob")
         await cp.answer("asking", "/b", "deny")
         result = await agent_on(cp, ["as you wish"], "asking", tools=[asking.tool]).resume()
         assert (result.text, asking.deleted) == ("as you wish", ["/a"])

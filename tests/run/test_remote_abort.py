@@ -290,7 +290,7 @@ def test_another_process_steers_answers_and_sees_what_is_arriving(database: Data
             assert (await run).stop_reason == "waiting"
             assert sent(provider, 1)[-1] == "user: from elsewhere"
             assert "c1" in await elsewhere(database, "cp.pending()")
-            assert await elsewhere(database, "cp.answer('t', 'c1', 'approve')") == "None"
+            assert await elsewhere(database, "cp.answer('t', 'c1', 'approve')") == "True"
             assert (await agent.resume()).text == "ok"
             assert asking.runs == 1
 

@@ -164,6 +164,7 @@ class MemoryLedger:
         for call_index, entry in self.entries.items():
             if entry.call_id != call_id or entry.status != WAITING:
                 continue
+            answers.check_edit(call_id, "the agent", answer, entry.reason)
             if answer.is_approval and entry.approvers > 1:
                 self._check_approver(entry, answer)
                 if len(entry.approvals) + 1 < entry.approvers:

@@ -361,6 +361,8 @@ def test_an_interrupted_call_is_never_run_again_by_default(database: Database) -
         assert (await agent_on(other, tools=[acting.tool]).resume()).stop_reason == "waiting"
         (question,) = await other.pending()
         assert (question.reason, question.expires_at, question.default) == ("recovery", None, None)
+        with pytest.raises(InputError, match="may have taken effect, so it can only run again with the same arguments"):
+            await cp.answer("t", "c1", Approve({"n": 2}))
 
     with_two(database, use)
 

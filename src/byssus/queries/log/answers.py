@@ -167,7 +167,7 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
     """
     where = f"thread {thread_key.id!r}"
     rows = tx.all(
-        "SELECT tool_calls.key, tool_calls.status, answered_by, answered_at, answered_from, approvers,"
+        "SELECT tool_calls.key, tool_calls.status, answered_by, answered_at, answered_from, reason, approvers,"
         f" CASE WHEN {_EXPIRED} THEN expires_at END FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
         " WHERE namespace = :namespace AND threads.id = :id AND call_id = :call_id ORDER BY tool_calls.key DESC",
         namespace=thread_key.namespace,
@@ -175,9 +175,10 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
         call_id=call_id,
         now=tx.now(),
     )
-    for key, status, *_, approvers, expired_at in reversed(rows):
+    for key, status, *_, reason, approvers, expired_at in reversed(rows):
         if status != "waiting" or expired_at is not None or not _lock(tx, key):
             continue  # another process may have answered it meanwhile
+        check_edit(call_id, where, said, reason)
         if said.is_approval and approvers > 1 and not _approved(tx, key, call_id, where, said, approvers):
             return False
         tx.run(
@@ -230,6 +231,15 @@ def approved_before(call_id: str, where: str, earlier: ApprovalRow, given: int, 
         earlier.given_at,
         earlier.source,
     )
+
+
+def check_edit(call_id: str, where: str, said: NewAnswer, reason: str | None) -> None:
+    """Raise for other arguments for a call that may have run already: its idempotency key stands for the first ones."""
+    if said.edited is not None and reason == "recovery":
+        raise InputError(
+            f"call {call_id!r} of {where} was interrupted and may have taken effect, so it can only run again with the "
+            "same arguments; approve it without others, or deny it"
+        )
 
 
 def check_approval(call_id: str, where: str, said: NewAnswer, approvers: int) -> None:

@@ -158,7 +158,10 @@ class Supervision:
 
     async def _look(self) -> int:
         """Start to resume what is interrupted, as far as there is room; how many threads that were."""
-        store, started = self._database.store, 0
+        store, started, now = self._database.store, 0, asyncio.get_running_loop().time()
+        self._failures = {
+            name: known for name, known in self._failures.items() if now < known.not_before + _LONGEST_PAUSE
+        }
         for row in await store.read(listing.interrupted):
             if self._is_stopping or termination.is_ending() or len(self._agents) >= self._concurrency:
                 break
