@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from byssus.queries.accounts.usage import LONG_NAME, RAN
 from byssus.queries.log.branches import Segment
-from byssus.queries.moving.tables import LOCAL, TABLES
+from byssus.queries.moving.tables import KEYS, LOCAL, TABLES
 from byssus.queries.search import engines
 from byssus.queries.search.kinds import KINDS
 from byssus.queries.versions import checkpoints
@@ -24,7 +24,6 @@ from byssus.values.thread_key import LONGEST_ID
 
 FEW = 20  # rows that are named of what is wrong in one way
 
-_KEYS = {table.name: table.key[0] for table in TABLES}
 _PARENTS = [
     (table.name, table.columns[0], column, parent) for table in (*TABLES, *LOCAL) for column, parent in table.parents
 ]
@@ -252,7 +251,7 @@ def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:
         for table, name, column, parent in _PARENTS
         for key, value in tx.all(
             f"SELECT c.{name}, c.{column} FROM {table} c WHERE NOT EXISTS"
-            f" (SELECT 1 FROM {parent} p WHERE p.{_KEYS[parent]} = c.{column}) LIMIT :few",
+            f" (SELECT 1 FROM {parent} p WHERE p.{KEYS[parent]} = c.{column}) LIMIT :few",
             few=FEW,
         )
     ]

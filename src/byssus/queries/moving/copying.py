@@ -21,7 +21,7 @@ import msgspec
 
 from byssus.errors import StoreError
 from byssus.queries.moving import known_backups
-from byssus.queries.moving.tables import TABLES, Key, Table
+from byssus.queries.moving.tables import KEYS, TABLES, Key, Table
 from byssus.queries.search import index
 from byssus.store.database import Row, Tx
 from byssus.store.jobs import takes_long
@@ -280,11 +280,11 @@ def _statements(table: Table) -> _Statements:
     values = ", ".join(f":{column}" for column in table.columns)
     changes = ", ".join(f"{column} = :{column}" for column in table.columns if column not in table.key)
     here = " AND ".join(f"{column} = :{column}" for column in table.key)
-    parents = [f"EXISTS (SELECT 1 FROM {parent} WHERE key = :{column})" for column, parent in table.parents]
+    parents = [f"EXISTS (SELECT 1 FROM {parent} WHERE {KEYS[parent]} = :{column})" for column, parent in table.parents]
     same = " AND ".join(f"other.{column} = :{column}" for column in table.unique)
     namesakes = [f"NOT EXISTS (SELECT 1 FROM {name} AS other WHERE {same} AND other.key <> :key)"] if same else []
     children = [(child.name, column) for child in TABLES for column, parent in child.parents if parent == name]
-    childless = [f"NOT EXISTS (SELECT 1 FROM {child} WHERE {column} = :key)" for child, column in children]
+    childless = [f"NOT EXISTS (SELECT 1 FROM {child} WHERE {column} = :{KEYS[name]})" for child, column in children]
     return _Statements(
         insert=f"INSERT INTO {name} ({columns}) SELECT {values} WHERE {' AND '.join(parents) or '1 = 1'}"
         " ON CONFLICT DO NOTHING",

@@ -440,6 +440,7 @@ TABLES = (
     *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, APPROVALS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS, PIECES),
     *(CHECKPOINTS, INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
 )
+KEYS = {table.name: table.key[0] for table in TABLES}  # the column that references to a table point at
 
 
 class LocalTable(NamedTuple):
