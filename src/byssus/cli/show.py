@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from byssus.checkpointer import Checkpointer, Thread, ThreadState
+from byssus.checkpointer import Checkpointer, MessageAdded, ReplyDelta, Thread, ThreadState
 from byssus.cli import database, ids, pages, terminal
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.errors import InputError
@@ -125,11 +125,24 @@ def _follow(args: argparse.Namespace) -> int:
 
 
 async def _print_what_comes(checkpointer: Checkpointer, args: argparse.Namespace) -> None:
-    """Show each message as it is stored; as JSON, one a line. A thread that is not there yet is waited for."""
+    """Show each message as it is stored; as JSON, one a line. A thread that is not there yet is waited for.
+
+    On a terminal, the text of a reply is shown as it arrives, and the reply itself when it is stored.
+    """
+    is_live = terminal.is_screen() and not args.json
+    is_arriving = False
     async with checkpointer as cp:
-        async for message in cp.watch(await ids.whole_id(cp, "thread", args.thread)):
-            if args.json:
-                print(terminal.json_line(dumps(to_value(message))))
-            else:
-                _print_message(message, functools.partial(terminal.when, utc=args.utc))
+        async for item in cp.follow(await ids.whole_id(cp, "thread", args.thread)):
+            if is_arriving and not isinstance(item, ReplyDelta):
+                is_arriving = False
+                print(end="\n\n")
+            if isinstance(item, ReplyDelta) and item.kind == "text" and is_live:
+                if not is_arriving:
+                    is_arriving = True
+                    print(terminal.styled("-- assistant, arriving", "dim"))
+                print(terminal.clean(item.delta), end="")
+            elif isinstance(item, MessageAdded) and args.json:
+                print(terminal.json_line(dumps(to_value(item.message))))
+            elif isinstance(item, MessageAdded):
+                _print_message(item.message, functools.partial(terminal.when, utc=args.utc))
             terminal.flush()
