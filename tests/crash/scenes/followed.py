@@ -1,0 +1,194 @@
+"""A follower in a process of its own, while the process that drives the thread is killed at its write boundaries.
+
+The follower is cut off, too, and goes on with the cursor of the last item that it has seen. In the end, what it has
+seen is the log: each message once. With strict streams, nothing that it, or a listener, was ever shown is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from byssus import Agent, AssistantMessage, Model, ToolCall, tool
+from byssus.checkpointer import Checkpointer
+from byssus.errors import NothingToResume
+from byssus.events import Event, MessageUpdate, StreamDone, StreamEvent, StreamStart, TextDelta, ToolCallEnd
+from byssus.messages import encode
+from byssus.providers.base import Request
+from byssus.signals import Signal
+from byssus.values.following.items import ReplyDelta, ReplyReset, from_json
+from tests.crash.place import Place
+from tests.crash.stage.actors import Actor, Broken, Line
+from tests.support.following import Client
+
+_WORDS = [f"word{number} " for number in range(12)]
+_LIVES = 40  # processes that are killed at most
+
+
+def followed(chance: random.Random, directory: Path, place: Place) -> None:
+    """The driver is killed at its write boundaries while another process follows; what it saw is the log."""
+    is_strict = chance.random() < 0.6
+    seen = _Seen(is_strict=is_strict)
+    follower = Actor("follower", functools.partial(_follow, place=place, after=None))
+    try:
+        follower.hear("open")
+        for life in range(_LIVES):
+            dies_at = chance.randint(1, 14) if life < _LIVES - 1 else None
+            drive = functools.partial(_drive, place=place, dies_at=dies_at, is_strict=is_strict)
+            with Actor("driver", drive) as driver:
+                while driver.listen():
+                    pass
+                seen.shown += [line["text"] for line in driver.lines("shown")]
+                is_over = bool(driver.lines("over"))
+            if chance.random() < 0.4:
+                follower.kill()
+                seen.take(follower)
+                follower = Actor("follower", functools.partial(_follow, place=place, after=seen.client.cursor))
+                follower.hear("open")
+            if is_over:
+                break
+        while not seen.has_all(follower):
+            follower.listen()
+    finally:
+        follower.kill()
+    with Actor("judge", lambda line: _look(line, place)) as judge:
+        log = judge.hear("log")["log"]
+    seen.judge(log)
+
+
+class _Seen:
+    """What a client has seen through all followers, and what listeners of the drivers were shown."""
+
+    def __init__(self, *, is_strict: bool) -> None:
+        self.client = Client()
+        self.shown: list[str] = []
+        self._is_strict = is_strict
+        self._texts: list[str] = []  # of replies while they arrived
+        self._resets = 0
+
+    def take(self, follower: Actor) -> None:
+        for said in follower.lines("item"):
+            item = from_json(said["item"])
+            self.client.see([item])
+            self._resets += isinstance(item, ReplyReset)
+            if isinstance(item, ReplyDelta):
+                self._texts.append(self.client.text)
+        follower.said.clear()
+        follower._taken = 0
+
+    def has_all(self, follower: Actor) -> bool:
+        self.take(follower)
+        return any(message.text == "the end" for message in self.client.log)
+
+    def judge(self, log: list[str]) -> None:
+        if [encode(message) for message in self.client.log] != log:
+            raise Broken(f"a client has seen {self.client.texts}, and the log is {log}")
+        if self.client.twice:
+            raise Broken(f"messages came twice: {self.client.twice}")
+        if not self._is_strict:
+            return
+        stored = [message.text for message in self.client.log if isinstance(message, AssistantMessage)]
+        for text in [*self.shown, *self._texts]:
+            if not any(each.startswith(text) for each in stored):
+                raise Broken(f"{text!r} was shown, and is not stored: {stored}")
+        if self._resets:
+            raise Broken("a reply was taken back")
+
+
+# --- the processes ----------------------------------------------------------------------------------------------------
+
+
+async def _follow(line: Line, place: Place, after: str | None) -> None:
+    async with place.checkpointer() as cp:
+        line.say("open")
+        async for item in cp.follow("t", after=after):
+            line.say("item", item=item.to_json())
+
+
+async def _look(line: Line, place: Place) -> None:
+    async with place.checkpointer() as cp:
+        thread = await cp.load("t")
+        assert thread is not None
+        line.say("log", log=[encode(message) for message in thread.messages])
+
+
+@tool(recovery="retry", max_attempts=None)
+def act(number: int) -> str:
+    return f"act {number}"
+
+
+class _Model:
+    """Calls two tools, says some words slowly, and says the end once it has said enough."""
+
+    name = "model"
+
+    def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        return self._stream(request, signal)
+
+    async def _stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        replies = [message for message in request.messages if isinstance(message, AssistantMessage)]
+        yield StreamStart()
+        if not any(reply.tool_calls for reply in replies):
+            for number in range(2):
+                yield ToolCallEnd(number, ToolCall(f"c{number}", "act", {"number": number}))
+            yield StreamDone("tool_use")
+            return
+        if any(reply.text == "".join(_WORDS) for reply in replies):
+            yield TextDelta(0, "the end")
+            yield StreamDone()
+            return
+        for word in _WORDS:
+            yield TextDelta(0, word)
+            await asyncio.sleep(0.02)
+        yield StreamDone()
+
+
+async def _drive(line: Line, place: Place, dies_at: int | None, *, is_strict: bool) -> None:
+    boundaries = 0
+
+    def reach(_: str) -> None:
+        nonlocal boundaries
+        boundaries += 1
+        if boundaries == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async with place.checkpointer(lease_seconds=2.0) as cp:
+        cp.store.boundary = reach
+        await _go_on(line, cp, "strict" if is_strict else "normal")
+        cp.store.boundary = None
+
+
+async def _go_on(line: Line, cp: Checkpointer, durability: Any) -> None:
+    texts: dict[int, str] = {}
+
+    def hear(event: Event) -> None:
+        if event.type == "message_start":
+            texts.clear()
+        if isinstance(event, MessageUpdate) and isinstance(event.stream_event, TextDelta):
+            texts[0] = texts.get(0, "") + event.stream_event.delta
+            line.say("shown", text=texts[0])
+
+    agent = Agent(
+        provider=_Model(),
+        model=Model("m"),
+        checkpointer=cp,
+        thread_id="t",
+        tools=[act],
+        stream_durability=durability,
+        save_partial=0.03,
+        wait=30,
+    )
+    agent.subscribe(hear)
+    try:
+        await agent.resume()
+    except NothingToResume:
+        await agent.prompt("go" if not agent.state.messages else "go on")
+    while not any(isinstance(m, AssistantMessage) and m.text == "the end" for m in agent.state.messages):
+        await agent.prompt("go on")
+    line.say("over")
