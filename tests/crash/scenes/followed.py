@@ -53,12 +53,12 @@ def followed(chance: random.Random, directory: Path, place: Place) -> None:
                 follower.hear("open")
             if is_over:
                 break
-        while not seen.has_all(follower):
+        with Actor("judge", functools.partial(_look, place=place)) as judge:
+            log = judge.hear("log")["log"]
+        while seen.count(follower) < len(log):
             follower.listen()
     finally:
         follower.kill()
-    with Actor("judge", lambda line: _look(line, place)) as judge:
-        log = judge.hear("log")["log"]
     seen.judge(log)
 
 
@@ -77,14 +77,15 @@ class _Seen:
             item = from_json(said["item"])
             self.client.see([item])
             self._resets += isinstance(item, ReplyReset)
-            if isinstance(item, ReplyDelta):
-                self._texts.append(self.client.text)
+            if isinstance(item, ReplyDelta) and item.kind == "text":
+                self._texts.append(self.client.arriving[item.block])
         follower.said.clear()
         follower._taken = 0
 
-    def has_all(self, follower: Actor) -> bool:
+    def count(self, follower: Actor) -> int:
+        """How many messages were seen."""
         self.take(follower)
-        return any(message.text == "the end" for message in self.client.log)
+        return len(self.client.messages)
 
     def judge(self, log: list[str]) -> None:
         if [encode(message) for message in self.client.log] != log:

@@ -28,6 +28,7 @@ from byssus.values.thread_key import ThreadKey
 
 _LOOK = 0.02  # seconds between two looks at whether other processes have committed
 _EFFORT = 10  # a look at all threads is followed by a pause that is so many times as long
+_LONGEST_PAUSE = 0.05  # seconds: on a busy machine a look takes longer than it costs
 _LINGER = 2.0  # seconds that the worker stays without followers
 _WATCHED = 30.0  # seconds for which a note that somebody watches is good
 _AWAY = 0.5  # seconds until the next look while the database does not answer
@@ -117,7 +118,8 @@ class Hub:
                 is_due = self._hear() or is_due
                 if is_due and now >= not_before:
                     self._look()
-                    is_due, not_before = False, now + (time.monotonic() - now) * (1 + _EFFORT)
+                    took = time.monotonic() - now
+                    is_due, not_before = False, now + took + min(took * _EFFORT, _LONGEST_PAUSE)
             except StoreNotOpen:
                 self._end()
                 return
