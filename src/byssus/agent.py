@@ -456,7 +456,7 @@ class Agent:
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
         try:
-            async with termination.Guard(self.hand_over if self._hands_over else run.terminate):
+            async with termination.Guard(self.hand_over if self._hands_over else run.signal.abort):
                 return await self._wait_for(run, task, ended, leaving)
         finally:
             leaving.stop()

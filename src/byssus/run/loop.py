@@ -320,8 +320,10 @@ class Run:
             await self._journal.history.begin(self._driver)
         except ThreadMoved:
             await self._journal.history.load(again=True)
-            self._check_resumable()  # raises, unless that process left something to do
-            raise
+            self._check_resumable()  # raises, unless that process left something to do: that is another run
+            self.id = self._journal.history.unfinished or clock.new_id()
+            self._driver = self._driver._replace(run_id=self.id)
+            await self._journal.history.begin(self._driver)
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
@@ -558,10 +560,6 @@ class Run:
         elif isinstance(event, ToolExecutionEnd):
             self._open_calls.pop(event.tool_call_id, None)
         self._publish_to(event, self.signal)
-
-    def terminate(self) -> None:
-        """End the run because the program ends."""
-        self.signal.abort("terminated")
 
     def leave(self) -> RunResult[Any]:
         """End the run for its listeners and its caller. Writes that are still pending publish no more events."""

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
-from byssus.errors import InputError, NothingToResume, ThreadBusy, ThreadInactive, ThreadQuarantined
+from byssus.errors import InputError, NothingToResume, ThreadBusy, ThreadInactive, ThreadMoved, ThreadQuarantined
 from byssus.queries.log import listing
 from byssus.queries.log.listing import InterruptedRow
 from byssus.run import termination
@@ -40,7 +40,8 @@ _EVERY = 0.5  # seconds between two looks
 _JITTER = 0.2  # seconds at most before a thread is taken
 _LONGEST_PAUSE = 60.0  # seconds before a thread is tried again that failed
 MAX_DEATHS = 3
-_FASTER = (ThreadBusy, NothingToResume, ThreadInactive, ThreadQuarantined)  # another process or a person was faster
+# Another process or a person was faster.
+_FASTER = (ThreadBusy, ThreadMoved, NothingToResume, ThreadInactive, ThreadQuarantined)
 
 
 class Resumable(Protocol):
