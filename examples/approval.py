@@ -39,7 +39,7 @@ async def main(answer: str | None = None) -> None:
         await agent.load()
         for call in agent.pending:
             if answer:
-                await agent.answer(call.call_id, answer)
+                await agent.answer(call.call_id, "approve" if answer == "approve" else "deny")
         if answer:
             result = await agent.resume()
         elif agent.pending:

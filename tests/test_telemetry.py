@@ -42,21 +42,28 @@ from byssus import (
 )
 from byssus.checkpointer import Checkpointer
 from byssus.errors import (
+    AnswerNeeded,
     AuthenticationFailed,
     HookFailed,
     InputError,
     MissingExtra,
+    NothingToResume,
     Overloaded,
     RateLimited,
     StoreBusy,
     StoreNotOpen,
+    ToolMissing,
 )
+from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.store import sharing
 from byssus.store.database import Store, Tx
 from byssus.store.postgres import store as postgres
 from byssus.store.sqlite import store as sqlite
+from tests.support.approvals import Deleting, delete
+from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
+from tests.support.leases import agent_on
 
 MODEL = Model("m1", max_tokens=500, temperature=0.5)
 SECRET = "the-secret"
@@ -761,6 +768,36 @@ def test_retries_fallbacks_and_failed_runs_are_warnings_with_their_reason(caplog
         ("byssus.model", "WARNING", "AuthenticationFailed; asking model 'm2' of 'scripted' instead"),
         ("byssus.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed: no"),
     ]
+
+
+def test_a_mistake_in_a_provider_is_a_warning_that_names_file_and_line(caplog: pytest.LogCaptureFixture) -> None:
+    def mistaken(request: Request) -> str:
+        return request.no_such_name  # type: ignore[attr-defined, no-any-return]
+
+    prompt(mistaken, max_retries=0)
+    line = mistaken.__code__.co_firstlineno + 1
+    assert logged(caplog, logging.WARNING)[-1][2].endswith(f"(tests/test_telemetry.py:{line})")
+
+
+def test_a_run_that_was_refused_is_no_failed_run(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "byssus")
+
+    async def use(cp: Checkpointer) -> None:
+        asking = Deleting()
+        agent = agent_on(cp, [[delete("a")]], tools=[asking.tool])
+        await agent.prompt("go")
+        with pytest.raises(AnswerNeeded):
+            await agent.prompt("and now?")
+        await cp.answer("t", "a", "approve")
+        with pytest.raises(ToolMissing):
+            await agent_on(cp, []).resume()
+        with pytest.raises(NothingToResume):
+            await agent_on(cp, [], "empty").resume()
+
+    with_cp(database, use)
+    assert logged(caplog, logging.WARNING) == []
+    refused = [text.split(" did not begin: ") for _, _, text in logged(caplog, logging.INFO) if "begin" in text]
+    assert [why.split(":")[0] for _, why in refused] == ["AnswerNeeded", "ToolMissing", "NothingToResume"]
 
 
 def test_a_failed_tool_is_told_at_info_and_its_text_at_debug(caplog: pytest.LogCaptureFixture) -> None:

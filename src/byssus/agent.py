@@ -22,7 +22,7 @@ import msgspec
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AgentBusy, InputError, NothingToResume, NotLoaded, ThreadBusy
+from byssus.errors import REFUSALS, AgentBusy, InputError, NotLoaded
 from byssus.messages import UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import named
@@ -54,7 +54,7 @@ from byssus.values.inputs import ThreadId, checked_id, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-from byssus.values.shown import reason
+from byssus.values.shown import raised_at, reason
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -392,14 +392,14 @@ class Agent:
     def pending(self) -> list[Pending]:
         """The tool calls that wait for a person. Raises `NotLoaded` before the thread is loaded."""
         self._check_loaded("pending")
-        return pending(self._setup.thread_id, self._journal)
+        return pending(self._setup.thread_id or "", self._journal)
 
     async def answer(self, call_id: str, answer: Answer, *, by: str | None = None, source: str | None = None) -> bool:
         """Answer for a call that waits: "approve", `Approve(arguments=...)`, "deny", `Deny(reason)`, `ToolResult(...)`.
 
         It is recorded, with who answered (`by`) and from where (`source`); `resume()` (or `prompt()`) goes on with it,
-        here or elsewhere. Arguments that do not fit the tool raise `ArgumentsInvalid`, and a second answer
-        `AlreadyAnswered`. Returns False if the call needs more approvals.
+        here or elsewhere. Arguments that do not fit the tool raise `ArgumentsInvalid`, an unknown call `NotFound`, and
+        a second answer `AlreadyAnswered`. Returns False if the call needs more approvals.
         """
         return await answering.answer(self._setup, self._journal.ledger, call_id, approvals.said(answer, by, source))
 
@@ -554,12 +554,12 @@ class Agent:
         thread_id, error = self._setup.thread_id, self._error
         if error is None or isinstance(error, asyncio.CancelledError):
             _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
-        elif isinstance(error, ThreadBusy | NothingToResume):  # another process was faster, for example
+        elif isinstance(error, REFUSALS):  # raised to the caller before anything ran
             _log.info("run %s on thread %r did not begin: %s", run.id, thread_id, reason(error))
         elif isinstance(error, RequestTaken):
             _log.debug("run %s on thread %r joins the one that has its key", run.id, thread_id)
         else:
-            _log.warning("run %s on thread %r failed: %s", run.id, thread_id, reason(error))
+            _log.warning("run %s on thread %r failed: %s%s", run.id, thread_id, reason(error), raised_at(error))
             _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
 

@@ -9,7 +9,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── CursorUnknown                  follow without `after`: the cursor is of no position in this thread
     │   ├── ForksUndecided                 pass forks="keep" or "erase": what is to be erased has forks
     │   ├── KeyReused                      use a new key: this one began a run with another prompt
-    │   ├── NotFound                       name one that exists: an unknown thread or checkpoint
+    │   ├── NotFound                       name one that exists: an unknown thread, checkpoint or call
     │   ├── NothingToResume                resume() on a thread that waits for a prompt
     │   └── WrongType (TypeError)          pass what the memory takes
     │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
@@ -116,7 +116,7 @@ class KeyReused(InputError):
 
 
 class NotFound(InputError):
-    """A thread or a checkpoint that does not exist."""
+    """A thread, a checkpoint, a tool call or another thing that does not exist."""
 
 
 class NothingToResume(InputError):
@@ -191,8 +191,7 @@ class ThreadBusy(ByssusError):
     def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
         super().__init__(
             f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
-            "longer; steer() or follow_up() reach that run, or wait until it ends: Agent(..., wait=seconds) and "
-            "append(..., wait=seconds) do so, and memories with wait=seconds"
+            "longer; steer() reaches that run, and wait=seconds waits for its end"
         )
         self.thread_id = thread_id
         self.owner = owner
@@ -280,6 +279,10 @@ class ToolMissing(ByssusError):
         )
         self.thread_id = thread_id
         self.calls = calls
+
+
+# Raised before a run begins: the caller learns it, and nothing has failed.
+REFUSALS = (AnswerNeeded, KeyReused, NothingToResume, ThreadBusy, ThreadInactive, ThreadQuarantined, ToolMissing)
 
 
 class SearchTimeout(ByssusError, TimeoutError):

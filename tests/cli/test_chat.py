@@ -263,6 +263,32 @@ def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(database: Da
         assert b"Traceback" not in process.stderr.read()
 
 
+TERMINATED_TWICE = """
+import atexit, os, signal, sys
+from byssus.cli import main
+
+class Stdin:
+    def isatty(self):
+        return False
+
+    def read(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
+
+sys.stdin = Stdin()
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)  # the last moment of a process that leaves
+sys.exit(main(["chat", "--db", sys.argv[1]]))
+"""
+
+
+def test_a_second_sigterm_while_a_chat_leaves_does_not_change_the_exit_code(database: Database) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED_TWICE, database.place], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 143
+    assert "Traceback" not in done.stderr
+
+
 # --- threads and show -------------------------------------------------------------------------------------------------
 
 

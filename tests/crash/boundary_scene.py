@@ -58,7 +58,7 @@ from byssus.threads.inbox import Receipt
 from byssus.threads.thread import partial_of
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown
 from byssus.values import clock
-from byssus.values.decisions import Ask, Pending
+from byssus.values.decisions import Answer, Ask, Pending
 from byssus.values.results import RunResult, ToolResult
 from byssus.values.thread_key import ThreadKey
 from tests.crash.place import Place
@@ -374,7 +374,7 @@ class Scene:
     async def _answer(self, cp: Checkpointer, question: Pending) -> None:
         said = self.variation.approval if question.reason == "approval" else self.variation.recovery
         self.voice.say("answering", said=said, reason=question.reason, **question.arguments)
-        answer = ToolResult(BY_HAND) if said == "result" else said
+        answer: Answer = ToolResult(BY_HAND) if said == "result" else "approve" if said == "approve" else "deny"
         if self.variation.answers_by != "checkpointer":
             await self.agent.answer(question.call_id, answer)
         else:

@@ -17,6 +17,7 @@ from byssus.messages import dumps
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.moving.tables import TABLES
 from byssus.store.database import Row, Tx
+from byssus.values.decisions import Answer
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import sent
 from tests.support.approvals import Deleting, delete, statuses
@@ -74,7 +75,7 @@ def edited(lines: list[str], kind: str, **fields: Any) -> list[str]:
 @pytest.mark.parametrize("answer", ["approve", "deny"])
 @pytest.mark.parametrize("way", ["to another database", "beside the first", "trusted, beside the first"])
 def test_an_answer_is_for_the_thread_that_it_was_given_to(
-    database: Database, other: Database, way: str, answer: str
+    database: Database, other: Database, way: str, answer: Answer
 ) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         deleting = Deleting()

@@ -57,7 +57,7 @@ from byssus.messages import (
     UserMessage,
 )
 from byssus.providers.anthropic import AnthropicProvider, _call_id, _clean
-from byssus.providers.base import Model, Prices, Request, ToolSpec
+from byssus.providers.base import Model, Prices, Reasoning, Request, ToolSpec
 from byssus.providers.reply import Reply
 from byssus.signals import Signal
 from tests.support.wire import Anthropic, Server
@@ -358,7 +358,7 @@ def test_zero_turns_thinking_off() -> None:
 
 
 @pytest.mark.parametrize(("level", "budget"), [("low", 2_048), ("medium", 8_192), ("high", 16_384)])
-def test_a_level_is_a_budget_for_models_that_think_by_budgets(level: str, budget: int) -> None:
+def test_a_level_is_a_budget_for_models_that_think_by_budgets(level: Reasoning, budget: int) -> None:
     body = sent(model=Model("claude-haiku-4-5", reasoning=level))
     assert body["thinking"] == {"type": "enabled", "budget_tokens": budget}
     assert "output_config" not in body
@@ -380,7 +380,7 @@ def test_a_level_is_an_effort_for_models_that_decide_themselves(name: str) -> No
 
 def test_an_unknown_level_is_an_input_error_at_once() -> None:
     with pytest.raises(InputError, match="reasoning='hard' is unknown; use one of low, medium, high"):
-        AnthropicProvider(KEY).stream(Request(Model("claude-opus-5", reasoning="hard"), []), Signal())
+        AnthropicProvider(KEY).stream(Request(Model("claude-opus-5", reasoning="hard"), []), Signal())  # type: ignore[arg-type]
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

@@ -505,7 +505,7 @@ def test_deepseek_gets_the_field_for_thoughts_on_each_reply_because_it_refuses_a
 
 def test_an_unknown_level_is_an_input_error_at_once() -> None:
     with pytest.raises(InputError, match="reasoning='hard' is unknown; use one of none, minimal, low, medium, high"):
-        OpenAIProvider(KEY).stream(Request(Model("gpt-5", reasoning="hard"), []), Signal())
+        OpenAIProvider(KEY).stream(Request(Model("gpt-5", reasoning="hard"), []), Signal())  # type: ignore[arg-type]
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

@@ -398,7 +398,7 @@ def test_an_agent_in_memory_asks_too() -> None:
         agent = make(provider, tools=[deleting.tool, look])
         heard = Heard(agent)
         assert (await agent.prompt("go")).stop_reason == "waiting"
-        assert [(question.thread_id, question.call_id) for question in agent.pending] == [(None, "a"), (None, "b")]
+        assert [(question.thread_id, question.call_id) for question in agent.pending] == [("", "a"), ("", "b")]
         with pytest.raises(AnswerNeeded, match=r"the agent waits.*delete \('a'\)"):
             await agent.prompt("hello?")
         with pytest.raises(InputError, match="'c' of the agent"):

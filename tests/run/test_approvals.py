@@ -21,12 +21,13 @@ from byssus import (
     tool,
 )
 from byssus.checkpointer import Checkpointer
-from byssus.errors import AlreadyAnswered, AnswerNeeded, InputError
+from byssus.errors import AlreadyAnswered, AnswerNeeded, InputError, NotFound
 from byssus.events import ToolExecutionStart
 from byssus.messages import ImageContent
 from byssus.middleware import HookContext
 from byssus.providers.scripted import ScriptedProvider, Step
 from byssus.signals import Signal
+from byssus.storage import AgentStorage
 from tests.support.agents import Heard, check_whole, history, make, sent
 from tests.support.approvals import Deleting, delete, ends, look, results, statuses
 from tests.support.checkpointers import loaded
@@ -479,9 +480,9 @@ def test_an_answer_to_a_call_that_nobody_asked_about_is_refused_by_name(database
         agent = agent_on(cp, [[delete("a")]], tools=[Deleting().tool])
         await agent.prompt("go")
         before = await cp.store.read(everything)
-        with pytest.raises(InputError, match="does not wait for an answer"):
+        with pytest.raises(NotFound, match="is unknown and does not wait for an answer"):
             await agent.answer(call_id, "approve")
-        with pytest.raises(InputError, match="'elsewhere'"):
+        with pytest.raises(NotFound, match="there is no thread 'elsewhere'"):
             await other.answer("elsewhere", "a", "approve")
         assert await cp.store.read(everything) == before
 
@@ -561,3 +562,8 @@ def test_of_two_calls_with_one_id_the_one_that_was_answered_first_is_not_run_aga
         assert [result.text for result in await results(cp)] == ["a is gone", "b seen"]
 
     with_two(database, use)
+
+
+def test_an_answer_that_is_mistyped_is_refused_by_type_checkers_and_at_run_time(database: Database) -> None:
+    with AgentStorage(database.place) as storage, pytest.raises(InputError, match="an answer is"):
+        storage.answer("t", "c", "aprove")  # type: ignore[arg-type]  # a test: unused ignores are errors

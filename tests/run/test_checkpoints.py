@@ -11,6 +11,7 @@ from byssus import NotDone, ToolCall, ToolContext, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.providers.scripted import ScriptedProvider
+from byssus.values.decisions import Answer
 from tests.support.agents import Acted, Hanging, make, sent
 from tests.support.approvals import Deleting, delete, look, statuses
 from tests.support.checkpointers import texts, with_cp, with_users
@@ -423,7 +424,7 @@ def test_a_fork_at_a_checkpoint_that_was_made_while_a_person_is_asked_asks_too(d
 
 @pytest.mark.parametrize("answer", ["approve", "deny"])
 @pytest.mark.parametrize("way", ["head", "seq", "reply", "checkpoint", "fork of a fork", "agent"])
-def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, way: str, answer: str) -> None:
+def test_a_fork_takes_the_question_along_and_not_the_answer(database: Database, way: str, answer: Answer) -> None:
     async def use(cp: Checkpointer) -> None:
         deleting = Deleting()
         agent = agent_on(cp, [[delete("a")], "done"], tools=[deleting.tool])

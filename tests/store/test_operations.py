@@ -128,11 +128,18 @@ def test_the_types_in_the_signatures_of_a_checkpointer_and_an_agent_can_be_resol
         assert typing.get_type_hints(function)
 
 
+@pytest.mark.parametrize("surface", [AgentStorage, Checkpointer])
+def test_help_calls_an_operation_by_the_name_that_it_is_called_by(surface: type) -> None:
+    methods = {name for name, item in vars(surface).items() if isinstance(item, _Method)}
+    assert {name for name in methods if getattr(surface, name).__name__ != name} == set()
+    assert pydoc.plain(pydoc.render_doc(surface.threads)).splitlines()[2].removeprefix("async ").startswith("threads(")  # type: ignore[attr-defined]
+
+
 def test_help_shows_the_parameters_what_comes_back_and_what_it_is_for() -> None:
     text = pydoc.plain(pydoc.render_doc(AgentStorage.create_user))
     told = "".join(text.split())  # newer versions of Python show one parameter a line
     assert "create_user(self,name:'str',email:'str'='',quota_total:'int|None'=100000" in told
-    assert "-> 'dict[str, Any]'" in text
+    assert "-> 'UserRow'" in text
     assert "Create a user with a quota of tokens" in text
     assert "store" not in inspect.signature(AgentStorage.create_user).parameters
     assert all(getattr(AgentStorage, name).__doc__ for name in OPERATIONS)

@@ -6,6 +6,7 @@ import pytest
 
 from byssus import Agent, AssistantMessage, ImageContent, Model, TextContent, ToolCall, ToolResultMessage, UserMessage
 from byssus.checkpointer import PostgresCheckpointer, SQLiteCheckpointer
+from byssus.errors import ProviderError
 from byssus.memory import SQLiteMemory
 from byssus.messages import Failure, Note, ThinkingContent
 from byssus.providers.anthropic import AnthropicProvider
@@ -13,7 +14,7 @@ from byssus.providers.local import LocalProvider
 from byssus.providers.openai import OpenAIProvider
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
-from byssus.values.shown import reason, safe_markdown
+from byssus.values.shown import raised_at, reason, safe_markdown
 from tests.support.agents import make, within
 from tests.support.databases import Database
 
@@ -122,3 +123,20 @@ def test_no_repr_raises_on_what_is_not_loaded_not_open_or_closed(database: Datab
 )
 def test_a_reason_is_one_line_that_can_be_printed_and_holds_no_password(error: Exception, line: str) -> None:
     assert reason(error) == line
+
+
+def _mistaken() -> None:
+    dict[str, str]().__getitem__("a key that is not there")
+
+
+def test_a_mistake_in_code_is_told_with_its_file_and_line_and_other_failures_are_not() -> None:
+    with pytest.raises(KeyError) as caught:
+        _mistaken()
+    wrapped = ProviderError("provider 'p' failed")
+    wrapped.__cause__ = caught.value
+    line = _mistaken.__code__.co_firstlineno + 1
+    assert raised_at(wrapped) == raised_at(caught.value) == f" (values/test_shown.py:{line})"
+    assert raised_at(ProviderError("busy")) == raised_at(TypeError("never raised")) == ""
+    with pytest.raises(OSError, match="gone") as failed:
+        raise OSError("gone")
+    assert raised_at(failed.value) == ""

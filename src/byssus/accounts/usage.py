@@ -27,7 +27,8 @@ _PERCENTILES = (("p50", 0.50), ("p90", 0.90), ("p95", 0.95), ("p99", 0.99))
 async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> UsageStats | None:
     """Return the usage of a user (None: all users) in the last days: in total, and by day, model, session and tool.
 
-    None if the user is unknown. Times of tools are in milliseconds; percentiles are accurate to 2.5 %.
+    None if the user is unknown. The times of tools (`avg_latency`, `p50` to `p99`) are in milliseconds; percentiles are
+    accurate to 2.5 %.
     """
     name = None if user_id is None else readable_id(user_id, "a user id")
     period = _checked_days(days)

@@ -198,6 +198,7 @@ def _yes_or_no(question: str) -> bool | None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    signal.signal(number, signal.SIG_IGN)  # it leaves already: a second one must not change the exit code
     sys.exit(128 + number)
 
 
@@ -208,10 +209,14 @@ def _sigterm_leaves() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGTERM, _leave)
+    before: Any = signal.SIG_DFL
     try:
         yield
+    except SystemExit:
+        before = signal.SIG_IGN
+        raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -30,18 +30,22 @@ class Prices(Struct, frozen=True):
     cache_write: float = 0.0
 
 
+Reasoning: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # not all models know all
+
+
 class Model(Struct, frozen=True):
     """A model and its settings. None leaves a setting to the service.
 
     `provider` names the provider that serves it; it is needed if an agent has several. `reasoning` is the effort of
-    thinking: "low", "medium" or "high", or a number of tokens. `context_window` is in tokens.
+    thinking: "low", "medium" or "high" (some models also know "none", "minimal", "xhigh" or "max"), or a number of
+    tokens. `context_window` is in tokens.
     """
 
     id: str
     provider: str = ""
     max_tokens: int | None = None
     temperature: float | None = None
-    reasoning: str | int | None = None
+    reasoning: Reasoning | int | None = None
     context_window: int | None = None
     prices: Prices | None = None
 

@@ -245,7 +245,7 @@ class Journal(NamedTuple):
     inbox: Inbox
 
 
-def pending(thread_id: str | None, journal: Journal) -> list[Pending]:
+def pending(thread_id: str, journal: Journal) -> list[Pending]:
     """The calls of the last reply that wait for a person's answer."""
     return [
         Pending(
@@ -282,7 +282,7 @@ def nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> Not
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
     """The error of a prompt to a thread with a call that waits for a person's answer."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id, journal))
+    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id or "", journal))
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "

@@ -91,7 +91,7 @@ async def pending(
 
 
 def _checked_before(before: object) -> tuple[ThreadKey, str, str]:
-    if not isinstance(before, Pending) or before.thread_id is None:
+    if not isinstance(before, Pending) or not before.thread_id:
         raise InputError(f"before must be a Pending from an earlier list, got {before!r:.80}")
     return ThreadKey(before.namespace, before.thread_id), column_id(before.call_id), before.asked_at
 
@@ -127,7 +127,8 @@ async def answer(
 
     `by` is who answers, and `source` from where ("web", "mail"); the ledger keeps both, and the time. The answer is
     recorded; the thread's next run (`resume()`, `prompt()`) acts upon it, or the one that is going on. The first answer
-    counts: a later one raises `AlreadyAnswered`. Returns False if the call needs more approvals.
+    counts: a later one raises `AlreadyAnswered`. An unknown thread or call raises `NotFound`. Returns False if the call
+    needs more approvals.
     """
     return await record_answer(store, thread_id, call_id, said(answer, by, source))
 

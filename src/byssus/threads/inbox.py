@@ -85,13 +85,17 @@ class Receipt:
 def steer(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
     """Queue a message for the run that drives the thread, in any process: it is delivered before the next turn.
 
-    Without a run, it waits for the next one. Await the receipt to wait for the commit.
+    Without a run, it waits for the next one; a thread that does not exist is created. Await the receipt to wait for the
+    commit.
     """
     return send(store, thread_id, STEER, single(message, "steer"))
 
 
 def follow_up(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
-    """Queue a message that is delivered when the run would stop. Await the receipt to wait for the commit."""
+    """Queue a message that is delivered when the run would stop. Await the receipt to wait for the commit.
+
+    A thread that does not exist is created.
+    """
     return send(store, thread_id, FOLLOW_UP, single(message, "follow_up"))
 
 

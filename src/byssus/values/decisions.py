@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
@@ -24,7 +24,9 @@ Recovery: TypeAlias = Literal["never", "retry", "check", "ask"]
 Why: TypeAlias = Literal["approval", "recovery"]
 
 APPROVAL, RECOVERY = "approval", "recovery"
-APPROVE, DENY, RESULT = "approve", "deny", "result"
+APPROVE: Final = "approve"
+DENY: Final = "deny"
+RESULT: Final = "result"
 _MOST_APPROVERS = 100
 
 
@@ -43,7 +45,7 @@ class Deny(Struct, frozen=True):
     reason: str
 
 
-Answer: TypeAlias = str | Approve | Deny | ToolResult
+Answer: TypeAlias = Literal["approve", "deny"] | Approve | Deny | ToolResult
 
 
 class Ask(Struct, frozen=True):
@@ -120,10 +122,11 @@ class Pending(Struct, frozen=True):
 
     `reason` is "approval" (it has not run) or "recovery" (it was interrupted, and may or may not have taken effect).
     `approvals` are those that were given so far, if it needs several `approvers`. At `expires_at` the answer is
-    `default`: "approve", "deny" or "result". `user_id` is the user that the thread belongs to.
+    `default`: "approve", "deny" or "result". `user_id` is the user that the thread belongs to. `thread_id` is "" for an
+    agent without a checkpointer.
     """
 
-    thread_id: str | None
+    thread_id: str
     call_id: str
     tool_name: str
     arguments: dict[str, Any]

@@ -23,6 +23,7 @@ _LONGEST_CALL = 200  # characters of a tool call's arguments in a printed line
 _LONGEST_REASON = 500  # characters of an error's text in the logs
 _LARGEST_IMAGE = 2_000_000  # characters of base64 that a notebook gets to show
 
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 # An escaped character, or code within one line: left to right, as Markdown reads. A table cell ends code at its "|".
 _TOKEN = re.compile(r"(\\.)|((?<!`)(`+)(?!`)[^|\n]*?(?<!`)\3(?!`))")
@@ -88,6 +89,19 @@ def reason(error: BaseException) -> str:
         text = f"{text[:_LONGEST_REASON]}..."
     said = text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def raised_at(error: BaseException) -> str:
+    """Where a mistake in the code of a provider or hook was raised, as " (file.py:12)"; "" for any other failure."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__ if isinstance(error, _MISTAKES) else None
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    path = "/".join(re.split(r"[\\/]", trace.tb_frame.f_code.co_filename)[-2:])
+    return f" ({path}:{trace.tb_lineno})"
 
 
 def _escape(character: str) -> str:

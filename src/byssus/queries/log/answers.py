@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from byssus.errors import AlreadyAnswered, InputError
+from byssus.errors import AlreadyAnswered, InputError, NotFound
 from byssus.queries.log import threads
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
@@ -193,6 +193,8 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
         )
         threads.touch(tx, thread_key)
         return True
+    if not rows and threads.find(tx, thread_key) is None:
+        raise NotFound(f"there is no {where}, so call {call_id!r} waits for no answer; threads() lists the threads")
     raise _too_late(tx, where, call_id, [row[0] for row in rows])
 
 
@@ -285,8 +287,12 @@ def answered(what: str, call_id: str, by: str | None, at: str, source: str | Non
 
 
 def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
-    what = f"does not wait for an answer: it is {status}" if status else "does not wait for an answer"
-    return InputError(f"call {call_id!r} of {where} {what}; agent.pending lists what waits")
+    """The error of an answer to a call that is unknown, or that nobody was asked about."""
+    if status is None:
+        return NotFound(f"call {call_id!r} of {where} is unknown and does not wait for an answer; pending() lists them")
+    return InputError(
+        f"call {call_id!r} of {where} does not wait for an answer: it is {status}; pending() lists what waits"
+    )
 
 
 def expire(tx: Tx, branch: int, reply: int) -> None:
