@@ -66,22 +66,43 @@ def run(
 
 
 @pytest.mark.parametrize(("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 40 else "code")
-def test_each_python_snippet_runs_as_it_stands(name: str, code: str, tmp_path: Path) -> None:
+def test_each_python_snippet_runs_as_it_stands_and_again(name: str, code: str, tmp_path: Path) -> None:
     steps: list[Step] = []
     if "AnthropicProvider" in code or '"anthropic:' in code:
         asked = len(re.findall(r"agent\.(?:prompt|resume|run_sync|stream)\(", code))
         steps = [Anthropic.answer(text) for text in ("Hello!", "Fine, thank you.")[:asked]]
-    with Server(steps) as server, databases(code) as variables:
-        stdin = "Hello.\nHow are you?\n" if "sys.stdin" in code else ""
-        run(
-            "-c",
-            code,
-            folder=tmp_path,
-            server=server,
-            variables=variables,
-            stdin=stdin,
-            agentscope="agentscope" in code,
-        )
+    times = 2 if '.db"' in code else 1  # readers run a program again, and its file is still there
+    with Server(steps * times) as server, databases(code) as variables:
+        for _ in range(times):
+            run(
+                "-c",
+                code,
+                folder=tmp_path,
+                server=server,
+                variables=variables,
+                stdin="Hello.\n\nHow are you?\n" if "sys.stdin" in code else "",
+                agentscope="agentscope" in code,
+            )
+
+
+def test_the_first_web_service_refuses_a_busy_thread_with_a_status(tmp_path: Path) -> None:
+    code = dict(snippets("python"))["web.md-1"]
+    busy = """
+from byssus import ToolCall, tool
+from byssus.checkpointer import SQLiteCheckpointer
+
+@tool
+def ask_the_service() -> str:
+    with TestClient(app) as client:
+        return str(client.post("/chat/t", json={"message": "me too"}).status_code)
+
+with SQLiteCheckpointer("chat.db") as cp:
+    holder = ScriptedProvider([[ToolCall("c1", "ask_the_service", {})], "Done."])
+    agent = Agent(provider=holder, model=Model("m"), tools=[ask_the_service], checkpointer=cp, thread_id="t")
+    agent.run_sync("Go.")
+    print(agent.state.messages[-2].text)
+"""
+    assert run("-c", code + busy, folder=tmp_path) == "409\n"
 
 
 def test_the_cells_of_a_notebook_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
