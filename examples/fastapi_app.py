@@ -1,4 +1,4 @@
-"""A chat service: one agent a request, the thread from the authenticated user, server-sent events out.
+"""A chat service: one agent per request, the thread from the authenticated user, server-sent events out.
 
 export BYSSUS_DB=chat.db  # or postgresql://user:password@host/database
 export CHAT_TOKENS='{"ann": "a-long-random-secret", "bob": "another-one"}'
@@ -6,17 +6,16 @@ uvicorn --factory examples.fastapi_app:app
 
 curl -N localhost:8000/chat -H 'Authorization: Bearer a-long-random-secret' --json '{"message": "Hello!"}'
 
-Claude answers if ANTHROPIC_API_KEY is set, else the embedded model. Only the database remembers anything, so any
-instance serves any request: run the same command with --port 8001 and --port 8002 on one Postgres, behind any load
-balancer. Nothing has to be sticky.
+Claude answers if ANTHROPIC_API_KEY is set, else the embedded model, which has to be installed (docs/getting-started.md)
+and calls no tools. All state is in the database, so any instance serves any request: run the same command with --port
+8001 and --port 8002 on one Postgres, behind any load balancer. Sessions need not be sticky.
 
-A run belongs to the client that reads it. One that hangs up ends it, for nobody should pay for words that nobody reads:
-what was said is kept, marked `aborted`, and the next message goes on from there. A run whose process died belongs to
-nobody: the first instance that notices finishes it, and /history has the answer. So SIGTERM waits for the runs, and
-SIGKILL may follow whenever patience ends.
+A client that disconnects aborts its run: the part of the reply that has arrived is kept, marked `aborted`, and the next
+message continues from there. Runs whose process died, and runs whose question was answered, are resumed by the first
+instance that finds them; /history then has the reply. SIGTERM waits for open requests and hands resumed runs over to
+another instance. A SIGKILL after that is a crash like any other.
 """
 
-import asyncio
 import json
 import os
 import secrets
@@ -24,7 +23,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
@@ -34,12 +33,11 @@ from pydantic import BaseModel, Field
 
 from byssus import Agent, Model, tool
 from byssus.checkpointer import Checkpointer, checkpointer_for
-from byssus.errors import StoreError, ThreadBusy
+from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, InputError, ThreadBusy
 from byssus.events import AgentEnd, MessageEnd, MessageUpdate, TextDelta, ToolExecutionStart
 from byssus.messages import AssistantMessage, Message
-from byssus.providers.anthropic import AnthropicProvider
 from byssus.providers.base import Provider
-from byssus.providers.local import SMOLLM2, LocalProvider
+from byssus.providers.named import provider_of
 from byssus.stream import EventStream
 
 router = APIRouter()
@@ -51,6 +49,12 @@ def time_in(zone: Annotated[str, "an IANA time zone, such as Europe/Oslo"]) -> s
     return datetime.now(ZoneInfo(zone)).isoformat(timespec="minutes")
 
 
+@tool(approval=True)
+def order(item: str, pieces: int) -> str:
+    """Order something. A person approves each order."""
+    return f"ordered {pieces} x {item}"
+
+
 @dataclass(frozen=True)
 class Service:
     cp: Checkpointer
@@ -58,28 +62,17 @@ class Service:
     provider: Provider
     model: Model
 
-    def agent(self, thread_id: str) -> Agent:
+    def agent(self, thread_id: str, user: str | None) -> Agent:
         return Agent(
             provider=self.provider,
             model=self.model,
             system_prompt="You are concise.",
-            tools=[time_in],
+            tools=[time_in, order],
             checkpointer=self.cp,
             thread_id=thread_id,
+            user_id=user,
             wait=2,  # a client that hung up and is back at once finds its former run about to end
         )
-
-    async def take_over(self, runs: asyncio.TaskGroup) -> None:
-        """Finish what a process that died has begun; look again when the lease of one elsewhere has run out."""
-        while True:
-            with suppress(StoreError):  # the database is away: later, then
-                for thread in await self.cp.unfinished():
-                    runs.create_task(self.resume(thread.id))
-            await asyncio.sleep(self.cp.lease_seconds)
-
-    async def resume(self, thread_id: str) -> None:
-        with suppress(Exception):  # ThreadBusy: another instance was faster. Whatever it is, the agent has logged it
-            await self.agent(thread_id).resume()
 
 
 def service_of(request: Request) -> Service:
@@ -94,7 +87,7 @@ def user_of(service: Here, bearer: Annotated[HTTPAuthorizationCredentials, Depen
     for user, token in service.tokens.items():
         if secrets.compare_digest(token.encode(), bearer.credentials.encode()):
             return user
-    raise HTTPException(401, "this token is nobody's", {"WWW-Authenticate": "Bearer"})
+    raise HTTPException(401, "this token is not known", {"WWW-Authenticate": "Bearer"})
 
 
 User = Annotated[str, Depends(user_of)]
@@ -107,26 +100,28 @@ class Said(BaseModel):
 
 
 async def run_of(said: Said, user: User, service: Here) -> AsyncIterator[EventStream[None]]:
-    """The run that a request starts, and that ends with it at the latest."""
-    async with service.agent(f"{user}:{said.conversation}").stream(said.message) as events:
+    """The run that a request starts. It ends with the request at the latest."""
+    async with service.agent(f"{user}:{said.conversation}", user).stream(said.message) as events:
         try:
             async for event in events:
-                if isinstance(event, MessageEnd):  # the thread is ours: before that, a refusal still has a status
+                if isinstance(event, MessageEnd):  # the thread is ours: an error before this can still become a status
                     break
         except ThreadBusy as busy:
-            raise HTTPException(409, "a run is going on here: /steer speaks to it, /abort ends it") from busy
+            raise HTTPException(409, "a run is in progress: /steer sends it a message, /abort stops it") from busy
+        except AnswerNeeded as open_question:
+            raise HTTPException(409, "a tool call waits for approval: see /pending, then /answer") from open_question
         yield events
 
 
 def shown(message: Message) -> dict[str, str]:
-    """A message for the client: not what went wrong inside, because an error's text may name hosts and keys."""
+    """A message for the client, without its error: the text of an error can name hosts."""
     mark = {"stop_reason": message.stop_reason} if isinstance(message, AssistantMessage) else {}
     return {"role": message.role, "text": message.text, **mark}
 
 
 @router.post("/chat", response_class=EventSourceResponse)
 async def chat(events: Annotated[EventStream[None], Depends(run_of)]) -> AsyncIterator[ServerSentEvent]:
-    """`text` as it arrives, `tool` when one begins, `message` when it is stored; in the end, `done` or `error`."""
+    """`text` as it arrives, `tool` when a call starts, `message` when it is stored; then `done` or `error`."""
     async for event in events:
         match event:
             case MessageUpdate(stream_event=TextDelta(delta=text)):
@@ -144,7 +139,7 @@ async def chat(events: Annotated[EventStream[None], Depends(run_of)]) -> AsyncIt
 
 @router.post("/steer", status_code=202)
 async def steer(said: Said, user: User, service: Here) -> None:
-    """Say something into the run, whichever instance drives it; if none does, into the next one."""
+    """Queue a message for the current run, in any instance, or else for the next run."""
     await service.cp.steer(f"{user}:{said.conversation}", said.message)
 
 
@@ -159,14 +154,61 @@ async def history(user: User, service: Here, conversation: Name = "main") -> lis
     return [shown(message) for message in thread.messages] if thread else []
 
 
+@router.get("/threads")
+async def threads(user: User, service: Here) -> list[dict[str, str]]:
+    """The user's conversations, most recently updated first."""
+    return [
+        {"conversation": conversation(info.id), "title": info.title, "state": info.state, "updated_at": info.updated_at}
+        for info in await service.cp.threads(user_id=user)
+    ]
+
+
+@router.get("/pending")
+async def pending(user: User, service: Here) -> list[dict[str, Any]]:
+    """The tool calls that wait for the user's approval."""
+    return [
+        {
+            "conversation": conversation(call.thread_id or ""),
+            "call": call.call_id,
+            "tool": call.tool_name,
+            "arguments": call.arguments,
+        }
+        for call in await service.cp.pending(user=user)
+    ]
+
+
+class Decided(BaseModel):
+    call: Annotated[str, Field(max_length=1_000)]
+    answer: Literal["approve", "deny"]
+    conversation: Name = "main"
+
+
+@router.post("/answer", status_code=202)
+async def answer(decided: Decided, user: User, service: Here) -> None:
+    """Record an answer. The supervision of some instance then resumes the run."""
+    thread_id = f"{user}:{decided.conversation}"
+    try:
+        await service.cp.answer(thread_id, decided.call, decided.answer, by=user, source="web")
+    except AlreadyAnswered as error:
+        raise HTTPException(409, "this call was answered before") from error
+    except InputError as error:
+        raise HTTPException(404, "no such call waits: see /pending") from error
+
+
+def conversation(thread_id: str) -> str:
+    return thread_id.partition(":")[2]
+
+
 def create_app(place: str, tokens: Mapping[str, str], provider: Provider, model: Model) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with checkpointer_for(place) as cp, asyncio.TaskGroup() as background:
+        async with checkpointer_for(place) as cp:
+            for user in tokens:
+                with suppress(InputError):  # the user exists
+                    await cp.create_user(user, user_id=user, quota_total=None)
             app.state.service = service = Service(cp, tokens, provider, model)
-            watch = background.create_task(service.take_over(background))
-            yield
-            watch.cancel()  # and wait for the runs that were taken over
+            async with cp.supervise(service.agent):  # resumes interrupted and answered runs
+                yield
 
     app = FastAPI(title="chat", lifespan=lifespan)
     app.include_router(router)
@@ -175,6 +217,9 @@ def create_app(place: str, tokens: Mapping[str, str], provider: Provider, model:
 
 def app() -> FastAPI:
     place, tokens = os.environ["BYSSUS_DB"], json.loads(os.environ["CHAT_TOKENS"])
-    if "ANTHROPIC_API_KEY" in os.environ:
-        return create_app(place, tokens, AnthropicProvider(), Model(id="claude-sonnet-5-5", provider="anthropic"))
-    return create_app(place, tokens, LocalProvider(), SMOLLM2)
+    name = "anthropic:claude-sonnet-5-5" if "ANTHROPIC_API_KEY" in os.environ else "local"
+    try:
+        provider, model = provider_of(name)
+    except ByssusError as error:
+        raise SystemExit(f"{error}\nOr set ANTHROPIC_API_KEY.") from error
+    return create_app(place, tokens, provider, model)

@@ -47,7 +47,7 @@ LIMIT = 60  # seconds, for what takes far less
 
 
 class Obedient:
-    """A model that reads its part in the last thing said to it: hold, fail, time, or repeat."""
+    """A model that reads its part in the last thing said to it: hold, fail, order, time, or repeat."""
 
     name = "obedient"
 
@@ -69,6 +69,11 @@ class Obedient:
         step: Any = f"{last.text}, after {len(request.messages) - 1}"
         if last.text == "fail":
             step = Overloaded("secret.internal is too busy", retry_after=0)
+        elif last.text.startswith("order "):
+            item, pieces = last.text.split()[1:]
+            step = [ToolCall("c1", "order", {"item": item, "pieces": int(pieces)})]
+        elif last.role == "tool_result" and "ordered" in last.text:
+            step = f"Done: {last.text}."
         elif last.text.startswith("time"):
             step = [TextContent("Let me see. "), ToolCall("c1", "time_in", {"zone": last.text.split()[1]})]
         elif last.role == "tool_result":
@@ -259,6 +264,40 @@ def test_a_user_reaches_no_thread_but_their_own(deployment: Deployment) -> None:
     assert {text for role, text in service.history(bob) if role == "user"} == {"hello", "psst"}
 
 
+def test_threads_lists_the_conversations_of_the_user_alone(deployment: Deployment) -> None:
+    service = deployment.start()
+    for name in ("work", "home"):
+        service.chat(f"about {name}", name).rest()
+    listed = service.ask("GET", "/threads").json
+    assert [(each["conversation"], each["title"], each["state"]) for each in listed] == [
+        ("home", "about home", "idle"),
+        ("work", "about work", "idle"),
+    ]
+    assert service.ask("GET", "/threads", token=TOKENS["bob"]).json == []
+
+
+def test_a_call_waits_for_approval_and_any_instance_goes_on_after_the_answer(deployment: Deployment) -> None:
+    one, two, bob = deployment.start(), deployment.start(), TOKENS["bob"]
+    assert one.chat("order tea 3").rest()[-1] == Event("done", {"stop_reason": "waiting"})
+    (call,) = two.ask("GET", "/pending").json
+    assert call == {"conversation": "main", "call": "c1", "tool": "order", "arguments": {"item": "tea", "pieces": 3}}
+    assert [each["state"] for each in two.ask("GET", "/threads").json] == ["waiting"]
+    busy = one.ask("POST", "/chat", {"message": "and now?"})
+    assert (busy.status, "/pending" in busy.json["detail"]) == (409, True)
+
+    approve = {"call": "c1", "answer": "approve"}
+    assert one.ask("GET", "/pending", token=bob).json == []
+    assert one.ask("POST", "/answer", approve, bob).status == 404
+    assert one.ask("POST", "/answer", {"call": "c9", "answer": "approve"}).status == 404
+    assert one.ask("POST", "/answer", {"call": "c1", "answer": "maybe"}).status == 422
+    assert two.ask("POST", "/answer", approve).status == 202
+    assert one.ask("POST", "/answer", approve).status in (404, 409)  # 404 once the run has gone on
+    end = ("assistant", "Done: ordered 3 x tea.")
+    postgres.wait_until(lambda: one.history()[-1] == end, "no instance resumes the run")
+    assert one.history().count(end) == 1
+    assert one.ask("GET", "/pending").json == []
+
+
 def test_conversations_of_a_user_are_apart(deployment: Deployment) -> None:
     service = deployment.start()
     for name in ("work", "home"):
@@ -270,7 +309,8 @@ def test_conversations_of_a_user_are_apart(deployment: Deployment) -> None:
 def test_without_a_known_token_nothing_is_done(deployment: Deployment) -> None:
     service = deployment.start()
     for token in (None, "", "token-of-eve", "token-of-an", "ann", "t\xf6ken"):
-        for method, path in (("POST", "/chat"), ("POST", "/steer"), ("POST", "/abort"), ("GET", "/history")):
+        routes = ("/chat", "/steer", "/abort", "/answer"), ("/history", "/threads", "/pending")
+        for method, path in [("POST", path) for path in routes[0]] + [("GET", path) for path in routes[1]]:
             answer = service.ask(method, path, {"message": "hello"}, token)
             assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert service.history() == []
