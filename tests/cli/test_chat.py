@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from byssus import checkpointer
-from byssus.cli import terminal
+from byssus.cli import main, terminal
 from byssus.messages import (
     AssistantMessage,
     Failure,
@@ -32,6 +32,7 @@ from byssus.messages import (
 from tests.support.approvals import Deleting
 from tests.support.databases import Database
 from tests.support.leases import agent_on
+from tests.support.programs import pipe
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -87,7 +88,8 @@ def test_a_piped_chat_answers_and_the_next_process_goes_on(byssus: Command) -> N
     thread, note, switch = first.stderr.splitlines()
     assert thread == "Thread main: new."
     assert "small embedded model" in note
-    assert "chat --provider anthropic" in switch
+    assert switch.startswith("For a real one: ANTHROPIC_API_KEY=... ")  # the SDK is installed here
+    assert switch.endswith(" chat --provider anthropic")
     assert first.stdout.strip()  # the reply, and nothing else
     assert "> " not in first.stdout[:2]
 
@@ -395,3 +397,25 @@ def test_a_wrong_command_line_is_exit_code_2(on_file: Command, args: list[str]) 
 
 def test_a_long_error_stays_on_one_line() -> None:
     assert terminal.line("a\nb\tc\x1bd") == "a b c\\x1bd"
+
+
+def test_the_hint_at_a_real_model_works_without_the_sdk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "anthropic", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["byssus"])
+    typed = ["chat", "my trip", "--db", str(tmp_path / "a.db")]
+
+    def hint() -> str:
+        pipe(monkeypatch, "")
+        assert main(typed) == 0
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("For a real one")]
+        return line
+
+    monkeypatch.chdir(tmp_path)
+    assert f"{sys.executable} -m pip install anthropic, then ANTHROPIC_API_KEY=... " in hint()
+    assert hint().endswith(f" chat 'my trip' --provider anthropic --db {tmp_path}/a.db")
+    typed[1] = "trip"
+    (tmp_path / "src" / "byssus").mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert hint().endswith(f'make chat ARGS="trip --provider anthropic --db {tmp_path}/a.db"')

@@ -82,3 +82,34 @@ def test_an_app_that_sets_up_logging_hears_of_errors_there(
         assert main(["ask", "Why?", "--app", "clerk:deaf", "--db", str(tmp_path / "a.db")]) == 0
     assert capsys.readouterr().err == ""
     assert "failed on agent_start" in caplog.text
+
+
+def test_help_names_the_option_for_the_database_and_the_default(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "100%"))
+    assert main(["--help"]) == 0
+    told = "".join(capsys.readouterr().out.split())
+    assert "--dbDATABASE" in told
+    assert f"{tmp_path}/100%/byssus/chat.db" in told
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "told"),
+    [
+        (["thread"], "usage: byssus [", "there is no command 'thread'; did you mean 'threads'?"),
+        (["qqqq"], "usage: byssus [", "there is no command 'qqqq'; 'byssus --help' lists them"),
+        (["threads", "--limt", "3"], "usage: byssus threads ", "did you mean '--limit'?"),
+        (["show", "a", "b"], "usage: byssus show ", "unrecognized arguments: b"),
+        (["search", "x", "--again"], "usage: byssus search ", "byssus search -- '\"--again\"'"),
+    ],
+)
+def test_a_wrong_word_shows_the_usage_of_its_command_and_what_was_meant(
+    capsys: pytest.CaptureFixture[str], typed: list[str], usage: str, told: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(typed)
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(usage)
+    assert told in err

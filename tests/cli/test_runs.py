@@ -84,7 +84,8 @@ def test_a_call_that_waits_is_listed_and_answered(
 
 def test_an_answer_says_who_gave_it_and_may_change_the_arguments(byssus: Command, database: Database) -> None:
     run_agent(database, ASK, "Pay.")
-    byssus("answer", "t", "c1", "approve", "--arguments", '{"amount": 2}', "--by", "ada")
+    done = byssus("answer", "t", "c1", "approve", "--arguments", '{"amount": 2}', "--by", "ada")
+    assert done.stderr == "Recorded. To continue the run: byssus resume t --app MODULE:FACTORY\n"
     again = byssus("answer", "t", "c1", "deny", code=1).stderr
     assert "ada answered at" in again
     assert "from cli" in again
@@ -122,8 +123,8 @@ class _containing(str):
         (["answer", "nobody", "c1", "approve"], "there is no thread 'nobody'"),
         (["steer", "nobody", "hello"], "there is no thread 'nobody'"),
         (["steer", "t", "  "], "empty message"),
-        (["withdraw", "t", "0"], "does not wait in thread 't'"),
-        (["abort", "t"], "no run drives thread 't'; 'byssus threads --state running' lists"),
+        (["withdraw", "t", "0"], "is not queued in thread 't'"),
+        (["abort", "t"], "thread 't' has no run in progress; 'byssus threads --state running' lists"),
         (["pending", "nobody"], "there is no thread 'nobody'"),
     ],
 )

@@ -41,27 +41,30 @@ def told(database: Database) -> Database:
 
 def test_a_search_shows_where_it_was_said_the_newest_first(told: Database, byssus: Command) -> None:
     lines = byssus("search", "北京").stdout.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["ann's", "ann's"]
-    assert lines[0].endswith("user: the weather in **北京**, again")
-    assert lines[1].endswith("user: **北京**的天气怎么样?")
+    assert [line.split("  ")[0] for line in lines] == ["THREAD", "ann's", "ann's"]
+    assert lines[0].split() == ["THREAD", "TIME", "ROLE", "TEXT"]
+    assert lines[1].endswith("user  the weather in **北京**, again")
+    assert lines[2].endswith("user  **北京**的天气怎么样?")
 
 
 def test_filters_and_limits_of_a_search(told: Database, byssus: Command) -> None:
     assert byssus("search", "weather", "--user", "bob").stdout == ""
-    assert len(byssus("search", "北京", "--limit", 1).stdout.splitlines()) == 1
+    assert len(byssus("search", "北京", "--limit", 1).stdout.splitlines()) == 2
     assert "--limit N shows more" in byssus("search", "北京", "--limit", 1).stderr
-    assert "assistant: It **rains**." in byssus("search", "raining", "--role", "assistant").stdout
-    assert len(byssus("search", "oslo", "--thread", "bob's").stdout.splitlines()) == 2
+    assert "assistant  It **rains**." in byssus("search", "raining", "--role", "assistant").stdout
+    assert len(byssus("search", "oslo", "--thread", "bob's").stdout.splitlines()) == 3
     assert byssus("search", "oslo", "--since", "2100-01-01").stderr == "Nothing was found.\n"
 
 
 def test_phrases_and_excluded_words_are_typed_as_they_are(told: Database, byssus: Command) -> None:
-    assert len(byssus("search", "in weather").stdout.splitlines()) == 1
+    assert len(byssus("search", "in weather").stdout.splitlines()) == 2
     assert byssus("search", '"in weather"').stdout == ""
-    assert len(byssus("search", '"weather in"').stdout.splitlines()) == 1
-    assert len(byssus("search", "北京", "-again").stdout.splitlines()) == 1
-    assert len(byssus("search", "北京 -again").stdout.splitlines()) == 1
-    assert len(byssus("search", "-again", "--limit", 5, "北京").stdout.splitlines()) == 1
+    assert len(byssus("search", '"weather in"').stdout.splitlines()) == 2
+    assert len(byssus("search", "北京", "-again").stdout.splitlines()) == 2
+    assert len(byssus("search", "北京 -again").stdout.splitlines()) == 2
+    assert len(byssus("search", "-again", "--limit", 5, "北京").stdout.splitlines()) == 2
+    assert "quote it after --: byssus search -- '\"-again\"'" in byssus("search", "-again", code=1).stderr
+    assert byssus("search", "--", '"-again"').stderr == "Nothing was found.\n"  # as it stands, with the dash
     assert "unrecognized arguments: --again" in byssus("search", "北京", "--again", code=2).stderr
 
 
@@ -122,8 +125,8 @@ def test_times_are_local_or_utc_and_a_thread_is_a_thread_in_json(
     assert hit["thread_id"] == "bob's"
     assert "session_id" not in hit
     for options, utc in (((), False), (("--utc",), True)):
-        line = byssus("search", "raining", "--role", "user", *options).stdout
-        assert line.split("  ")[1] == terminal.when(hit["created_at"], utc)
+        _, line = byssus("search", "raining", "--role", "user", *options).stdout.splitlines()
+        assert f"  {terminal.when(hit['created_at'], utc)}  " in line
     usage = json.loads(byssus("usage", "--json").stdout)
     assert usage["thread_count"] == 2
     assert {row["thread_id"] for row in usage["by_thread"]} == {"ann's", "bob's"}

@@ -733,9 +733,7 @@ def test_a_database_that_is_not_empty_is_left_alone(store: Store, tmp_path: Path
         backup(live, tmp_path / "backup.db")
     fill(store)
     before = rows_in(store)
-    with pytest.raises(
-        InputError, match=r"is not empty \(it holds 7 threads, 1 users\).*a new file, or another schema"
-    ):
+    with pytest.raises(InputError, match=r"is not empty \(it holds 7 threads, 1 user\).*a new file, or another schema"):
         restore(store, tmp_path / "backup.db")
     assert rows_in(store) == before
 

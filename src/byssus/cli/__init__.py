@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from byssus.cli import (
     chat,
     checkpoints,
     completion,
+    database,
     doctor,
     maintenance,
     memory,
@@ -34,6 +37,7 @@ from byssus.cli import (
     transfer,
     users,
 )
+from byssus.cli.ids import did_you_mean
 from byssus.cli.words import in_words
 from byssus.values.places import redacted
 from byssus.values.shown import reason
@@ -64,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, more = parser.parse_known_args(typed)
     takes_more = getattr(args, "takes_more", None)
     if more and not (takes_more and takes_more(args, more)):
-        parser.error(f"unrecognized arguments: {' '.join(map(redacted, more))}")
+        _refuse_unknown(_parser_meant(parser, typed), more)
     if args.db is not None and not getattr(args, "has_database", False):
         parser.error(f"this command takes no --db, got {redacted(args.db)!r}")
     _choose_logs(args.debug)
@@ -113,18 +117,31 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return dict(found.choices)
 
 
+def _refuse_unknown(parser: argparse.ArgumentParser, more: Sequence[str]) -> NoReturn:
+    """Exit with 2 and the usage of the command that got options or arguments which it does not have."""
+    unknown = next((word.partition("=")[0] for word in more if word.startswith("-")), "")
+    hints = [did_you_mean(unknown, parser._option_string_actions)] if unknown else []
+    if parser.prog.endswith(" search") and unknown:
+        phrase = shlex.quote(f'"{unknown}"')
+        hints.append(f"to search for that text, quote it after --: byssus search -- {phrase}")
+    parser.error("; ".join([f"unrecognized arguments: {' '.join(map(redacted, more))}", *filter(None, hints)]))
+
+
 class _Parser(argparse.ArgumentParser):
     """The parser of the command, and of each subcommand."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2. What was typed stands in the message: neither a password of it nor a control character."""
+        if unknown := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from", message):
+            hint = did_you_mean(unknown[1], commands_of(self))
+            message = f"there is no command {unknown[1]!r}; {f'{hint} ' if hint else ''}'byssus --help' lists them"
         super().error(terminal.line(redacted(message)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
-    parser.add_argument("--db", help=argparse.SUPPRESS)  # the commands explain it, and take it too
+    parser.add_argument("--db", metavar="DATABASE", help=database.explained())
     parser.set_defaults(utc=False, debug=False, no_pager=False)
     _share_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands", dest="command")

@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a command take --app and its kin, and the options of a plain agent."""
     parser.add_argument("--app", metavar="MODULE:FACTORY", help="your program's agents (see docs/apps.md); '' for none")
     parser.add_argument("--agent", metavar="NAME", help="which agent of the app, if it has several")
-    parser.add_argument("--user", metavar="ID", help="the user that owns the thread; the app is told, too")
+    parser.add_argument("--user", metavar="ID", help="the user that owns the thread; passed to the app")
     parser.add_argument(
         "--model",
         metavar="MODEL",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -25,6 +27,7 @@ from byssus.cli import agents, database, terminal
 from byssus.cli.words import in_words
 from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
 from byssus.events import Event, MessageUpdate, TextDelta
+from byssus.values.places import redacted
 from byssus.values.results import RunResult
 
 _DESCRIPTION = (
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             agent = runner.run(source.agent(checkpointer, args.thread))
             runner.run(agent.load())
             info = runner.run(checkpointer.info(args.thread))  # the agent may hold only the end of the thread
-            _greet(args.thread, info.message_count if info else 0, is_local=source.is_local)
+            _greet(args, info.message_count if info else 0, is_local=source.is_local)
             return _Chat(runner, agent, args.thread).go(_half_done(runner, checkpointer, args.thread))
         finally:
             runner.run(checkpointer.close())
@@ -64,17 +67,30 @@ def _half_done(runner: asyncio.Runner, checkpointer: Checkpointer, thread_id: st
     return runner.run(checkpointer.load(thread_id, last=_LOOK))
 
 
-def _greet(thread_id: str, messages: int, *, is_local: bool) -> None:
+def _greet(args: argparse.Namespace, messages: int, *, is_local: bool) -> None:
     past = f"{messages} message{'s' * (messages != 1)} so far" if messages else "new"
     say = terminal.write if terminal.is_interactive() else terminal.remark
-    say(f"Thread {terminal.line(thread_id)}: {past}.\n")
+    say(f"Thread {terminal.line(args.thread)}: {past}.\n")
     if is_local:
         say(
             "A small embedded model is speaking: it needs no key and no network, and its answers are weak.\n"
-            f"For a real one: ANTHROPIC_API_KEY=... {_command()} chat --provider anthropic\n"
+            f"For a real one: {terminal.line(_switch(args))}\n"
         )
     if terminal.is_interactive():
         terminal.write("Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves.\n")
+
+
+def _switch(args: argparse.Namespace) -> str:
+    """What to type for a chat with a real model in the same thread."""
+    thread = [] if args.thread == "main" else [args.thread]
+    database_of = [] if args.db is None else ["--db", redacted(args.db)]
+    words = shlex.join([*thread, "--provider", "anthropic", *database_of])
+    key, checkout = "ANTHROPIC_API_KEY=...", Path(sys.prefix).parent
+    if importlib.util.find_spec("anthropic") is not None:
+        return f"{key} {_command()} chat {words}"
+    if (checkout / "src" / "byssus").is_dir() and checkout == Path.cwd() and not set("'\"$") & set(words):
+        return f'{key} make chat ARGS="{words}"'  # it installs the SDK
+    return f"{shlex.quote(sys.executable)} -m pip install anthropic, then {key} {_command()} chat {words}"
 
 
 def _command() -> str:
@@ -162,7 +178,9 @@ class _Chat:
         if isinstance(event, MessageUpdate) and isinstance(event.stream_event, TextDelta) and not self._broken:
             try:
                 terminal.write(event.stream_event.delta)
-            except OSError as error:  # nobody reads us any more: a listener cannot say so, but it can end the run
+            except (
+                OSError
+            ) as error:  # the reader of the output is gone: a listener cannot raise, but it can abort the run
                 self._broken = error
                 self._agent.abort()
 
@@ -204,7 +222,7 @@ def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 @contextmanager
 def _sigterm_leaves() -> Iterator[None]:
-    """SIGTERM leaves in good order, unless whoever started us wants it otherwise."""
+    """SIGTERM ends the chat cleanly, unless the process has another handler for it."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

@@ -36,10 +36,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--at", type=_point, metavar="POINT", help=f"where they part (default: the end): {_POINT}")
     parser.add_argument("--as", dest="new_id", metavar="ID", help="the new thread's id (default: a new one)")
     more = "Nothing is removed: what came after stays in the tree."
-    parser = add(commands, "rewind", _rewind, "let a thread go on from an earlier point", more)
+    parser = add(commands, "rewind", _rewind, "move a thread back to an earlier point", more)
     add_thread(parser)
     parser.add_argument("to", type=_point, metavar="POINT", help=_POINT)
-    parser = add(commands, "diff", _diff, "tell where two threads part", json=True)
+    parser = add(commands, "diff", _diff, "show where two threads differ", json=True)
     add_thread(parser, "a")
     add_thread(parser, "b")
 

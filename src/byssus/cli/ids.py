@@ -5,6 +5,7 @@ Commands that take something away want the whole id: a start that was unique yes
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from byssus.checkpointer import Checkpointer
@@ -12,6 +13,7 @@ from byssus.errors import InputError
 from byssus.threads.prefixes import Kind, starting_with
 
 _SHOWN = 5  # candidates that an error names
+_COMPARED = 1_000  # threads among which an error looks for one that is like the typed id
 
 
 async def whole_id(cp: Checkpointer, kind: Kind, typed: str) -> str:
@@ -34,7 +36,11 @@ async def known_thread(cp: Checkpointer, typed: str, *, whole: bool = False) -> 
     meant = typed if whole else await whole_id(cp, "thread", typed)
     if await cp.info(meant) is None:
         alike = await starting_with(cp.store, "thread", typed, _SHOWN + 1)
-        hint = f"this command needs the whole id: {_listed(alike)}" if alike else "'byssus threads' lists them"
+        if alike:
+            hint = f"this command needs the whole id: {_listed(alike)}"
+        else:
+            guess = did_you_mean(typed, [info.id for info in await cp.threads(_COMPARED)])
+            hint = f"{guess} 'byssus threads' lists them".strip()
         raise InputError(f"there is no thread {typed!r} in {cp.name}; {hint}")
     return meant
 
@@ -49,3 +55,9 @@ async def known_user(cp: Checkpointer, typed: str) -> str:
 
 def _listed(ids: list[str]) -> str:
     return ", ".join(map(repr, ids[:_SHOWN])) + ", ..." * (len(ids) > _SHOWN)
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """A question that names what is most like the typed word; empty if nothing is."""
+    alike = difflib.get_close_matches(typed, [*known], n=1)
+    return f"did you mean {alike[0]!r}?" if alike else ""

@@ -37,8 +37,8 @@ def add_to(commands: Any) -> None:
         "It reads everything, and writes nothing without --repair, which makes anew what is derived from something "
         "else: counters, usage, the index for search. The exit code is 1 while something is wrong."
     )
-    parser = add(commands, "check", _check, "look whether everything in a database is as it should be", more, json=True)
-    parser.add_argument("--repair", action="store_true", help="mend what can be mended")
+    parser = add(commands, "check", _check, "verify a database", more, json=True)
+    parser.add_argument("--repair", action="store_true", help="repair derived data")
 
 
 # --- copy -------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def _add_copy(commands: Any) -> None:
     parser = commands.add_parser("copy", help="copy a database into another", description=description)
     parser.add_argument("source", metavar="SOURCE", help="the database that is read")
     parser.add_argument("target", metavar="TARGET", help="the database that is made equal to it")
-    parser.add_argument("--json", action="store_true", help="tell the result as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=_copy)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 from typing import Any
 
+from byssus import AssistantMessage, ToolCall, ToolResultMessage
 from byssus.checkpointer import Checkpointer
 from byssus.cli import agents, database, terminal
 from byssus.cli.agents import AgentSource
 from byssus.cli.ids import known_thread
 from byssus.cli.subcommand import add
 from byssus.cli.words import in_words
-from byssus.errors import ByssusError, InputError
+from byssus.errors import ByssusError, InputError, MissingExtra
 from byssus.values.results import RunResult
 
 _MOST = 60  # characters of an answer
+_LOOK = 100  # messages, among which are the open calls of a thread
 
 
 def add_to(commands: Any) -> None:
@@ -34,22 +37,59 @@ def add_to(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.lift and args.thread is None:
         raise InputError("--lift needs the thread: byssus resume THREAD --lift; 'byssus threads' shows which ones")
-    checkpointer = database.existing_checkpointer_of(args)
-    return asyncio.run(_resume(agents.source_of(args), checkpointer, args.thread, lift=args.lift))
+    cp = database.existing_checkpointer_of(args)
+    with asyncio.Runner() as runner:
+        runner.run(cp.open())
+        try:
+            threads = runner.run(_threads(cp, args.thread, lift=args.lift))
+            if not threads:  # and no model or app is needed to say so
+                terminal.remark("No run was interrupted.\n")
+                return 0
+            source = _source(args, runner, cp, threads)  # outside the event loop: an app may run one while it loads
+            finished = [runner.run(_is_finished(source, cp, thread)) for thread in threads]
+        finally:
+            runner.run(cp.close())
+    return 0 if all(finished) else 1
 
 
-async def _resume(source: AgentSource, checkpointer: Checkpointer, thread_id: str | None, *, lift: bool) -> int:
-    async with checkpointer as cp:
-        threads = await _interrupted(cp) if thread_id is None else [await known_thread(cp, thread_id)]
-        if lift and not await cp.lift_quarantine(threads[0]):
-            terminal.remark(f"Thread {threads[0]!r} is not quarantined.\n")
-        if not threads:
-            terminal.remark("No run was interrupted.\n")
-        for each in await cp.quarantined() if thread_id is None else []:
-            how = f"'byssus resume {each.thread_id} --lift' resumes it"
-            terminal.remark(f"Thread {each.thread_id!r} is quarantined and left alone; {how}.\n")
-        finished = [await _is_finished(source, cp, thread) for thread in threads]
-        return 0 if all(finished) else 1
+async def _threads(cp: Checkpointer, thread_id: str | None, *, lift: bool) -> list[str]:
+    """The threads to resume. Those in quarantine are named and left out, unless one is lifted."""
+    if thread_id is not None:
+        known = await known_thread(cp, thread_id)
+        if lift and not await cp.lift_quarantine(known):
+            terminal.remark(f"Thread {known!r} is not quarantined.\n")
+        return [known]
+    for each in await cp.quarantined():
+        how = f"'byssus resume {each.thread_id} --lift' resumes it"
+        terminal.remark(f"Thread {each.thread_id!r} is quarantined and left alone; {how}.\n")
+    return await _interrupted(cp)
+
+
+def _source(args: argparse.Namespace, runner: asyncio.Runner, cp: Checkpointer, threads: list[str]) -> AgentSource:
+    """Where the agents come from. Without a model, an app is the way out for a thread that needs its tools."""
+    try:
+        return agents.source_of(args)
+    except MissingExtra as error:
+        for thread_id in threads:
+            if tools := runner.run(_open_tools(cp, thread_id)):
+                named = ", ".join(map(repr, tools))
+                raise InputError(
+                    f"thread {thread_id!r} has open calls of {named}, which only your program has; name it: byssus "
+                    f"resume {shlex.quote(thread_id)} --app MODULE:FACTORY"
+                ) from error
+        raise
+
+
+async def _open_tools(cp: Checkpointer, thread_id: str) -> list[str]:
+    """The tools whose calls in the last reply have no result yet."""
+    thread = await cp.load(thread_id, last=_LOOK)
+    calls: dict[str, str] = {}
+    for message in thread.messages if thread else ():
+        if isinstance(message, AssistantMessage):
+            calls = {block.id: block.name for block in message.content if isinstance(block, ToolCall)}
+        elif isinstance(message, ToolResultMessage):
+            calls.pop(message.tool_call_id, None)
+    return sorted(set(calls.values()))
 
 
 async def _interrupted(cp: Checkpointer) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import terminal
+from byssus.cli import database, terminal
 from byssus.cli.ids import chosen, known_user, whole_id
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.cli.table import print_table
@@ -38,20 +39,22 @@ def add_to(commands: Any) -> None:
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
     parser.add_argument("--user", metavar="ID", help="only those of this user's threads")
     parser.add_argument("--limit", type=number, metavar="N", help="at most N of them, those that wait longest")
-    parser = _add_for_thread(commands, "answer", _answer, "answer for a tool call that waits")
+    parser = _add_for_thread(commands, "answer", _answer, "answer a tool call that waits for a person")
     parser.add_argument("call", metavar="CALL", help="the call's id; 'byssus pending' lists them")
-    parser.add_argument("answer", choices=["approve", "deny", "result"], help="let it run, or not, or say what it did")
+    parser.add_argument(
+        "answer", choices=["approve", "deny", "result"], help="run it, do not run it, or give its result yourself"
+    )
     parser.add_argument("text", metavar="TEXT", nargs="?", help="why it is denied, or the call's result")
     parser.add_argument("--arguments", metavar="JSON", help="approve the call with these arguments instead of its own")
     parser.add_argument("--by", metavar="NAME", help="who answers (default: your login name)")
-    _add_for_thread(commands, "inbox", _inbox, "list what was said to a thread and not heard yet", json=True)
-    for name, what in (("steer", "before its next turn"), ("follow-up", "when it would stop")):
-        parser = _add_for_thread(commands, name, _send, f"say something to a thread's run, {what}")
+    _add_for_thread(commands, "inbox", _inbox, "list the queued messages of a thread", json=True)
+    for name, what in (("steer", "before its next turn"), ("follow-up", "when it would otherwise stop")):
+        parser = _add_for_thread(commands, name, _send, f"queue a message for a thread's run: delivered {what}")
         parser.add_argument("text", metavar="TEXT")
         parser.set_defaults(kind=name)
-    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back what was not heard yet")
+    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back a queued message")
     parser.add_argument("message", metavar="ID", help="the message's id; 'byssus inbox' lists them")
-    _add_for_thread(commands, "abort", _abort, "end the run that drives a thread, in whatever process")
+    _add_for_thread(commands, "abort", _abort, "stop the current run of a thread, in any process")
 
 
 def _add_for_thread(commands: Any, *args: Any, json: bool = False) -> argparse.ArgumentParser:
@@ -181,7 +184,8 @@ def _answer(args: argparse.Namespace) -> int:
         return await cp.answer(args.thread, call_id, answer, by=args.by or _login_name(), source="cli")
 
     if _with(args, record):
-        terminal.remark("Recorded. The thread's next run goes on with it.\n")
+        app = "" if database.config_of(args).app.value else " --app MODULE:FACTORY"
+        terminal.remark(f"Recorded. To continue the run: byssus resume {shlex.quote(args.thread)}{app}\n")
     else:
         terminal.remark("Recorded. The call needs more approvals: 'byssus pending' shows how many it has.\n")
     return 0
@@ -217,7 +221,7 @@ def _inbox(args: argparse.Namespace) -> int:
     for item in listed:
         print(terminal.line(f"{item.id}  {item.kind}: {item.message.text}"))
     if not listed:
-        terminal.remark("Nothing waits.\n")
+        terminal.remark("No messages are queued.\n")
     return 0
 
 
@@ -237,12 +241,15 @@ def _withdraw(args: argparse.Namespace) -> int:
 
     if not _with(args, withdraw):
         raise InputError(
-            f"message {args.message!r} does not wait in thread {args.thread!r}: it was heard, or never sent"
+            f"message {args.message!r} is not queued in thread {args.thread!r}: it was delivered or never sent; "
+            f"'byssus inbox {shlex.quote(args.thread)}' lists the queue"
         )
     return 0
 
 
 def _abort(args: argparse.Namespace) -> int:
     if not _with(args, lambda cp: cp.abort(args.thread)):
-        raise InputError(f"no run drives thread {args.thread!r}; 'byssus threads --state running' lists what runs")
+        raise InputError(
+            f"thread {args.thread!r} has no run in progress; 'byssus threads --state running' lists those that have"
+        )
     return 0

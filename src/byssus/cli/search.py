@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Any) -> None:
-    more = "All words must be there, a -word must not. For a phrase, the quotes must reach us: '\"a phrase\"'."
+    more = "All words must occur, a -word must not. Quote a phrase twice, for the shell and for us: '\"a phrase\"'."
     parser = add(commands, "search", _search, "find what was said, and what tools did", more, json=True)
     parser.set_defaults(takes_more=_take_excluded)
-    parser.add_argument("words", metavar="WORDS", nargs="+", help="all of them must be there")
+    parser.add_argument("words", metavar="WORDS", nargs="*", help="all of them must occur")
     parser.add_argument("--user", metavar="ID", help="only in threads of this user")
     parser.add_argument("--thread", metavar="ID", help="only in this thread")
     parser.add_argument("--role", choices=["user", "assistant", "system", "tool"], help="only what this role said")
@@ -37,6 +38,17 @@ def add_to(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
+    if all(word.startswith("-") for word in args.words):
+        given = shlex.quote(f'"{args.words[0]}"') if args.words else "-- -WORD"
+        raise InputError(
+            "a search needs a word that must occur: byssus search WORD -WITHOUT"
+            + (
+                f"; to search for text that begins with '-', quote it after --: byssus search -- {given}"
+                if args.words
+                else ""
+            )
+        )
+
     async def search(cp: Checkpointer) -> list[SearchHit]:
         return await cp.search(
             " ".join(args.words),
@@ -54,14 +66,20 @@ def _search(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json([with_thread(hit) for hit in hits])
         return 0
-    for hit in hits:
-        who = f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"]
-        print(
-            terminal.line(f"{hit['session_id']}  {terminal.when(hit['created_at'], args.utc)}  {who}: {hit['snippet']}")
-        )
     if not hits:
         terminal.remark("Nothing was found.\n")
-    elif len(hits) == args.limit:
+        return 0
+    rows = [
+        (
+            hit["session_id"],
+            terminal.when(hit["created_at"], args.utc),
+            f"{hit['role']} {hit['tool_name']}" if hit["tool_name"] else hit["role"],
+            hit["snippet"],
+        )
+        for hit in hits
+    ]
+    print_table(("THREAD", "TIME", "ROLE", "TEXT"), rows)
+    if len(hits) == args.limit:
         terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     return 0
 

@@ -28,7 +28,7 @@ from byssus.messages import (
 from byssus.providers.history import interrupted
 
 _STATES: dict[ThreadState, str] = {
-    "running": "A run drives this thread now; --follow shows what is added.",
+    "running": "A run is in progress; --follow shows new messages.",
     "waiting": "A tool call waits for a person: 'byssus pending' lists it.",
     "interrupted": "The run of this thread was interrupted: 'byssus resume' finishes it.",
     "quarantined": "This thread is quarantined, because its run ended its process; 'byssus resume THREAD --lift'.",
@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="as JSON")
     form.add_argument("--markdown", action="store_true", help="as a Markdown page")
     form.add_argument("--html", action="store_true", help="as an HTML page in one file, which loads nothing")
-    parser.add_argument("--follow", action="store_true", help="go on with what is added, until Ctrl-C")
+    parser.add_argument("--follow", action="store_true", help="show new messages as they are added, until Ctrl-C")
 
 
 def _show(args: argparse.Namespace) -> int:

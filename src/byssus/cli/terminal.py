@@ -110,7 +110,7 @@ def when(iso: str, utc: bool) -> str:
         if time.tzinfo is None:
             return line(iso)
         return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if utc else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError):  # a database may be somebody else's
+    except (ValueError, OverflowError):  # a database may hold what another program wrote
         return line(iso)
 
 
@@ -120,7 +120,7 @@ def is_screen() -> bool:
 
 
 def columns() -> int | None:
-    """How wide the screen is; None if nobody reads a screen."""
+    """How wide the screen is; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if is_screen() else None
 
 

@@ -13,7 +13,7 @@ from byssus.cli.table import print_table
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "threads", _list, "list the threads", "The last one that was written is first.", json=True)
+    parser = add(commands, "threads", _list, "list the threads", "Most recently updated first.", json=True)
     parser.add_argument("--user", metavar="ID", help="only those of this user; 'byssus users' lists the users")
     parser.add_argument("--state", choices=get_args(ThreadState), help="only those in this state")
     parser.add_argument("--title", metavar="TEXT", help="only those with this text in the title or the first words")
@@ -33,7 +33,7 @@ def _list(args: argparse.Namespace) -> int:
         if len(listed) == args.limit:
             terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
     elif args.user or args.state or args.title:
-        print("No thread is like that; 'byssus threads' lists them all.")
+        print("No thread matches; 'byssus threads' lists them all.")
     else:
         print("There are no threads yet; 'byssus chat' starts one.")
     if not listed and (hint := database.others_here(database.setting_of(args))):

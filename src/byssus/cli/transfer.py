@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
     parser = add(commands, "import", _import, "bring back what 'byssus export' has written", more)
     parser.add_argument("file", metavar="FILE", help="the file, or - for the standard input")
     parser.add_argument("--as", dest="as_id", metavar="ID", help="another id for the thread")
-    parser.add_argument("--user", metavar="ID", help="whose the threads become (default: nobody's)")
+    parser.add_argument("--user", metavar="ID", help="the user who gets the threads (default: none)")
     parser.add_argument("--trusted", action="store_true", help="the file is a backup of your own: restore all of it")
 
 

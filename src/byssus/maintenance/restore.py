@@ -96,7 +96,8 @@ def _refuse_unless_empty(store: Store, source: str) -> None:
         return
     counts = {name: count for name, count in store.read_now(copying.counts).items() if count}
     if counts:
-        what = ", ".join(f"{counts[name]} {name}" for name in _NAMED if name in counts) or "what others have left"
+        named = [(counts[name], name) for name in _NAMED if name in counts]
+        what = ", ".join(f"{n} {name if n != 1 else name[:-1]}" for n, name in named) or "data of another program"
         raise InputError(
             f"{store.name} is not empty (it holds {what}); a backup is restored into an empty database: name a new "
             "file, or another schema"

@@ -298,7 +298,9 @@ def _engine(path: Path, n_ctx: int) -> _Engine:
 
 def _model_file(model_path: str | os.PathLike[str] | None) -> Path:
     if model_path is None:
-        return _embedded_file()
+        if (embedded := embedded_file()) is None:
+            raise ModelNotInstalled
+        return embedded
     path = Path(model_path).expanduser()
     if not path.is_file():
         raise InputError(
@@ -307,13 +309,13 @@ def _model_file(model_path: str | os.PathLike[str] | None) -> Path:
     return path
 
 
-def _embedded_file() -> Path:
-    """The model inside its wheel. The package itself is not imported: it needs what we do not install."""
+def embedded_file() -> Path | None:
+    """The model inside its wheel; None if it is not installed. The package is not imported: it needs too much."""
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     for place in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(place).glob("*.gguf")):
             return path
-    raise ModelNotInstalled
+    return None
 
 
 def _start_afresh_after_fork() -> None:
