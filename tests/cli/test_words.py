@@ -45,6 +45,7 @@ FOR_PROGRAMS = (
     "providers/named.py",  # but for the name of a model, which is tried below
     "run/listeners.py",
     "run/memory_journal.py",
+    "run/outside/requests.py",  # keys of prompts, which no command passes
     "run/settings.py",
     "signals.py",
     "storage.py",
