@@ -29,6 +29,7 @@ from byssus.messages import (
     UserMessage,
     from_value,
 )
+from tests.support import forked
 from tests.support.approvals import Deleting
 from tests.support.databases import Database
 from tests.support.leases import agent_on
@@ -52,6 +53,17 @@ def db(tmp_path: Path) -> Path:
 def on_file(tmp_path: Path, db: Path) -> Command:
     def run(*args: str, say: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HOME": str(tmp_path), "BYSSUS_DB": str(db), "PYTHONUTF8": "1", **variables}
+        return forked.run(args, env=env, cwd=ROOT, input=say, timeout=100)
+
+    return run
+
+
+@pytest.fixture
+def new_python(tmp_path: Path, database: Database) -> Command:
+    """The command as a person starts it, with a Python of its own: the others save its start."""
+
+    def run(*args: str, say: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(tmp_path), "BYSSUS_DB": database.place, "PYTHONUTF8": "1", **variables}
         return subprocess.run(
             [*BYSSUS, *args], input=say, env=env, capture_output=True, encoding="utf-8", check=False, timeout=100
         )
@@ -82,8 +94,8 @@ def fails(run: subprocess.CompletedProcess[str], *words: str) -> None:
 # --- chat -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_piped_chat_answers_and_the_next_process_goes_on(byssus: Command) -> None:
-    first = byssus("chat", say="Say hello.\n")
+def test_a_piped_chat_answers_and_the_next_process_goes_on(new_python: Command) -> None:
+    first = new_python("chat", say="Say hello.\n")
     assert first.returncode == 0
     thread, note, switch = first.stderr.splitlines()
     assert thread == "Thread main: new."
@@ -93,11 +105,11 @@ def test_a_piped_chat_answers_and_the_next_process_goes_on(byssus: Command) -> N
     assert first.stdout.strip()  # the reply, and nothing else
     assert "> " not in first.stdout[:2]
 
-    second = byssus("chat", say="\n   \nAnd goodbye.")
+    second = new_python("chat", say="\n   \nAnd goodbye.")
     assert second.returncode == 0
     assert second.stderr.startswith("Thread main: 2 messages so far.\n")
 
-    shown = json.loads(byssus("show", "main", "--json").stdout)
+    shown = json.loads(new_python("show", "main", "--json").stdout)
     assert [message["role"] for message in shown["messages"]] == ["user", "assistant"] * 2
     assert shown["messages"][2]["content"] == [{"type": "text", "text": "\n   \nAnd goodbye."}]
 
@@ -349,9 +361,9 @@ def test_stored_text_cannot_drive_the_terminal(byssus: Command, database: Databa
     assert "\\x1b[2J" in outputs[2]
 
 
-def test_an_output_that_cannot_show_a_character_shows_its_number(byssus: Command, database: Database) -> None:
+def test_an_output_that_cannot_show_a_character_shows_its_number(new_python: Command, database: Database) -> None:
     fill(database, "main", UserMessage("你好 \ud800"))
-    run = byssus("show", "main", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    run = new_python("show", "main", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert (run.returncode, run.stderr) == (0, "")
     assert "\\u4f60\\u597d \\ud800" in run.stdout
 
