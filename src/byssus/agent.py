@@ -449,7 +449,6 @@ class Agent:
         await self._loaded()
         self._check_idle()
         publish = backlog.beside(self._listeners.publish) if backlog is not None else self._listeners.publish
-        publish = self._journal.history.shown_to_followers(publish)
         self._run = run = Run(self._setup, self._journal, self._history, publish, clock.new_id(), output, request)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task = asyncio.create_task(self._drive(run, prompts, ended))

@@ -258,7 +258,7 @@ class Censor:
         return Ask("may I?") if call.name == "jot" else {**call.arguments, "edited": True}
 
     def on_run_end(self, result: RunResult[Any], context: HookContext) -> None:
-        context.extra[result.run_id] = os.getpid()
+        context.extra[f"{result.run_id} in {os.getpid()}"] = True  # a run goes on under its id in another process
 
 
 # --- the scene --------------------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class Scene:
         while True:
             commit = self._commits.next()
             thread = await self._other.load(THREAD)
-            if thread is not None and thread.partial is not None and words in thread.partial.text:
+            if thread is not None and thread.partial is not None and words in encode(thread.partial):
                 break
             await commit.wait()
         self.voice.say("saved", words=words)

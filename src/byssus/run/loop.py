@@ -153,6 +153,7 @@ class Run:
         if not self._setup.middleware.changes_messages and self._history.is_far_behind(history.messages):
             await asyncio.to_thread(self._history.of, history.messages)
         encode_extra(history.extra)  # raises for what could not be stored at the end
+        self._publish_to = history.shown_to_followers(self._publish_to)
 
     def _check_resumable(self) -> None:
         history, ledger, inbox = self._journal
