@@ -134,7 +134,7 @@ def test_a_user_is_found_by_the_start_of_its_id(database: Database, byssus: Here
             storage.create_session(name, session_id=f"{name}-1")
             storage.save_message(f"{name}-1", "user", f"hello from {name}")
     assert json.loads(byssus("usage", "anni", "--json").stdout)["thread_count"] == 1
-    assert byssus("search", "hello", "--user", "anni").stdout.startswith("annika-1")
+    assert byssus("search", "hello", "--user", "anni").stdout.splitlines()[1].startswith("annika-1")
     assert '"annika-1"' in byssus("export", "--user", "anni").stdout
     assert "could be any of these users: 'anna', 'annika'" in byssus("usage", "ann", code=1).stderr
     assert "there is no user 'eve'; 'byssus users' lists them" in byssus("usage", "eve", code=1).stderr

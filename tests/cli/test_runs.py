@@ -164,7 +164,7 @@ def test_a_reply_is_shown_as_arriving_while_its_run_goes_on_and_then_as_interrup
     store.write_now(threads.save_partial, ThreadKey("", "t"), body, by=lease)
     shown = byssus("show", "t").stdout
     assert "assistant, still arriving\nOnce upon" in shown
-    assert "A run drives this thread now" in shown
+    assert "A run is in progress" in shown
     assert json.loads(byssus("threads", "--json").stdout)[0]["state"] == "running"
     store.write_now(threads.append, ThreadKey("", "t"), [], by=lease, release=Release.PAUSE)
     shown = byssus("show", "t").stdout

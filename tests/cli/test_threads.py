@@ -60,9 +60,7 @@ def test_filters(byssus: Here) -> None:
     assert ids(byssus, "--state", "idle") == ["newer", "older"]
     assert ids(byssus, "--title", "OSLO") == ["older"]
     assert ids(byssus, "--title", "天", "--user", "ann", "--state", "idle") == ["newer"]
-    assert (
-        byssus("threads", "--state", "waiting").stdout == "No thread is like that; 'byssus threads' lists them all.\n"
-    )
+    assert byssus("threads", "--state", "waiting").stdout == "No thread matches; 'byssus threads' lists them all.\n"
 
 
 def test_a_thread_is_renamed_and_gets_its_own_title_back(byssus: Here) -> None:
