@@ -100,6 +100,8 @@ def shown(home: Path, db: Path, commands: list[list[str]]) -> list[tuple[str, in
 
 def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Path) -> None:
     backup, restored = str(tmp_path / f"backup{NASTY}.db"), str(tmp_path / "restored.db")
+    with checkpointer_for(db) as cp:
+        run_id = asyncio.run(cp.runs(f"p{NASTY}"))[0].id
     commands = [
         ["threads"],
         ["users"],
@@ -107,6 +109,8 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["memory"],
         ["memory", f"m{NASTY}", "--user", f"m{NASTY}"],
         ["pending"],
+        ["runs"],
+        ["run", run_id],
         ["inbox", f"p{NASTY}"],
         ["checkpoints", "c"],
         ["tree", "c"],

@@ -123,7 +123,7 @@ def test_an_error_of_the_system_names_the_file_or_the_output() -> None:
         ),
         (["ask", "hi", "--app", "clerk:support", "--thread", "off"], "thread 'off' is paused"),
         (["chat", "off", "--app", "clerk:support"], "byssus fork off"),
-        (["answer", "trip", "c9", "approve"], "'byssus pending' lists what waits"),
+        (["answer", "trip", "c9", "approve"], "'byssus pending' lists them"),
         (["ask", "hi", "--model", "openai:m"], "set it: export OPENAI_API_KEY=..."),
         (["ask", "hi", "--model", "foo:bar"], "write 'anthropic:<model id>', 'openai:<model id>'"),
     ],
