@@ -71,6 +71,7 @@ from byssus.values.following.items import (
     ThreadDeleted,
     ThreadRewound,
     TitleChanged,
+    item_from_json,
 )
 from byssus.values.places import redacted
 from byssus.values.results import RunAttempt, RunInfo, RunStep
@@ -140,6 +141,7 @@ __all__ = [
     "Waiting",
     "checkpointer_for",
     "exists",
+    "item_from_json",
     "keep_age",
     "keep_last",
     "keep_tagged",

@@ -22,7 +22,7 @@ from byssus.events import Event, MessageUpdate, StreamDone, StreamEvent, StreamS
 from byssus.messages import encode
 from byssus.providers.base import Request
 from byssus.signals import Signal
-from byssus.values.following.items import ReplyDelta, ReplyReset, from_json
+from byssus.values.following.items import ReplyDelta, ReplyReset, item_from_json
 from tests.crash.place import Place
 from tests.crash.stage.actors import Actor, Broken, Line
 from tests.support.following import Client
@@ -74,7 +74,7 @@ class _Seen:
 
     def take(self, follower: Actor) -> None:
         for said in follower.lines("item"):
-            item = from_json(said["item"])
+            item = item_from_json(said["item"])
             self.client.see([item])
             self._resets += isinstance(item, ReplyReset)
             if isinstance(item, ReplyDelta) and item.kind == "text":

@@ -10,7 +10,7 @@ from byssus import AssistantMessage, UserMessage
 from byssus.errors import InputError
 from byssus.messages import Note
 from byssus.values.following import items as following
-from byssus.values.following.items import FollowItem, from_json
+from byssus.values.following.items import FollowItem, item_from_json
 
 ITEMS: list[FollowItem] = [
     following.MessageAdded("c", AssistantMessage("汉字 \ud800\0"), 3),
@@ -39,8 +39,8 @@ ITEMS: list[FollowItem] = [
 def test_an_item_is_read_back_as_it_was_written(item: FollowItem) -> None:
     text = item.to_json()
     assert "\n" not in text
-    assert from_json(text) == item
-    assert from_json(text.encode()) == item
+    assert item_from_json(text) == item
+    assert item_from_json(text.encode()) == item
 
 
 def test_every_kind_of_item_is_tried() -> None:
@@ -48,10 +48,12 @@ def test_every_kind_of_item_is_tried() -> None:
 
 
 def test_what_a_later_version_adds_is_ignored() -> None:
-    assert from_json('{"type":"title","cursor":"c","title":"x","colour":"red"}') == following.TitleChanged("c", "x")
+    assert item_from_json('{"type":"title","cursor":"c","title":"x","colour":"red"}') == following.TitleChanged(
+        "c", "x"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "7", "{}", '{"type":"moon"}', '{"type":"title"}', '{"type":"title","cursor":1}'])
 def test_what_is_no_item_is_refused(text: Any) -> None:
     with pytest.raises(InputError):
-        from_json(text)
+        item_from_json(text)

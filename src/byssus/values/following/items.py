@@ -232,7 +232,7 @@ FollowItem: TypeAlias = (
 _KINDS: dict[str, type[Struct]] = {kind.type: kind for kind in get_args(FollowItem)}
 
 
-def from_json(text: str | bytes) -> FollowItem:
+def item_from_json(text: str | bytes) -> FollowItem:
     """The item that `to_json` wrote. Fields that this version does not know are ignored."""
     item: FollowItem = read(text, _KINDS, "item")
     return item
