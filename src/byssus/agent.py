@@ -296,7 +296,7 @@ class Agent:
 
         `async with agent.stream("...") as events:`, then `async for event in events:`. A slow consumer slows the run
         down; leaving early aborts it. `events.result` is set when the iteration has ended. With `raise_errors`, the
-        iteration raises the run's error after the last event. A run that a `key` joins is told as whole messages.
+        iteration raises the run's error after the last event. A run that a `key` joins yields whole messages.
         """
         raises = self._raises(raise_errors)
 

@@ -68,7 +68,7 @@ class InputError(ByssusError, ValueError):
 class AlreadyAnswered(InputError):
     """A tool call was answered before: `by` whom, `at` what time, and from where (`source`).
 
-    If nobody answered in time, `by` is None and `source` is "expiry".
+    If no answer came in time, `by` is None and `source` is "expiry".
     """
 
     def __init__(self, message: str, by: str | None, at: str, source: str | None = None) -> None:

@@ -28,7 +28,7 @@ from byssus.values.following.growth import Growth
 from byssus.values.output import in_words
 
 _LONGEST_PAUSE = 60.0
-_WATCHED = 0.25  # seconds between two saves while somebody watches from another process
+_WATCHED = 0.25  # seconds between two saves while another process watches
 _SOON = 0.001  # seconds by which a timer may be early
 _TOGETHER = 0.075  # seconds between two saves of replies that are published when they are saved
 _log = logging.getLogger("byssus.model")
@@ -58,7 +58,7 @@ class PartialSaver(Protocol):
         """Submit what is new, without waiting for the commit. None: there is nothing to save."""
 
     def is_watched(self) -> bool:
-        """Whether somebody watches from another process, so that it should be saved often."""
+        """Whether another process watches, so that it should be saved often."""
 
 
 class ModelCall:
@@ -244,7 +244,7 @@ class _Watch:
 
 
 class _Saver:
-    """Saves what has arrived now and then; often while somebody watches. A timer, so that a delta costs nothing."""
+    """Saves what has arrived, more often while another process watches. A timer, so that a delta costs nothing."""
 
     def __init__(self, seconds: float | None, saver: PartialSaver | None, reply: Reply, watch: _Watch) -> None:
         self._loop = asyncio.get_running_loop()

@@ -457,7 +457,7 @@ class ToolCalls:
         return _Ended(Outcome(tools.failure(asked.call, text + reason), status="denied"))
 
     async def _ready_as_edited(self, asked: _Call, entry: LedgerEntry) -> _Prepared:
-        """Run an approved call, unless the arguments of the person do not fit the tool: then the person is told."""
+        """Run an approved call. If the person's arguments do not fit the tool, the question is put again."""
         tool = self._setup.tools[asked.call.name]
         problem = None if asked.original is None else tool.problem_with(asked.call)
         if problem is None:

@@ -1,4 +1,4 @@
-"""A bell wakes one follower that waits, from any OS thread. What rings while nobody waits is heard at the next wait."""
+"""A bell wakes one follower that waits, from any OS thread. A ring without a waiter counts for the next wait."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Bell:
 
     def __init__(self) -> None:
         self._is_rung = False
-        self._wake: Callable[[], object] | None = None  # of whoever waits
+        self._wake: Callable[[], object] | None = None  # of the waiter
 
     def ring(self) -> None:
-        self._is_rung = True  # before the look: whoever begins to wait looks for this afterwards
+        self._is_rung = True  # before the look: a waiter that begins now checks this afterwards
         if (wake := self._wake) is not None:
             wake()
 
@@ -32,7 +32,7 @@ class Bell:
             if asyncio._get_running_loop() is loop:  # None elsewhere, where the public one raises
                 _settle(waiter)
             else:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there
                     loop.call_soon_threadsafe(_settle, waiter)
 
         self._wake = wake

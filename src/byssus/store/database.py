@@ -160,7 +160,7 @@ class Store(Upkeep, abc.ABC):
         return set() if before == self._heard else None
 
     def committed(self, jobs: Sequence[Job[Any]]) -> None:
-        """Tell whoever follows threads in this process."""
+        """Wake the followers of threads in this process."""
         if self.on_commit is not None:
             self.on_commit({job.thread for job in jobs if job.error is None})
 

@@ -49,7 +49,7 @@ class RunAttempt(Struct, frozen=True):
 
     `owner` is where it ran (host and pid). `outcome` is ended, waiting (for a person), interrupted, handed over, or
     lost: the process stopped without a word, and another run took the thread over. Without one, the attempt goes on, or
-    its process died and nobody has taken over yet.
+    its process died and no other has taken over yet.
     """
 
     number: int

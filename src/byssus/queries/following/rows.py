@@ -104,7 +104,7 @@ def stamps(tx: Tx, names: Sequence[ThreadKey]) -> dict[ThreadKey, tuple[int, int
 
 
 def note_watching(tx: Tx, thread_key: ThreadKey, seconds: float) -> None:
-    """Note that somebody watches the thread, for a while. Whoever drives it saves its replies more often."""
+    """Note that a follower watches the thread for a while: the process that drives it saves replies more often."""
     tx.run(
         "UPDATE threads SET watched_until = :until WHERE namespace = :namespace AND id = :id",
         until=tx.after(seconds),

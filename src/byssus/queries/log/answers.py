@@ -15,7 +15,7 @@ from byssus.queries.log import threads
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
-EXPIRY = "expiry"  # where an answer came from that nobody gave in time
+EXPIRY = "expiry"  # the source of an answer that did not come in time
 
 # Whether a row of `tool_calls` (or of its alias) still waits. It needs the parameter :now.
 IS_OPEN = "{0}.status = 'waiting' AND ({0}.expires_at IS NULL OR {0}.expires_at > :now)"
@@ -287,7 +287,7 @@ def answered(what: str, call_id: str, by: str | None, at: str, source: str | Non
 
 
 def not_waiting(where: str, call_id: str, status: str | None) -> InputError:
-    """The error of an answer to a call that is unknown, or that nobody was asked about."""
+    """The error of an answer to a call that is unknown, or that has no question."""
     if status is None:
         return NotFound(f"call {call_id!r} of {where} is unknown and does not wait for an answer; pending() lists them")
     return InputError(

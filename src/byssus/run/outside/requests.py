@@ -111,7 +111,7 @@ class Once:
         return joined
 
     async def _begun(self) -> RunResult[Any] | None:
-        """Run the prompt, or what is left of its run; None if that run goes on elsewhere, or needs nobody."""
+        """Run the prompt, or what is left of its run; None if that run goes on elsewhere, or needs nothing."""
         row = await self._found()
         if row is not None and not await self._is_left(row):
             return None
@@ -120,7 +120,7 @@ class Once:
         try:
             return await self._start(resumes=row is not None)
         except (RequestTaken, ThreadBusy, ThreadMoved, AgentBusy, NothingToResume):
-            # Somebody else was faster, with this key or with another prompt: then it is theirs to say.
+            # Another caller was faster, with this key or with another prompt: its run decides.
             again = await self._found()
             if self._going(self._request) is None and (again is None or again == row):
                 raise
@@ -152,7 +152,7 @@ class Once:
         return row.owner is not None and not lease_is_dead(self._store, row.owner, row.until)
 
     async def _is_left(self, row: RunRow) -> bool:
-        """Whether nobody drives the run, and it can go on: it was interrupted, or a person has answered."""
+        """Whether no process drives the run, and it can go on: it was interrupted, or a person has answered."""
         if row.ended_at is not None or self._is_driven(row):
             return False
         return row.stop_reason != "waiting" or not await approvals.pending(self._store, self._thread_key)

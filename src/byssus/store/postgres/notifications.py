@@ -162,7 +162,7 @@ class News:
                 asked_at = self._tell(connection)
 
     def _note(self, connection: Connection, said: list[tuple[int, str]]) -> None:
-        """Keep the names, until somebody asks for them. What this process has committed, it knows."""
+        """Keep the names until they are asked for. This process knows its own commits."""
         names = {name for pid, word in said if pid != connection.info.backend_pid for name in word.split()}
         with self._naming:
             if self._named is not None:

@@ -71,7 +71,7 @@ class PartialWriter:
             _log.debug("a part of a reply could not be saved: %s", type(error).__name__)
 
     def is_watched(self) -> bool:
-        """Whether somebody watches from another process. The answer is that of a moment ago: asking costs no time."""
+        """Whether another process watches. The answer may be a moment old, so that asking takes no time."""
         if not self._is_asking:
             self._is_asking = True
             try:

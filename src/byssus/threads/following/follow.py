@@ -34,7 +34,7 @@ def follow(store: Runner, thread_id: ThreadId, after: str | None = None) -> Asyn
 
     `after` is the `cursor` of an item; None begins with the first message. Raises `CursorUnknown` if it is no position
     in this thread. It goes on until you break out of the loop. A thread that does not exist yet is waited for; one that
-    is deleted meanwhile is told as `ThreadDeleted`. See `byssus.values.following.items` for the items.
+    is deleted meanwhile yields `ThreadDeleted`. The classes of the items are in `byssus.checkpointer`.
     """
     thread_key = checked_thread(thread_id)
     cursor = None if after is None else parse(after)

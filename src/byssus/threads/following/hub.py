@@ -30,7 +30,7 @@ _LOOK = 0.02  # seconds between two looks at whether other processes have commit
 _EFFORT = 10  # a look at all threads is followed by a pause that is so many times as long
 _LONGEST_PAUSE = 0.05  # seconds: on a busy machine a look takes longer than it costs
 _LINGER = 2.0  # seconds that the worker stays without followers
-_WATCHED = 30.0  # seconds for which a note that somebody watches is good
+_WATCHED = 30.0  # seconds for which a note of a follower is valid
 _AWAY = 0.5  # seconds until the next look while the database does not answer
 _log = logging.getLogger("byssus.store")
 
@@ -90,7 +90,7 @@ class Hub:
             self.ring(thread_key)
 
     def note_watching(self, thread_key: ThreadKey) -> None:
-        """Tell the process that drives the thread that somebody here watches it. Now and then is enough."""
+        """Tell the process that drives the thread that a follower here watches it, at intervals."""
         now, store = time.monotonic(), self._store()
         if store is not None and now - self._noted.get(thread_key, 0.0) > _WATCHED / 3:
             self._noted[thread_key] = now

@@ -50,7 +50,7 @@ from byssus.values.following.items import (
 )
 from byssus.values.thread_key import ThreadKey
 
-_MOST_UNREAD = 256_000  # characters of a reply: a follower that is behind by more is told so
+_MOST_UNREAD = 256_000  # characters of a reply: a follower that is behind by more gets `Lagged`
 _LONGEST_DELTA = 32_000  # characters
 
 

@@ -1,4 +1,4 @@
-"""Cursors: how far somebody has read a thread, as short text.
+"""Cursors: how far a client has read a thread, as short text.
 
     3f9a2c-12-345                       of branch 12, everything up to seq 345
     3f9a2c-12-345.347~349               and 347 to 349: the tool result at 346 was not stored yet

@@ -1,7 +1,7 @@
-"""A reply as it grows: its blocks, and what is new since somebody last looked.
+"""A reply as it grows: its blocks, and what is new since the last look.
 
-What is saved of a reply, and what its followers are told, are differences: the text of each block behind an offset. So
-it does not matter how the deltas were cut, or how often somebody looks. A piece carries its own offset, so what comes
+What is saved of a reply, and what its followers get, are differences: the text of each block behind an offset. So
+it does not matter how the deltas were cut, or how often they are read. A piece carries its own offset, so what comes
 twice is noticed.
 """
 
