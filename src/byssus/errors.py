@@ -192,7 +192,7 @@ class ThreadBusy(ByssusError):
     def __init__(self, thread_id: str, owner: str, epoch: int, until: str) -> None:
         super().__init__(
             f"thread {thread_id!r} is being driven by {owner.split(' ', 1)[0]} until {until[11:19]} UTC or "
-            "longer; steer() reaches that run, and wait=seconds waits for its end"
+            "longer; steer() and follow_up() reach that run, and wait=seconds waits for its end"
         )
         self.thread_id = thread_id
         self.owner = owner

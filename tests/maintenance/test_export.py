@@ -96,7 +96,7 @@ async def view(cp: Checkpointer, thread_id: str) -> list[Any]:
 
     thread = await loaded(cp, thread_id)
     return [
-        repr(thread._replace(position=threads.Position(thread.position.head, 0))),
+        repr(thread._replace(position=threads.Position(thread.position.head, 0), made=(0, ""))),
         await cp.info(thread_id),
         await cp.list_checkpoints(thread_id),
         [repr(await cp.get(name, thread_id)) for name in await cp.store.read(names)],

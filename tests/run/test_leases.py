@@ -74,7 +74,7 @@ def test_a_run_during_somebody_elses_is_told_at_once_who_drives_the_thread_and_w
         assert not first.done()
         host_and_pid = Presence(None).name("", 30).split(" ")[0]
         assert host_and_pid.endswith(f":{os.getpid()}")
-        for part in ("'t'", host_and_pid, "steer", "follow_up", "Agent(..., wait=seconds)"):
+        for part in ("'t'", host_and_pid, "steer", "follow_up", "wait=seconds"):
             assert part in str(told.value)
         assert (told.value.thread_id, told.value.owner) == ("t", (await lease_of(cp)).owner)
         check_whole(heard)
@@ -248,7 +248,7 @@ def test_writing_to_a_thread_that_is_being_driven_is_thread_busy_and_writes_noth
             lambda: cp.append("t", UserMessage("x")),
         ]
         for write in writers:
-            with pytest.raises(ThreadBusy, match=r"append\(\.\.\., wait=seconds\)"):
+            with pytest.raises(ThreadBusy, match="wait=seconds waits for its end"):
                 await write()
         assert await cp.store.read(everything) == before
         await other.append("another", UserMessage("threads do not wait for each other"))

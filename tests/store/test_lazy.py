@@ -81,5 +81,5 @@ def test_a_late_operation_is_found_with_its_first_use() -> None:
 
     assert found == []
     assert Surface.double.__doc__ == "What it promises."
-    assert Surface.double.__name__ == "operation"
+    assert Surface.double.__name__ == "double"
     assert found == [operation]

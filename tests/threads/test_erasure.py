@@ -236,7 +236,7 @@ def test_what_a_reader_still_keeps_is_told_and_gone_after_it_ends(directory: Pat
             with reading(directory / "x.db"):
                 erased = await cp.erase_thread("t")
                 assert not erased.is_gone
-                assert "still reading" in erased.note
+                assert "A reader of an older state" in erased.note
                 assert traces(directory, word)
                 assert await cp.load("t") is None
             await until(lambda: not traces(directory, word))

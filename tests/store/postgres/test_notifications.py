@@ -188,7 +188,7 @@ def test_words_that_are_lost_cost_time_and_nothing_else(where: Schema, monkeypat
     monkeypatch.setattr(postgres_news, "_LOOK_ANYWAY", 0.2)
     with opened(where) as one, opened(where) as two:
         listening(one)
-        monkeypatch.setattr(two.news, "announce", lambda: None)
+        monkeypatch.setattr(two.news, "announce", lambda threads: None)
         two.write_now(appending("unsaid"))
         before = one.version()
         wait_until(lambda: one.version() != before, "nobody looks without having been told")
