@@ -349,7 +349,7 @@ PARTIALS = Table(
 )
 PIECES = Table(
     "pieces",
-    (_THREAD, Column("number", "number"), Column("body", "any")),
+    (Column("thread", "row", parent="partials", not_exported=_HERE), Column("number", "number"), Column("body", "any")),
     key=("thread", "number"),
     not_exported="part of the line of a thread",
 )
