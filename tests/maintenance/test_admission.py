@@ -142,7 +142,7 @@ def test_no_call_of_a_file_is_run_by_the_next_prompt(database: Database, crafted
             case "approved":
                 lines = edited(lines, "call", status="answered", idempotency_key="of another thread")
             case "two replies":
-                lines = edited(without_calls, "thread", unledgered=0, run="a run")
+                lines = edited(edited(without_calls, "thread", unledgered=0, run="a run"), "run", id="a run")
         await cp.import_from(lines)
         assert await cp.unfinished() == []
         acting, provider = Acting(**options), ScriptedProvider(["I see"])

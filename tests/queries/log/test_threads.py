@@ -54,7 +54,7 @@ def everything(store: Store) -> list[list[tuple[object, ...]]]:
     """All rows of all tables, to see that nothing was written."""
 
     def query(tx: Tx) -> list[list[tuple[object, ...]]]:
-        tables = ("threads", "branches", "segments", "messages", "tool_calls", "inbox", "partials")
+        tables = ("threads", "branches", "segments", "messages", "tool_calls", "inbox", "partials", "pieces")
         return [sorted(tx.all(f"SELECT * FROM {table}"), key=repr) for table in tables]  # the names are ours
 
     return store.read_now(query)
@@ -63,14 +63,27 @@ def everything(store: Store) -> list[list[tuple[object, ...]]]:
 # --- a thread's row ---------------------------------------------------------------------------------------------------
 
 
-def test_taking_a_row_returns_the_columns_that_were_asked_for_and_changes_nothing(store: Store) -> None:
+def untouched(store: Store) -> dict[str, int]:
+    """Set the counts by which followers notice a change back to zero, and return what they were."""
+
+    def query(tx: Tx) -> dict[str, int]:
+        counts = tx.all("SELECT namespace, touched FROM threads")
+        tx.run("UPDATE threads SET touched = 0")
+        return dict(counts)
+
+    return store.write_now(query)
+
+
+def test_taking_a_row_returns_the_columns_that_were_asked_for_and_changes_nothing_but_a_count(store: Store) -> None:
     store.write_now(threads.append, ThreadKey("", "t"), rows("a", "b"))
     store.write_now(threads.append, ThreadKey("other", "t"), rows("a"))
+    untouched(store)
     before = everything(store)
     row = found(store, "t")
     assert store.write_now(threads.take, ThreadKey("", "t")) == (row.key,)
     assert store.write_now(threads.take, ThreadKey("", "t"), "head, branch, key") == (2, row.branch, row.key)
     assert store.write_now(threads.take, ThreadKey("other", "t"), "head") == (1,)
+    assert untouched(store) == {"": 2, "other": 1}
     assert everything(store) == before
 
 
