@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -455,7 +456,8 @@ class Agent:
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
         try:
-            async with termination.Guard(self.hand_over if self._hands_over else run.signal.abort):
+            stop = self.hand_over if self._hands_over else partial(run.signal.abort, "terminated")
+            async with termination.Guard(stop):
                 return await self._wait_for(run, task, ended, leaving)
         finally:
             leaving.stop()

@@ -29,7 +29,7 @@ from byssus.errors import (
     StoreFull,
     ThreadBusy,
 )
-from byssus.events import AgentEnd, Event, MessageEnd, ToolExecutionEnd
+from byssus.events import AgentEnd, AgentStart, Event, MessageEnd, ToolExecutionEnd
 from byssus.messages import Note
 from byssus.providers.base import Request
 from byssus.providers.history import open_calls
@@ -106,6 +106,26 @@ def test_a_run_that_waits_comes_after_the_other_one_and_sees_its_messages(databa
         assert (await waiting).text == "after you"
         lines = ["user: go", "assistant: ", "tool_result: slow is done"]
         assert sent(provider) == lines + (["user: me too"] if way == "prompt" else [])
+        assert await is_free(cp)
+
+    with_two(database, use)
+
+
+def test_a_resume_that_waited_for_a_run_to_end_leaves_no_run_of_its_own(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        first = asyncio.create_task(agent_on(cp, [CALL_SLOW, "ok"], tools=[slow.tool]).prompt("go"))
+        await slow.begun.wait()
+        second = agent_on(other, wait=30)
+        heard = Heard(second)
+        waiting = asyncio.create_task(second.resume())
+        await until(lambda: heard.of(AgentStart))
+        slow.let_go.set()
+        result = await first
+        with pytest.raises(NothingToResume):
+            await waiting
+        check_whole(heard)
+        assert [(run.id, run.attempts, run.stop_reason) for run in await cp.runs("t")] == [(result.run_id, 1, "stop")]
         assert await is_free(cp)
 
     with_two(database, use)

@@ -167,6 +167,7 @@ def test_a_second_sigterm_does_not_disturb_the_end(database: Database) -> None:
         code, said = program.end()
     finally:
         program.process.kill()
+        program.process.communicate()
     assert (code, said) == (143, ["SystemExit 143", "whole aborted", "closed", "atexit"])
     assert stored(database)[-1] == "tool_result: in order"
 
@@ -232,6 +233,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_as_ever(database: Database, scene: str) 
         output, complaints = program.process.communicate(timeout=60)
     finally:
         program.process.kill()
+        program.process.communicate()
     assert complaints.splitlines()[-1] == "KeyboardInterrupt"
     assert program.process.returncode == -signal.SIGINT
     assert output.splitlines()[-4:] == ["CancelledError", "whole aborted", "closed", "atexit"]

@@ -136,8 +136,7 @@ class Run:
         await history.load(again=prompts is None)
         if prompts is None:
             self._check_resumable()
-            if history.unfinished is not None and await history.is_current():
-                self.id = history.unfinished  # a run that goes on keeps its id; one driven elsewhere may yet end
+            self.id = history.unfinished or self.id  # a run that goes on keeps its id
             self._driver = self._driver._replace(run_id=self.id, cause="resume")
         elif recovery.open_calls(history.messages):
             await history.load(again=True)  # another process may have recorded an answer, or settled the calls

@@ -254,8 +254,9 @@ class ThreadHistory:
             driver.run_id,
             driver.cause,
             self.payer,
-            driver.request if messages else None,  # without the prompt, the key would stand for nothing
+            None if driver.cause == "resume" else driver.request,
             continues=driver.cause == "resume" and self.unfinished == driver.run_id,
+            has_prompt=bool(messages),  # without the prompt, the key would stand for nothing
             takes_over=not messages or self.unfinished is not None,
         )
 

@@ -35,6 +35,7 @@ class RunBegin(NamedTuple):
     started_by: str | None = None
     request: RequestKey | None = None
     continues: bool = False  # the run is one that has not ended; if it has meanwhile, the claim is refused
+    has_prompt: bool = True  # False: the request's prompt is stored later, and its key is recorded then
     takes_over: bool = True  # False: the caller knows that the thread has no run that has not ended
 
 
@@ -130,7 +131,7 @@ def begin(
             close(tx, thread, before, head=first - 1)
     if run.request is not None:
         _refuse_taken(tx, thread, run.request)
-    key, digest, _ = run.request or (None, None, False)
+    key, digest, _ = (run.has_prompt and run.request) or (None, None, False)
     tx.run(
         _BEGIN,
         thread=thread,
