@@ -70,7 +70,13 @@ class Process:
 
     def finish(self) -> None:
         """Hear the rest; it ended well and complained of nothing but the loss of its lease."""
-        rest, complaints = self.process.communicate(timeout=60)
+        process = self.process
+        assert process.stdin and process.stdout and process.stderr
+        with process.stdin, process.stdout, process.stderr:
+            process.stdin.close()
+            # Not `communicate`, which does not see what `readline` has read ahead.
+            rest, complaints = process.stdout.read(), process.stderr.read()
+        process.wait(60)
         self.said += [json.loads(line) for line in rest.splitlines()]
         others = [line for line in complaints.splitlines() if not LEASE_LOST.match(line)]
         assert (self.process.returncode, others) == (0, []), (self.said[-3:], complaints)
