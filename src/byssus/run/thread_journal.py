@@ -192,9 +192,10 @@ class ThreadHistory:
 
     async def is_current(self) -> bool:
         position, store, key = self._thread.position, self._thread.store, self._thread.key
-        row = await store.read(threads.find, key)
-        version = 0 if row is None else row.version
-        return position is not None and version == position.version and await listing.state(store, key) != "running"
+        if position is None or await listing.state(store, key) == "running":
+            return False
+        row = await store.read(threads.find, key)  # after the state: a run that has ended since has changed the version
+        return position.version == (0 if row is None else row.version)
 
     async def _fork(self, origin: ThreadKey, at: str | int) -> None:
         """Make the fork that this is the journal of, unless an earlier attempt made it and failed afterwards."""
