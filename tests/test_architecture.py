@@ -42,7 +42,7 @@ ONLY_IN = {
     "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
     "Stemmer": ["search/tokens.py"],
-    "wcwidth": ["cli/table.py"],
+    "wcwidth": ["cli/screen/table.py"],
     "xllamacpp": ["providers/local.py"],
 }
 
@@ -306,15 +306,15 @@ TESTS = {file.relative_to(REPOSITORY).as_posix(): file for file in sorted((REPOS
 # call, or together with the modules that they were made for.
 COVERED_BY: dict[str, list[str]] = {
     "__init__.py": ["test_architecture.py"],
-    "__main__.py": ["cli/test_chat.py"],
+    "__main__.py": ["cli/chat/test_chat.py"],
     "errors.py": ["providers/test_failures.py", "run/test_failures.py", "store/test_operations.py"],
-    "cli/agents.py": ["cli/test_ask.py", "cli/test_resume.py"],
-    "cli/database.py": ["cli/test_chat.py"],
-    "cli/pages.py": ["cli/test_show.py"],
-    "cli/subcommand.py": ["cli/test_chat.py"],
+    "cli/chat/agents.py": ["cli/chat/test_ask.py", "cli/chat/test_resume.py"],
+    "cli/database.py": ["cli/chat/test_chat.py"],
+    "cli/screen/pages.py": ["cli/browse/test_show.py"],
+    "cli/subcommand.py": ["cli/chat/test_chat.py"],
     "queries/log/runs.py": ["threads/runs/test_records.py"],
     "run/outside/journals.py": ["test_agent.py", "run/outside/test_requests.py"],
-    "maintenance/look.py": ["cli/test_doctor.py"],
+    "maintenance/look.py": ["cli/admin/test_doctor.py"],
     "maintenance/lines.py": ["maintenance/test_export.py"],
     "maintenance/shapes.py": ["maintenance/test_export.py"],
     "memory/arguments.py": ["memory/test_memory.py"],

@@ -2,7 +2,7 @@
 
 What it forks is the command in a process of its own: with its own id, environment, directory, standard streams, exit
 code and end. Only the imports are shared, and nothing of byssus is open when it forks. Tests of how the command starts
-begin with a new Python (tests/cli/test_cli.py, test_chat.py, test_terminal.py).
+begin with a new Python (tests/cli/test_cli.py, chat/test_chat.py, screen/test_terminal.py).
 """
 
 from __future__ import annotations

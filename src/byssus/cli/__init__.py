@@ -16,28 +16,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from byssus import __version__
-from byssus.cli import (
-    ask,
-    chat,
-    checkpoints,
-    completion,
-    database,
-    doctor,
-    maintenance,
-    memory,
-    pager,
-    resume,
-    retention,
-    runs,
-    search,
-    show,
-    tasks,
-    terminal,
-    threads,
-    transfer,
-    users,
-)
+from byssus.cli import database
+from byssus.cli.admin import completion, doctor, maintenance, retention, transfer
+from byssus.cli.browse import checkpoints, memory, runs, search, show, tasks, threads, users
+from byssus.cli.chat import ask, chat, resume
 from byssus.cli.ids import did_you_mean
+from byssus.cli.screen import pager, terminal
 from byssus.cli.words import in_words
 from byssus.values.places import redacted
 from byssus.values.shown import reason

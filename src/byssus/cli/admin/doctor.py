@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from byssus import __version__, apps, config
 from byssus.checkpointer import checkpointer_for
-from byssus.cli import database, terminal
+from byssus.cli import database
+from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add
 from byssus.cli.words import at_shell, in_words
 from byssus.config import Config, Setting

@@ -6,10 +6,11 @@ import argparse
 from typing import Any, get_args
 
 from byssus.checkpointer import Checkpointer, ThreadInfo, ThreadState
-from byssus.cli import database, terminal
+from byssus.cli import database
 from byssus.cli.ids import known_user
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, add_thread, number, work_on
-from byssus.cli.table import print_table
 
 
 def add_to(commands: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.cli.terminal import ProgressBar
+from byssus.cli.screen.terminal import ProgressBar
 from tests.support.commands import Command, command
 
 pytestmark = pytest.mark.processes

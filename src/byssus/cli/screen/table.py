@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
 
 _GAP = "  "
 _LEAST = 8  # columns that must be left of a text that is cut

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from byssus.cli.table import cut, print_table, width
+from byssus.cli.screen.table import cut, print_table, width
 from tests.support.screens import screen_of
 
 FAMILY = "👨‍👩‍👧‍👦"

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database, terminal
+from byssus.cli import database
 from byssus.cli.ids import chosen, known_user, whole_id
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, add_thread, number, work_on
-from byssus.cli.table import print_table
 from byssus.errors import InputError
 from byssus.threads.inbox import Waiting
 from byssus.values.decisions import Answer, Approve, Deny, Pending

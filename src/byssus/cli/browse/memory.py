@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add, count, number, work_on
 from byssus.errors import InputError
 from byssus.memory.msg import Msg

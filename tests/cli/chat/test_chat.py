@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from byssus import checkpointer
-from byssus.cli import main, terminal
+from byssus.cli import main
+from byssus.cli.screen import terminal
 from byssus.messages import (
     AssistantMessage,
     Failure,

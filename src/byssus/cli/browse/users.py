@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, number, work_on
-from byssus.cli.table import print_table
 
 if TYPE_CHECKING:
     from byssus.storage import UserRow

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from byssus.cli import terminal
-from byssus.cli.table import width
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import width
 
 # The commands that print what one reads; others talk, ask or report.
 PAGED = {"threads", "users", "tasks", "show", "memory", "unfinished", "pending", "inbox", "checkpoints", "tree", "diff"}

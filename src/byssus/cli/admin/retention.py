@@ -13,7 +13,8 @@ import sys
 from typing import Any, NamedTuple
 
 from byssus.checkpointer import Checkpointer, Erased, Retention, keep_age, keep_last, keep_tagged
-from byssus.cli import database, terminal
+from byssus.cli import database
+from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add, add_thread, count, number, work_on
 from byssus.errors import ForksUndecided, InputError
 

@@ -23,7 +23,9 @@ from typing import Any
 
 from byssus import Agent, AssistantMessage, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer, Thread
-from byssus.cli import agents, database, terminal
+from byssus.cli import database
+from byssus.cli.chat import agents
+from byssus.cli.screen import terminal
 from byssus.cli.words import in_words
 from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
 from byssus.events import Event, MessageUpdate, TextDelta

@@ -18,7 +18,7 @@ import pytest
 
 from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, cli, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
 from byssus.memory import Msg, SQLiteMemory
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage

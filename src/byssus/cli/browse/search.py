@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import terminal
 from byssus.cli.ids import whole_id
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, count, number, with_thread, work_on
-from byssus.cli.table import print_table
 from byssus.errors import InputError
 
 if TYPE_CHECKING:

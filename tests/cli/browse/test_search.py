@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
 from byssus.storage import AgentStorage
 from tests.support.accounts import known
 from tests.support.commands import Command, command, command_here

@@ -9,9 +9,11 @@ from typing import Any
 
 from byssus import AssistantMessage, ToolCall, ToolResultMessage
 from byssus.checkpointer import Checkpointer
-from byssus.cli import agents, database, terminal
-from byssus.cli.agents import AgentSource
+from byssus.cli import database
+from byssus.cli.chat import agents
+from byssus.cli.chat.agents import AgentSource
 from byssus.cli.ids import known_thread
+from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add
 from byssus.cli.words import in_words
 from byssus.errors import ByssusError, InputError, MissingExtra

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database, terminal
+from byssus.cli import database
+from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add, count, work_on
 from byssus.cli.words import at_shell
 from byssus.maintenance import backup, check, copy, repair, restore

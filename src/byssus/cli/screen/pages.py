@@ -11,7 +11,7 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from byssus.cli import terminal
+from byssus.cli.screen import terminal
 from byssus.messages import (
     AssistantMessage,
     Block,

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from byssus.checkpointer import Checkpointer, MessageAdded, ReplyDelta, Thread, ThreadState
-from byssus.cli import database, ids, pages, terminal
+from byssus.cli import database, ids
+from byssus.cli.screen import pages, terminal
 from byssus.cli.subcommand import add, add_thread, number, work_on
 from byssus.errors import InputError
 from byssus.messages import (

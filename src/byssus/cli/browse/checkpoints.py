@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from byssus.checkpointer import Checkpointer, CheckpointMetadata, Tree
-from byssus.cli import table, terminal
 from byssus.cli.ids import chosen
+from byssus.cli.screen import table, terminal
 from byssus.cli.subcommand import add, add_thread, count, number, work_on
 from byssus.errors import InputError, NotFound
 from byssus.values.checkpoints import ASCII, Signs, drawn

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database, ids, pages, terminal
+from byssus.cli import database, ids
+from byssus.cli.screen import pages, terminal
 from byssus.cli.subcommand import add, work_on
 from byssus.errors import InputError, NotFound
 from byssus.maintenance.admission import Terms, checked_terms, in_words

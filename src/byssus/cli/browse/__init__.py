@@ -1,0 +1,1 @@
+"""The commands that show what is stored, and that change a thread."""

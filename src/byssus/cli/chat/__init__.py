@@ -1,0 +1,1 @@
+"""The commands in which a model answers."""

@@ -1,0 +1,1 @@
+"""Output to a terminal, or to what stands in its place."""
