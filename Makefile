@@ -85,13 +85,13 @@ demo: $(INSTALLED) ## record docs/demo.svg: a chat that survives kill -9
 	@$(BIN)/python -m tools.demo
 
 # All but agentscope, which cannot be installed beside mcp.
-requirements: EXTRAS := anthropic openai local mcp otel postgres
+requirements: EXTRAS := anthropic openai chat local mcp otel postgres
 requirements: ## pin the newest versions in requirements/ anew, and measure what a chat needs
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check install pip-tools && \
 	$(COMPILE) --upgrade $(EXTRAS:%=--extra=%) --output-file requirements/dev.txt pyproject.toml requirements/dev.in && \
-	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=local --output-file requirements/chat.txt \
+	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=chat --extra=local --output-file requirements/chat.txt \
 	  pyproject.toml requirements/chat.in && \
 	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=anthropic --extra=openai \
 	  --output-file requirements/services.txt pyproject.toml && \
