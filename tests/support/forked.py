@@ -19,30 +19,57 @@ from typing import NamedTuple
 _ROOT = Path(__file__).parents[2]
 
 
+class Started(NamedTuple):
+    """A command that runs: its process, and a socket that tells when it stops or with which code it has ended."""
+
+    process: int
+    answer: socket.socket
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    streams: tuple[int, int, int],
+    has_terminal: bool = False,
+) -> Started:
+    """Start the command with these standard streams, which are closed here; `has_terminal`: its own is the first."""
+    asked = {
+        "arguments": [*arguments],
+        "environment": dict(env),
+        "directory": str(cwd),
+        "has_terminal": has_terminal,
+    }
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        socket.send_fds(_server().socket, [json.dumps(asked).encode()], [*streams, theirs.fileno()])
+        theirs.close()
+        return Started(int(ours.recv(100)), ours)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        for stream in {*streams}:
+            os.close(stream)
+
+
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, input: str, timeout: float
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` with captured output in UTF-8."""
     (stdin, said), (heard, stdout), (complained, stderr) = os.pipe(), os.pipe(), os.pipe()
-    asked = {"arguments": [*arguments], "environment": dict(env), "directory": str(cwd)}
     with ThreadPoolExecutor(3) as streams:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
-            try:
-                given = [stdin, stdout, stderr, theirs.fileno()]
-                socket.send_fds(_server().socket, [json.dumps(asked).encode()], given)
-            finally:
-                theirs.close()
-                for stream in (stdin, stdout, stderr):
-                    os.close(stream)
+        started = start(arguments, env=env, cwd=cwd, streams=(stdin, stdout, stderr))
+        with started.answer as answer:
             streams.submit(_write, said, input)
             output, errors = streams.submit(_read, heard), streams.submit(_read, complained)
-            ours.settimeout(timeout)
-            process = int(ours.recv(100))
+            answer.settimeout(timeout)
             try:
-                code = int(ours.recv(100))
+                code = int(answer.recv(100))
             except TimeoutError:
-                os.kill(process, signal.SIGKILL)
+                os.kill(started.process, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(["byssus", *arguments], timeout) from None
         return subprocess.CompletedProcess(["byssus", *arguments], code, output.result(), errors.result())
 
