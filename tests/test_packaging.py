@@ -68,7 +68,9 @@ def test_a_smaller_lock_file_pins_what_the_large_one_pins(lock: str) -> None:
 
 
 def test_the_chat_installs_the_core_the_embedded_model_and_what_builds_the_command() -> None:
-    assert set(pins("chat.txt")) == closure([*extra("chat", "local"), "editables", "hatchling"]), "run: make requirements"
+    assert set(pins("chat.txt")) == closure([*extra("chat", "local"), "editables", "hatchling"]), (
+        "run: make requirements"
+    )
     assert set(pins("services.txt")) == closure(extra("anthropic", "openai")), "run: make requirements"
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from byssus import cli
-from byssus.cli import commands_of, main
+from byssus.cli import main
+from byssus.cli.commands import COMMANDS
+from byssus.cli.parser import commands_of, parser_for
 from byssus.cli.words import in_words
 from byssus.errors import ThreadBusy
 from tests.support.programs import pipe, program
@@ -48,9 +49,15 @@ def test_an_error_at_a_shell_names_a_command_and_no_python_call() -> None:
     assert "(" not in busy
 
 
+def test_the_table_of_commands_is_what_the_modules_declare() -> None:
+    assert [*commands_of(parser_for())] == [*COMMANDS]
+    for name, parser in commands_of(parser_for()).items():
+        assert parser.get_default("run").__module__ == COMMANDS[name].module
+
+
 def test_every_command_is_on_the_page() -> None:
     named = set(re.findall(r"^\| `([\w-]+)", PAGE.read_text("utf-8"), re.MULTILINE))
-    assert sorted(commands_of(cli._parser()).keys() - named) == []
+    assert sorted(commands_of(parser_for()).keys() - named) == []
 
 
 def test_an_error_that_no_command_reports_is_one_line_on_stderr(

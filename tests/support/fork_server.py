@@ -24,7 +24,12 @@ import threading
 import time
 from typing import Any
 
-_LOADED = ("byssus.cli", "byssus.storage", "byssus.memory", "byssus.store.postgres.store")
+from byssus.cli.commands import COMMANDS
+
+_LOADED = (
+    *("byssus.cli", "byssus.storage", "byssus.memory", "byssus.store.postgres.store"),
+    *{command.module for command in COMMANDS.values()},
+)
 
 
 def main(server: socket.socket) -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database, ids
+from byssus.cli.commands import COMMANDS
 
 T = TypeVar("T")
 
@@ -16,11 +17,12 @@ _THREADS = ("thread", "a", "b")  # the arguments that name threads
 
 
 def add(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], help: str, more: str = "", *, json: bool = False
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], more: str = "", *, json: bool = False
 ) -> argparse.ArgumentParser:
-    """Declare a subcommand; `more` is what its --help says besides `help`."""
-    description = f"{help[0].upper()}{help[1:]}. {more}".strip()
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=description)
+    """Declare a subcommand; `more` is what its --help says besides the line in the table of commands."""
+    does = COMMANDS[name].help
+    description = f"{does[0].upper()}{does[1:]}. {more}".strip()
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
     if json:
         parser.add_argument("--json", action="store_true", help="as JSON")
     database.add_option(parser)

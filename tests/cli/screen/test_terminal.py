@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, cli, tool
+from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, checkpointer_for
+from byssus.cli.parser import commands_of, parser_for
 from byssus.cli.screen import terminal
 from byssus.memory import Msg, SQLiteMemory
 from byssus.providers.scripted import ScriptedProvider
@@ -131,8 +131,8 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["where"],
         ["usage", "--recount"],
     ]  # without any such text
-    (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    with_json = {name for name, parser in parsers.choices.items() if "--json" in parser.format_help()}
+    parsers = commands_of(parser_for())
+    with_json = {name for name, parser in parsers.items() if "--json" in parser.format_help()}
     assert {name for name, *_ in commands + plain} == with_json, "add the new command here"
 
     outputs = shown(tmp_path, db, [[*arguments, "--json"] for arguments in commands + plain])
@@ -166,9 +166,9 @@ def test_what_is_followed_as_json_is_escaped(tmp_path: Path, db: Path) -> None:
 
 def test_every_command_complains_without_driving_the_terminal(tmp_path: Path, db: Path) -> None:
     """Also argparse, which repeats what was typed."""
-    (parsers,) = [each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    parsers = commands_of(parser_for())
     option = f"--{NASTY}".replace(" ", "")  # with a space, it would be no option
-    wrong = [[NASTY], *([name, option] for name in parsers.choices), ["threads", "--limit", NASTY]]
+    wrong = [[NASTY], *([name, option] for name in parsers), ["threads", "--limit", NASTY]]
     wrong += [["show", NASTY], ["import", NASTY], ["restore", NASTY], ["rewind", NASTY, NASTY], ["export", NASTY]]
     for arguments, (text, code) in zip(wrong, shown(tmp_path, db, wrong), strict=True):
         assert code != 0, arguments

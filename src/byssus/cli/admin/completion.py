@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from byssus.cli.parser import commands_of, parser_for
 from byssus.cli.subcommand import add, work_on
 
 _BASH = """\
@@ -39,14 +40,14 @@ _LIMIT = 200
 
 def add_to(commands: Any) -> None:
     more = "For bash: eval \"$(byssus completion bash)\". 'ids' prints thread ids, which the scripts ask for."
-    what = "print a script that completes words in a shell"
-    parser = add(commands, "completion", lambda args: _completion(args, commands.choices), what, more)
+    parser = add(commands, "completion", _completion, more)
     parser.add_argument("shell", choices=["bash", "zsh", "fish", "ids"], metavar="SHELL", help="bash, zsh or fish")
 
 
-def _completion(args: argparse.Namespace, choices: dict[str, argparse.ArgumentParser]) -> int:
+def _completion(args: argparse.Namespace) -> int:
     if args.shell == "ids":
         return _print_ids(args)
+    choices = commands_of(parser_for())
     names = " ".join(choices)
     if args.shell == "fish":
         print(_FISH.format(commands=names) + "\n".join(_fish_options(choices)))

@@ -45,9 +45,9 @@ _EXTRAS = {
 
 def add_to(commands: Any) -> None:
     more = "Keys are never shown. The exit code is 1 if something is wrong."
-    add(commands, "doctor", _doctor, "show what is installed and configured, and check it", more, json=True)
+    add(commands, "doctor", _doctor, more, json=True)
     more = "Nothing is made."
-    add(commands, "where", _where, "show the database in use, and how it was chosen", more, json=True)
+    add(commands, "where", _where, more, json=True)
 
 
 # --- where ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database
+from byssus.cli.commands import COMMANDS
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add, count, work_on
 from byssus.cli.words import at_shell
@@ -28,17 +29,17 @@ def add_to(commands: Any) -> None:
         "Others may go on writing meanwhile. FILE must be new; with --incremental it may be an earlier backup of the "
         "same database, in which only what differs is written."
     )
-    parser = add(commands, "backup", _backup, "write all of a database into a new SQLite file", more, json=True)
+    parser = add(commands, "backup", _backup, more, json=True)
     parser.add_argument("file", metavar="FILE", help="the file that is written")
     parser.add_argument("--incremental", action="store_true", help="bring an earlier backup up to date")
     more = "The database must be new or empty. An interrupted restore goes on when it is run again."
-    parser = add(commands, "restore", _restore, "bring a backup into a new database", more, json=True)
+    parser = add(commands, "restore", _restore, more, json=True)
     parser.add_argument("file", metavar="FILE", help="the backup")
     more = (
         "It reads everything, and writes nothing without --repair, which makes anew what is derived from something "
         "else: counters, usage, the index for search. The exit code is 1 while something is wrong."
     )
-    parser = add(commands, "check", _check, "verify a database", more, json=True)
+    parser = add(commands, "check", _check, more, json=True)
     parser.add_argument("--repair", action="store_true", help="repair derived data")
 
 
@@ -51,7 +52,7 @@ def _add_copy(commands: Any) -> None:
         "begins with postgresql://. TARGET must be new or empty. An interrupted copy goes on when the same command is "
         "run again; a finished one is only compared."
     )
-    parser = commands.add_parser("copy", help="copy a database into another", description=description)
+    parser = commands.add_parser("copy", help=COMMANDS["copy"].help, description=description)
     parser.add_argument("source", metavar="SOURCE", help="the database that is read")
     parser.add_argument("target", metavar="TARGET", help="the database that is made equal to it")
     parser.add_argument("--json", action="store_true", help="as JSON")

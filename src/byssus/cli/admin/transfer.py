@@ -28,7 +28,7 @@ _PAGE = 500
 
 def add_to(commands: Any) -> None:
     more = "One object a line: messages, tool calls, checkpoints and all else that 'byssus import' brings back."
-    parser = add(commands, "export", _export, "write a thread, or all threads of a user, as JSON lines", more)
+    parser = add(commands, "export", _export, more)
     parser.add_argument(
         "--format", choices=["jsonl", "markdown"], default="jsonl", help="jsonl (default), or markdown: to read only"
     )
@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
         "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
         "backup of your own and you say so with --trusted."
     )
-    parser = add(commands, "import", _import, "bring back what 'byssus export' has written", more)
+    parser = add(commands, "import", _import, more)
     parser.add_argument("file", metavar="FILE", help="the file, or - for the standard input")
     parser.add_argument("--as", dest="as_id", metavar="ID", help="another id for the thread")
     parser.add_argument("--user", metavar="ID", help="the user who gets the threads (default: none)")

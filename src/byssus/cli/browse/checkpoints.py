@@ -24,22 +24,22 @@ _PAGE = 500
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "checkpoints", _checkpoints, "list the checkpoints of a thread, the latest first", json=True)
+    parser = add(commands, "checkpoints", _checkpoints, json=True)
     add_thread(parser)
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
     more = "As JSON it is a flat list: the thread, its forks, theirs; forked_from says whose."
-    parser = add(commands, "tree", _tree, "draw a thread with its checkpoints and forks", more, json=True)
+    parser = add(commands, "tree", _tree, more, json=True)
     add_thread(parser)
     more = "What is written to either side does not show on the other. The new thread's id is printed."
-    parser = add(commands, "fork", _fork, "make a new thread that shares the past of another", more)
+    parser = add(commands, "fork", _fork, more)
     add_thread(parser)
     parser.add_argument("--at", type=_point, metavar="POINT", help=f"where they part (default: the end): {_POINT}")
     parser.add_argument("--as", dest="new_id", metavar="ID", help="the new thread's id (default: a new one)")
     more = "Nothing is removed: what came after stays in the tree."
-    parser = add(commands, "rewind", _rewind, "move a thread back to an earlier point", more)
+    parser = add(commands, "rewind", _rewind, more)
     add_thread(parser)
     parser.add_argument("to", type=_point, metavar="POINT", help=_POINT)
-    parser = add(commands, "diff", _diff, "show where two threads differ", json=True)
+    parser = add(commands, "diff", _diff, json=True)
     add_thread(parser, "a")
     add_thread(parser, "b")
 

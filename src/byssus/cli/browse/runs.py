@@ -29,18 +29,18 @@ T = TypeVar("T")
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "runs", _runs, "list the runs of a thread, or of all threads", "Newest first.", json=True)
+    parser = add(commands, "runs", _runs, "Newest first.", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
     parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
     more = "Its attempts, messages, model calls with tokens and time, tool calls, and how it ended."
-    parser = add(commands, "run", _run, "show what happened in a run, step by step", more, json=True)
+    parser = add(commands, "run", _run, more, json=True)
     parser.add_argument("id", metavar="ID", help="the run's id; 'byssus runs' lists them")
-    add(commands, "unfinished", _unfinished, "list the threads whose run was interrupted", json=True)
-    parser = add(commands, "pending", _pending, "list the tool calls that wait for a person", json=True)
+    add(commands, "unfinished", _unfinished, json=True)
+    parser = add(commands, "pending", _pending, json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
     parser.add_argument("--user", metavar="ID", help="only those of this user's threads")
     parser.add_argument("--limit", type=number, metavar="N", help="at most N of them, those that wait longest")
-    parser = _add_for_thread(commands, "answer", _answer, "answer a tool call that waits for a person")
+    parser = _add_for_thread(commands, "answer", _answer)
     parser.add_argument("call", metavar="CALL", help="the call's id; 'byssus pending' lists them")
     parser.add_argument(
         "answer", choices=["approve", "deny", "result"], help="run it, do not run it, or give its result yourself"
@@ -48,18 +48,20 @@ def add_to(commands: Any) -> None:
     parser.add_argument("text", metavar="TEXT", nargs="?", help="why it is denied, or the call's result")
     parser.add_argument("--arguments", metavar="JSON", help="approve the call with these arguments instead of its own")
     parser.add_argument("--by", metavar="NAME", help="who answers (default: your login name)")
-    _add_for_thread(commands, "inbox", _inbox, "list the queued messages of a thread", json=True)
-    for name, what in (("steer", "before its next turn"), ("follow-up", "when it would otherwise stop")):
-        parser = _add_for_thread(commands, name, _send, f"queue a message for a thread's run: delivered {what}")
+    _add_for_thread(commands, "inbox", _inbox, json=True)
+    for name in ("steer", "follow-up"):
+        parser = _add_for_thread(commands, name, _send)
         parser.add_argument("text", metavar="TEXT")
         parser.set_defaults(kind=name)
-    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back a queued message")
+    parser = _add_for_thread(commands, "withdraw", _withdraw)
     parser.add_argument("message", metavar="ID", help="the message's id; 'byssus inbox' lists them")
-    _add_for_thread(commands, "abort", _abort, "stop the current run of a thread, in any process")
+    _add_for_thread(commands, "abort", _abort)
 
 
-def _add_for_thread(commands: Any, *args: Any, json: bool = False) -> argparse.ArgumentParser:
-    parser = add(commands, *args, json=json)
+def _add_for_thread(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], *, json: bool = False
+) -> argparse.ArgumentParser:
+    parser = add(commands, name, run, json=json)
     add_thread(parser)
     return parser
 

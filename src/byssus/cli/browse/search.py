@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_to(commands: Any) -> None:
     more = "All words must occur, a -word must not. Quote a phrase twice, for the shell and for us: '\"a phrase\"'."
-    parser = add(commands, "search", _search, "find what was said, and what tools did", more, json=True)
+    parser = add(commands, "search", _search, more, json=True)
     parser.set_defaults(takes_more=_take_excluded)
     parser.add_argument("words", metavar="WORDS", nargs="*", help="all of them must occur")
     parser.add_argument("--user", metavar="ID", help="only in threads of this user")
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--limit", type=number, default=20, metavar="N", help="at most N hits (default: 20)")
     parser.add_argument("--timeout", type=number, default=30, metavar="SECONDS", help="stop after this (default: 30)")
     parser.add_argument("--relevance", action="store_true", help="the best hits first, not the newest")
-    parser = add(commands, "usage", _usage, "show what was said and spent", json=True)
+    parser = add(commands, "usage", _usage, json=True)
     parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: everybody)")
     parser.add_argument("--days", type=number, default=7, metavar="N", help="today and the days before (default: 7)")
     parser.add_argument("--recount", action="store_true", help="count everything again, and say what differs")

@@ -38,7 +38,7 @@ _STATES: dict[ThreadState, str] = {
 
 def add_to(commands: Any) -> None:
     more = "As JSON: id, messages, extra, state, and what has arrived of a reply that is not complete."
-    parser = add(commands, "show", _show, "show the messages of a thread", more)
+    parser = add(commands, "show", _show, more)
     add_thread(parser)
     parser.add_argument("--last", type=number, metavar="N", help="only the last N messages")
     form = parser.add_mutually_exclusive_group()

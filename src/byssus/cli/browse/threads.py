@@ -14,13 +14,13 @@ from byssus.cli.subcommand import add, add_thread, number, work_on
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "threads", _list, "list the threads", "Most recently updated first.", json=True)
+    parser = add(commands, "threads", _list, "Most recently updated first.", json=True)
     parser.add_argument("--user", metavar="ID", help="only those of this user; 'byssus users' lists the users")
     parser.add_argument("--state", choices=get_args(ThreadState), help="only those in this state")
     parser.add_argument("--title", metavar="TEXT", help="only those with this text in the title or the first words")
     parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
     more = "An empty title brings the automatic one back: the first words of the thread."
-    parser = add(commands, "rename", _rename, "set the title of a thread", more)
+    parser = add(commands, "rename", _rename, more)
     add_thread(parser)
     parser.add_argument("title", metavar="TITLE", help="the new title")
 

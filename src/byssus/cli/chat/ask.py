@@ -30,7 +30,7 @@ _ID_LENGTH = 12
 
 def add_to(commands: Any) -> None:
     more = "Text that is piped in is part of the question. The exit code is 1 if there was no answer."
-    parser = add(commands, "ask", _run, "ask one question and print the answer", more)
+    parser = add(commands, "ask", _run, more)
     parser.add_argument(
         "question", metavar="QUESTION", nargs="?", default="", help="the question, or what to do with the piped text"
     )

@@ -25,6 +25,7 @@ from byssus import Agent, AssistantMessage, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer, Thread
 from byssus.cli import database
 from byssus.cli.chat import agents
+from byssus.cli.commands import COMMANDS
 from byssus.cli.screen import terminal
 from byssus.cli.words import in_words
 from byssus.errors import AnswerNeeded, InputError, LeaseLost, ThreadBusy, ToolMissing
@@ -40,7 +41,7 @@ _LOOK = 100  # messages: among the last ones is the question of an interrupted r
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser("chat", help="talk to a model, in a thread that is kept", description=_DESCRIPTION)
+    parser = commands.add_parser("chat", help=COMMANDS["chat"].help, description=_DESCRIPTION)
     parser.add_argument("thread", metavar="THREAD", nargs="?", default="main", help="the thread's id (default: main)")
     agents.add_options(parser)
     database.add_option(parser)

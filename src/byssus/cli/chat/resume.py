@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
         "Without THREAD, all interrupted threads are finished, most recently updated first, one line each. A tool that "
         "ran is not run again. The exit code is 1 if one of them failed; the others are finished all the same."
     )
-    parser = add(commands, "resume", _run, "finish what was interrupted", more)
+    parser = add(commands, "resume", _run, more)
     parser.add_argument(
         "thread", metavar="THREAD", nargs="?", help="only this thread, also after an answer or a failure"
     )
