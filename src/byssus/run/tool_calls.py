@@ -332,19 +332,14 @@ class ToolCalls:
         """Run one call through the middleware. A hook that fails ends the run, but the call gets its result first."""
         setup, call = self._setup, asked.call
         try:
-            verdict: Deny | Ask | None = None
-            if not asked.is_checked:
-                call, verdict = await setup.unless_aborted(
-                    setup.middleware.call(call, self._signal, self._context), self._signal
-                )
+            call, verdict = await self._judged(asked)
             if isinstance(verdict, Deny):
                 self._announce(call, started)
                 span.failed("blocked")
                 return Outcome(tools.failure(call, f"This call was blocked: {verdict.reason}"), status="denied"), None
             tool = setup.tools.get(call.name)
-            if tool is not None and (verdict is not None or (tool.approval and not asked.is_checked)):
-                ask = joined(verdict, tool.approval) if verdict else tool.approval or Ask()
-                await self._ask(asked._replace(call=call), question_of(ask))
+            if tool is not None and verdict is not None:
+                await self._ask(asked._replace(call=call), question_of(verdict))
                 return None, None
             if tool is not None:
                 await self._journal.ledger.start(_entry(asked, call, STARTED, tool))
@@ -367,6 +362,24 @@ class ToolCalls:
             self._announce(call, started)
             what = "it may have taken effect, but its result is withheld" if ran else "it was not run"
             return Outcome(tools.failure(call, f"A check around this call failed: {what}.")), error
+
+    async def _judged(self, asked: _Call) -> tuple[ToolCall, Deny | Ask | None]:
+        """The call as the hooks leave it, and what they and its tool demand before it runs."""
+        if asked.is_checked:
+            return asked.call, None
+        setup, signal = self._setup, self._signal
+        hooks = setup.middleware.call(asked.call, signal, self._context)
+        call, verdict = await setup.unless_aborted(hooks, signal)
+        tool = setup.tools.get(call.name)
+        if tool is None or isinstance(verdict, Deny):
+            return call, verdict
+        demand: Deny | Ask | None = tool.approval
+        if tool.decides_by_call:
+            context = self._tool_context(call, asked.key)
+            demand = await until_aborted(tool.demand(call, context), signal, setup.patience.grace)
+        if verdict is None or isinstance(demand, Deny):
+            return call, demand
+        return call, joined(verdict, demand)
 
     def _announce(self, call: ToolCall, started: _Started) -> None:
         if not started.is_published:

@@ -30,7 +30,7 @@ from byssus.tools.details import readable as readable
 from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
-from byssus.values.decisions import Ask, Recovery
+from byssus.values.decisions import Ask, Deny, Recovery
 from byssus.values.results import ToolResult as ToolResult
 from byssus.values.schemas import convert
 
@@ -99,7 +99,8 @@ class Tool(Generic[P, R]):
 
     `timeout` is in seconds. If a reply calls a `sequential` tool, all calls of the reply run one after the other. With
     `approval=True` a person must approve each call before it runs; `approval=Ask(...)` says how many people, and until
-    when.
+    when. `approval=function` decides about each call: it gets the call's `ToolContext` and returns True, False, an
+    `Ask` with a question of its own, or `Deny(reason)`. If it fails, the call is denied.
 
     `recovery` is the policy for a call that was started and interrupted, so that its outcome is unknown: `never` run it
     again (the model reads that the outcome is unknown), `retry` it with the same idempotency key, `check` with the
@@ -109,6 +110,7 @@ class Tool(Generic[P, R]):
 
     approval: Ask | None
     max_attempts: int | None
+    _approval_of: Callable[[ToolContext], Any] | None
     _check: Callable[[ToolContext], Any] | None
 
     def __init__(
@@ -120,7 +122,7 @@ class Tool(Generic[P, R]):
         timeout: float | None = None,
         sequential: bool = False,
         recovery: Recovery = "never",
-        approval: bool | Ask = False,
+        approval: bool | Ask | Callable[[ToolContext], Any] = False,
         check: Callable[[ToolContext], Any] | None = None,
         max_attempts: int | None = MAX_ATTEMPTS,
     ) -> None:
@@ -132,7 +134,10 @@ class Tool(Generic[P, R]):
         if recovery not in RECOVERIES:
             raise InputError(f"tool {name!r}: recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
         self.recovery = "check" if check is not None and recovery == "never" else recovery
-        self.approval = _checked_approval(name, approval)
+        if callable(approval):
+            self._approval_of = approval
+        else:
+            self.approval = _checked_approval(name, approval)
         self.max_attempts = _checked_attempts(name, max_attempts)
         if check is not None:
             self.check(check)
@@ -158,6 +163,11 @@ class Tool(Generic[P, R]):
         return self._check is not None
 
     @property
+    def decides_by_call(self) -> bool:
+        """Whether a function of the tool decides which of its calls need an approval."""
+        return self._approval_of is not None
+
+    @property
     def needs_thread(self) -> bool:
         """Whether a call may take an OS thread: for the function itself, or for its check."""
         return not is_async(self.function) or (self._check is not None and not is_async(self._check))
@@ -178,6 +188,22 @@ class Tool(Generic[P, R]):
         _log.error("the check of tool %r must return Done(...), NotDone() or Unknown(), got %r", self.name, answer)
         return Unknown()
 
+    async def demand(self, call: ToolCall, context: ToolContext) -> Ask | Deny | None:
+        """Ask the tool's approval function about a call: a question to a person, nothing, or a refusal."""
+        assert self._approval_of is not None
+        if self.problem_with(call) is not None:  # the call fails with that, and never runs
+            return None
+        try:
+            answer = await within(run(self._approval_of, {"context": context}, positional=True), self._timeout)
+        except Exception as error:  # noqa: BLE001 - what nobody was asked about does not run
+            return Deny(f"whether it needs an approval could not be found out ({told(error)})")
+        if isinstance(answer, Deny):
+            return answer
+        try:
+            return _checked_approval(self.name, answer)
+        except InputError as error:
+            return Deny(str(error))
+
     def _setup(self, function: Callable[P, R], spec: ToolSpec, timeout: float | None, *, sequential: bool) -> None:
         if not _NAME.fullmatch(spec.name):
             raise InputError(f"a tool's name must be 1 to 64 letters, digits, _ or -, got {spec.name!r}; pass name=...")
@@ -191,6 +217,7 @@ class Tool(Generic[P, R]):
         self.sequential = sequential
         self.recovery = "never"
         self.approval = None
+        self._approval_of = None
         self.max_attempts = MAX_ATTEMPTS
         self._timeout = timeout
         self._check = None
@@ -262,7 +289,7 @@ def tool(
     timeout: float | None = None,
     sequential: bool = False,
     recovery: Recovery = "never",
-    approval: bool | Ask = False,
+    approval: bool | Ask | Callable[[ToolContext], Any] = False,
     check: Callable[[ToolContext], Any] | None = None,
     max_attempts: int | None = MAX_ATTEMPTS,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
@@ -277,7 +304,10 @@ def _checked_approval(name: str, approval: object) -> Ask | None:
     if isinstance(approval, Ask):
         return approval
     if not isinstance(approval, bool):
-        raise InputError(f"tool {name!r}: approval must be True, False or Ask(...), got {approval!r:.80}")
+        raise InputError(
+            f"tool {name!r}: approval must be True, False, Ask(...) or a function that returns one of them, got "
+            f"{approval!r:.80}"
+        )
     return Ask() if approval else None
 
 
