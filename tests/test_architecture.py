@@ -366,6 +366,8 @@ COVERED_BY: dict[str, list[str]] = {
     "threads/waiting.py": ["run/test_leases.py"],
     "tools/__init__.py": ["tools/test_signature.py", "tools/test_execution.py", "tools/test_details.py"],
     "tools/mcp_process.py": ["tools/test_mcp.py"],
+    "tools/ready/__init__.py": ["tools/ready/test_files.py", "tools/ready/test_shell.py"],
+    "tools/ready/text.py": ["tools/ready/test_files.py", "tools/ready/test_writing.py"],
     "values/clock.py": ["test_messages.py", "values/test_checkpoints.py"],
     "values/decisions.py": ["run/test_approvals.py", "run/test_approval_runs.py"],
     "values/marks.py": ["threads/test_marks.py"],
