@@ -11,7 +11,9 @@ import errno
 import os
 import re
 import shlex
+from collections.abc import Collection
 
+from byssus.cli.tools.chosen import groups_of
 from byssus.errors import (
     AnswerNeeded,
     ByssusError,
@@ -88,7 +90,7 @@ def _told(error: Exception, what: str, thread: str) -> tuple[str, str] | None:
         ),
         ToolMissing: (
             f"{str(error).partition('. Nothing was changed')[0]}. Nothing was changed",
-            f"use the program that has the tool: byssus resume {thread} --app MODULE:FACTORY",
+            f"use what has the tool: byssus resume {thread} {options_for(getattr(error, 'calls', ()))}",
         ),
         ThreadInactive: (
             f"{what} is {getattr(error, 'status', '')}, and no run starts on it until a program makes it active again",
@@ -99,6 +101,12 @@ def _told(error: Exception, what: str, thread: str) -> tuple[str, str] | None:
         SearchTimeout: (fact, "search in less (--thread, --user, --since), or for longer: --timeout SECONDS"),
     }
     return told.get(type(error))
+
+
+def options_for(tools: Collection[str]) -> str:
+    """The options of a command that needs these tools."""
+    groups = groups_of(tools)
+    return f"--tools {','.join(groups)}" if groups else "--app MODULE:FACTORY"
 
 
 def _of_the_system(error: OSError) -> Exception:

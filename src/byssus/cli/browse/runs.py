@@ -20,6 +20,7 @@ from byssus.cli.ids import chosen, known_user, whole_id
 from byssus.cli.screen import terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, add_thread, number, work_on
+from byssus.cli.words import options_for
 from byssus.errors import InputError
 from byssus.threads.inbox import Waiting
 from byssus.values.decisions import Answer, Approve, Deny, Pending
@@ -150,8 +151,11 @@ def _pending(args: argparse.Namespace) -> int:
         return 0
     for call in listed:
         what = f"{call.tool_name} with {terminal.as_json(call.arguments)}"
-        more = "  ".join(filter(None, (call.question, *_terms(call))))
+        question, *details = call.question.splitlines() or [""]
+        more = "  ".join(filter(None, (question, *_terms(call))))
         print(terminal.line(f"{call.thread_id}  {call.call_id}  {call.reason}: {what}  {more}".rstrip()))
+        for each in details:  # such as the difference that a write makes
+            print(f"    {terminal.line(each)}".rstrip())
     if not listed:
         terminal.remark("Nothing waits for a person.\n")
     return 0
@@ -181,14 +185,16 @@ def _answer(args: argparse.Namespace) -> int:
     elif args.answer == "approve" and args.text is not None:
         raise InputError(f"'approve' takes no text, got {args.text!r}; to give the call's result, say 'result'")
 
+    waiting: dict[str, str] = {}  # tools, by the ids of their calls
+
     async def record(cp: Checkpointer) -> bool:
-        waiting = [call.call_id for call in await cp.pending(args.thread)]
-        call_id = chosen(args.call, waiting, "calls")
+        waiting.update({call.call_id: call.tool_name for call in await cp.pending(args.thread)})
+        call_id = chosen(args.call, [*waiting], "calls")
         return await cp.answer(args.thread, call_id, answer, by=args.by or _login_name(), source="cli")
 
     if _with(args, record):
-        app = "" if database.config_of(args).app.value else " --app MODULE:FACTORY"
-        terminal.remark(f"Recorded. To continue the run: byssus resume {shlex.quote(args.thread)}{app}\n")
+        more = "" if database.config_of(args).app.value else f" {options_for(waiting.values())}"
+        terminal.remark(f"Recorded. To continue the run: byssus resume {shlex.quote(args.thread)}{more}\n")
     else:
         terminal.remark("Recorded. The call needs more approvals: 'byssus pending' shows how many it has.\n")
     return 0

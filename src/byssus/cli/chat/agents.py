@@ -12,6 +12,8 @@ from byssus import Agent, Model, apps
 from byssus.apps import App
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database
+from byssus.cli.tools import chosen
+from byssus.cli.tools.chosen import Tools
 from byssus.config import KEY_VARIABLES, Config
 from byssus.errors import InputError
 from byssus.providers.base import Provider
@@ -34,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--provider", choices=[*SERVICES], help="who answers, for a model that does not say so")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    chosen.add_options(parser)
 
 
 class AgentSource(NamedTuple):
@@ -43,6 +46,7 @@ class AgentSource(NamedTuple):
     plain: tuple[Provider, Model] | None
     system_prompt: str
     user: str | None
+    tools: Tools = Tools((), ".")
 
     @property
     def is_local(self) -> bool:
@@ -65,6 +69,7 @@ class AgentSource(NamedTuple):
             provider=provider,
             model=model,
             system_prompt=self.system_prompt,
+            tools=self.tools.made(checkpointer, self.user or owner),
             checkpointer=checkpointer,
             thread_id=thread_id,
             user_id=self.user,
@@ -85,11 +90,15 @@ def source_of(args: argparse.Namespace) -> AgentSource:
             f"--agent {args.agent} chooses an agent of an app, and there is no app; add --app MODULE:FACTORY"
         )
     system = _SYSTEM if args.system is None else args.system
-    return AgentSource(None, _plain(args, config), system, args.user)
+    tools, plain = chosen.of(args), _plain(args, config)
+    source = AgentSource(None, plain, system, args.user, tools)
+    if tools.groups and source.is_local:
+        raise InputError("the local model is too small to use tools; leave out --tools, or choose another --model")
+    return source
 
 
 def _refuse_with_app(args: argparse.Namespace, config: Config) -> None:
-    for name in ("model", "provider", "system"):
+    for name in ("model", "provider", "system", "tools"):
         if getattr(args, name) is not None:
             raise InputError(
                 f"the app {config.app.value} ({config.app.origin}) chooses its {name} itself; leave out --{name}, or "

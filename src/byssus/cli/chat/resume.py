@@ -15,7 +15,7 @@ from byssus.cli.chat.agents import AgentSource
 from byssus.cli.ids import known_thread
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add
-from byssus.cli.words import in_words
+from byssus.cli.words import in_words, options_for
 from byssus.errors import ByssusError, InputError, MissingExtra
 from byssus.values.results import RunResult
 
@@ -76,8 +76,8 @@ def _source(args: argparse.Namespace, runner: asyncio.Runner, cp: Checkpointer, 
             if tools := runner.run(_open_tools(cp, thread_id)):
                 named = ", ".join(map(repr, tools))
                 raise InputError(
-                    f"thread {thread_id!r} has open calls of {named}, which only your program has; name it: byssus "
-                    f"resume {shlex.quote(thread_id)} --app MODULE:FACTORY"
+                    f"thread {thread_id!r} has open calls of {named}, which this agent does not have; add them: byssus "
+                    f"resume {shlex.quote(thread_id)} {options_for(tools)}"
                 ) from error
         raise
 

@@ -1,0 +1,1 @@
+"""Tools for the plain agents of the command line."""
