@@ -313,6 +313,7 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/database.py": ["cli/chat/test_chat.py"],
     "cli/parser.py": ["cli/test_cli.py"],
     "cli/screen/pages.py": ["cli/browse/test_show.py"],
+    "cli/tools/names.py": ["cli/tools/test_chosen.py"],
     "cli/subcommand.py": ["cli/chat/test_chat.py"],
     "queries/log/runs.py": ["threads/runs/test_records.py"],
     "run/outside/journals.py": ["test_agent.py", "run/outside/test_requests.py"],

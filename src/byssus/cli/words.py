@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Collection
 
-from byssus.cli.tools.chosen import groups_of
+from byssus.cli.tools.names import groups_of
 from byssus.errors import (
     AnswerNeeded,
     ByssusError,

@@ -13,7 +13,8 @@ import pytest
 
 from byssus import ToolCall, cli
 from byssus.checkpointer import SQLiteCheckpointer
-from byssus.cli.tools.chosen import GROUPS, Tools, groups_of
+from byssus.cli.tools.chosen import Tools
+from byssus.cli.tools.names import GROUPS, groups_of
 from tests.support.commands import command
 from tests.support.databases import Database
 from tests.support.postgres import wait_until

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli.ids import did_you_mean
+from byssus.cli.tools.names import GROUPS
 from byssus.errors import InputError
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "files": ("read_file", "list_files", "search_files", "write_file", "edit_file"),
-    "shell": ("shell",),
-    "time": ("current_time",),
-    "threads": ("search_threads",),
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -63,10 +56,3 @@ def of(args: argparse.Namespace) -> Tools:
     if folder is not None and not {"files", "shell"} & set(groups):
         raise InputError("--folder is where files and shell work; add --tools files, or leave it out")
     return Tools(groups, "." if folder is None else folder)
-
-
-def groups_of(tools: Collection[str]) -> Sequence[str]:
-    """The groups that these tools are from; none if one of them is from no group."""
-    found = [group for group, names in GROUPS.items() if set(names) & set(tools)]
-    known = {name for group in found for name in GROUPS[group]}
-    return found if set(tools) <= known else []
