@@ -177,6 +177,9 @@ def test_a_package_that_one_file_needs_is_imported_there_alone(package: str, fil
 def test_the_public_names_are_these_and_no_others() -> None:
     assert byssus.__all__ == PUBLIC
     assert all(hasattr(byssus, name) for name in PUBLIC)
+    assert sorted(name for names in byssus._HOMES.values() for name in names) == sorted(PUBLIC)
+    homes = {f"byssus.{home}.{name}" for home, names in byssus._HOMES.items() for name in names}
+    assert {name for name in names_imported_by(TREES["__init__.py"]) if name.startswith("byssus.")} == homes
 
 
 @pytest.mark.processes
@@ -311,6 +314,7 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/chat/agents.py": ["cli/chat/test_ask.py", "cli/chat/test_resume.py"],
     "cli/commands.py": ["cli/test_cli.py"],
     "cli/database.py": ["cli/chat/test_chat.py"],
+    "cli/options.py": ["cli/test_cli.py"],
     "cli/parser.py": ["cli/test_cli.py"],
     "cli/screen/pages.py": ["cli/browse/test_show.py"],
     "cli/tools/names.py": ["cli/tools/test_chosen.py"],

@@ -15,10 +15,9 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from byssus.cli.ids import did_you_mean
 from byssus.cli.parser import commands_of, parser_for
 from byssus.cli.screen import pager, terminal
-from byssus.cli.words import in_words
+from byssus.cli.words import did_you_mean, in_words
 from byssus.values.places import redacted
 from byssus.values.shown import reason
 

@@ -8,32 +8,15 @@ import os
 import shlex
 from pathlib import Path
 
-import platformdirs
-
 from byssus import config
 from byssus.checkpointer import Checkpointer, checkpointer_for, exists
+from byssus.cli.options import default_place
 from byssus.config import Config, Setting
 from byssus.errors import InputError, StoreUnusable
 from byssus.maintenance.look import is_database
 
 _MOST_NAMED = 3
 _MOST_LOOKED_AT = 1_000  # files of a directory
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(has_database=True)
-    parser.add_argument(
-        "--db",
-        metavar="DATABASE",
-        default=argparse.SUPPRESS,  # it may stand before the command too
-        help=explained(),
-    )
-
-
-def explained() -> str:
-    """What --db is, and the database without it."""
-    default = str(platformdirs.user_data_path("byssus", appauthor=False) / "chat.db").replace("%", "%%")
-    return f"a path or a postgresql:// DSN (default: $BYSSUS_DB, else byssus.toml, else {default})"
 
 
 def config_of(args: argparse.Namespace) -> Config:
@@ -94,13 +77,13 @@ def _databases_here() -> list[str]:
 
 
 def _default_place() -> str:
-    folder = platformdirs.user_data_path("byssus", appauthor=False)
+    folder = Path(default_place()).parent
     if str(folder).startswith("~"):
         raise InputError(
             f"there is no home directory for the default database, {folder}/chat.db; set HOME, or name a database: "
             "BYSSUS_DB=PATH or --db PATH"
         )
-    return str(folder / "chat.db")
+    return default_place()
 
 
 def why_not_made(place: str) -> str:

@@ -5,10 +5,10 @@ Commands that take something away want the whole id: a start that was unique yes
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from byssus.checkpointer import Checkpointer
+from byssus.cli.words import did_you_mean
 from byssus.errors import InputError
 from byssus.threads.prefixes import Kind, starting_with
 
@@ -55,9 +55,3 @@ async def known_user(cp: Checkpointer, typed: str) -> str:
 
 def _listed(ids: list[str]) -> str:
     return ", ".join(map(repr, ids[:_SHOWN])) + ", ..." * (len(ids) > _SHOWN)
-
-
-def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """A question that names what is most like the typed word; empty if nothing is."""
-    alike = difflib.get_close_matches(typed, [*known], n=1)
-    return f"did you mean {alike[0]!r}?" if alike else ""

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from byssus import __version__
-from byssus.cli import database
+from byssus.cli import options
 from byssus.cli.commands import add_commands
-from byssus.cli.ids import did_you_mean
 from byssus.cli.screen import terminal
+from byssus.cli.words import did_you_mean
 from byssus.values.places import redacted
 
 
@@ -30,7 +30,7 @@ def parser_for(typed: Collection[str] | None = None) -> argparse.ArgumentParser:
     """The parser for what was typed: it knows the options of no other command. Without `typed` it knows all."""
     parser = _Parser(prog="byssus", description="Agents and conversations that survive a restart.")
     parser.add_argument("--version", action="version", version=f"byssus {__version__}")
-    parser.add_argument("--db", metavar="DATABASE", help=database.explained())
+    parser.add_argument("--db", metavar="DATABASE", help=options.explained())
     parser.set_defaults(utc=False, debug=False, no_pager=False)
     _share_options(parser)
     add_commands(parser, typed)

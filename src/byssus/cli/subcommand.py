@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database, ids
+from byssus.cli import database, ids, options
 from byssus.cli.commands import COMMANDS
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def add(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=does, description=description)
     if json:
         parser.add_argument("--json", action="store_true", help="as JSON")
-    database.add_option(parser)
+    options.add_option(parser)
     parser.set_defaults(run=run)
     return parser
 

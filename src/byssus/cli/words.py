@@ -7,11 +7,12 @@ that have none.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from byssus.cli.tools.names import groups_of
 from byssus.errors import (
@@ -120,3 +121,9 @@ def _of_the_system(error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
         return InputError(f"the output cannot be written ({reason}); free some space, or write it elsewhere")
     return error
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """A question that names what is most like the typed word; empty if nothing is."""
+    alike = difflib.get_close_matches(typed, [*known], n=1)
+    return f"did you mean {alike[0]!r}?" if alike else ""

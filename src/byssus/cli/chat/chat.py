@@ -23,7 +23,7 @@ from typing import Any
 
 from byssus import Agent, AssistantMessage, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer, Thread
-from byssus.cli import database
+from byssus.cli import database, options
 from byssus.cli.chat import agents
 from byssus.cli.commands import COMMANDS
 from byssus.cli.screen import terminal
@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("chat", help=COMMANDS["chat"].help, description=_DESCRIPTION)
     parser.add_argument("thread", metavar="THREAD", nargs="?", default="main", help="the thread's id (default: main)")
     agents.add_options(parser)
-    database.add_option(parser)
+    options.add_option(parser)
     parser.set_defaults(run=run)
 
 
