@@ -6,8 +6,8 @@ import argparse
 from typing import Any, NamedTuple
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli.ids import did_you_mean
 from byssus.cli.tools.names import GROUPS
+from byssus.cli.words import did_you_mean
 from byssus.errors import InputError
 
 
