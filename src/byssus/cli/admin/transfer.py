@@ -35,7 +35,9 @@ def add_to(commands: Any) -> None:
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     whose.add_argument("--user", metavar="ID", help="all threads of this user instead")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write them (default: -, the standard output)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file, which only you can read (default: -, the standard output)"
+    )
     more = (
         "Everything in the file is imported, or nothing. A thread that is there already is left alone. Only data is "
         "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
