@@ -317,6 +317,8 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/options.py": ["cli/test_cli.py"],
     "cli/parser.py": ["cli/test_cli.py"],
     "cli/screen/pages.py": ["cli/browse/test_show.py"],
+    "cli/watch/board.py": ["cli/watch/test_watch.py"],
+    "cli/watch/watched.py": ["cli/watch/test_rows.py", "cli/watch/test_watch.py"],
     "cli/tools/names.py": ["cli/tools/test_chosen.py"],
     "cli/subcommand.py": ["cli/chat/test_chat.py"],
     "queries/log/runs.py": ["threads/runs/test_records.py"],

@@ -32,6 +32,7 @@ _MODULES = {
         "withdraw": "take back a queued message",
         "abort": "stop the current run of a thread, in any process",
     },
+    "watch.watch": {"watch": "watch the live runs of a database, and answer their questions"},
     "browse.checkpoints": {
         "checkpoints": "list the checkpoints of a thread, the latest first",
         "tree": "draw a thread with its checkpoints and forks",

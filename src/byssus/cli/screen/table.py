@@ -24,7 +24,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right:
         _print_blocks(lines, columns or 0)
         return
     for number, row in enumerate(lines):
-        cells = [_aligned(cell, fitted[index], index in right) for index, cell in enumerate(row)]
+        cells = [aligned(cell, fitted[index], index in right) for index, cell in enumerate(row)]
         text = _GAP.join(cells).rstrip()
         print(terminal.styled(text, "bold") if number == 0 else text)
 
@@ -67,7 +67,7 @@ def _fitted(widths: list[int], columns: int, right: Collection[int]) -> list[int
     return fitted
 
 
-def _aligned(cell: str, columns: int, is_right: bool) -> str:
+def aligned(cell: str, columns: int, is_right: bool) -> str:
     cell = cut(cell, columns)
     space = " " * (columns - width(cell))
     return space + cell if is_right else cell + space
@@ -81,13 +81,13 @@ def _print_blocks(lines: list[list[str]], columns: int) -> None:
         if number:
             print()
         for header, cell in zip(headers, row, strict=True):
-            first, *others = _wrapped(cell, room)
-            print(f"{terminal.styled(_aligned(header, broad, False), 'bold')}{_GAP}{first}".rstrip())
+            first, *others = wrapped(cell, room)
+            print(f"{terminal.styled(aligned(header, broad, False), 'bold')}{_GAP}{first}".rstrip())
             for each in others:
                 print(f"{' ' * broad}{_GAP}{each}")
 
 
-def _wrapped(text: str, columns: int) -> list[str]:
+def wrapped(text: str, columns: int) -> list[str]:
     """The whole text in lines of at most so many columns, broken at spaces where there are any."""
     from wcwidth import iter_graphemes  # noqa: PLC0415 - as above
 

@@ -1,0 +1,1 @@
+"""`byssus watch`: what the live runs of a database do, on one screen."""
