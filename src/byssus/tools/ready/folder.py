@@ -24,7 +24,7 @@ _AS_FILE = _ONLY | os.O_NONBLOCK | os.O_NOCTTY  # opening a pipe or a device mus
 _MOST_SCANNED = 200_000  # entries of one directory
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """A name in a directory. `kind` is file, directory, link or other."""
 
     name: str
@@ -113,15 +113,15 @@ class Folder:
                     os.unlink(draft, dir_fd=parent)
             os.fsync(parent)
 
-    def entries(self, path: str, pattern: str = "") -> tuple[list[Entry], bool]:
+    def entries(self, path: str, pattern: str = "") -> tuple[list[DirectoryEntry], bool]:
         """List a directory, sorted; and whether it has more entries than are looked at."""
-        found: list[Entry] = []
+        found: list[DirectoryEntry] = []
         with self._directory(self.parts(path), path) as directory, os.scandir(directory) as listed:
             for number, each in enumerate(listed):
                 if number == _MOST_SCANNED:
                     return sorted(found), True
                 if not pattern or fnmatch.fnmatch(each.name, pattern):
-                    found.append(Entry(each.name, _kind(each)))
+                    found.append(DirectoryEntry(each.name, _kind(each)))
         return sorted(found), False
 
     def size(self, path: str) -> int | None:
