@@ -55,10 +55,8 @@ _MODULES = {
         "restore": "bring a backup into a new database",
         "check": "verify a database",
     },
-    "browse.search": {
-        "search": "find what was said, and what tools did",
-        "usage": "show what was said and spent",
-    },
+    "browse.search": {"search": "find what was said, and what tools did"},
+    "browse.usage": {"usage": "show what was said and spent"},
     "admin.completion": {"completion": "print a script that completes words in a shell"},
     "admin.doctor": {
         "doctor": "show what is installed and configured, and check it",

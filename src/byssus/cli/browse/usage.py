@@ -1,0 +1,84 @@
+"""`byssus usage`: what was said and spent, by day, model and tool."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from byssus.checkpointer import Checkpointer
+from byssus.cli.ids import whole_id
+from byssus.cli.screen import terminal
+from byssus.cli.screen.table import print_table
+from byssus.cli.subcommand import add, count, number, with_thread, work_on
+from byssus.errors import InputError
+
+if TYPE_CHECKING:
+    from byssus.storage import UsageStats
+
+
+def add_to(commands: Any) -> None:
+    parser = add(commands, "usage", _usage, json=True)
+    parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: everybody)")
+    parser.add_argument("--days", type=number, default=7, metavar="N", help="today and the days before (default: 7)")
+    parser.add_argument("--recount", action="store_true", help="count everything again, and say what differs")
+
+
+def _usage(args: argparse.Namespace) -> int:
+    if args.recount:
+        return _recount(args)
+
+    async def usage(cp: Checkpointer) -> UsageStats | None:
+        return await cp.get_usage_stats(args.user and await whole_id(cp, "user", args.user), args.days)
+
+    stats = work_on(args, usage)
+    if stats is None:
+        raise InputError(f"there is no user {args.user!r}; 'byssus users' lists them")
+    if args.json:
+        told = {name: value for name, value in stats.items() if name not in ("session_count", "by_session")}
+        by_thread = [with_thread(row) for row in stats["by_session"]]
+        terminal.print_json({**told, "thread_count": stats["session_count"], "by_thread": by_thread})
+        return 0
+    print(
+        f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"
+        f" in {count(stats['session_count'], 'thread')} since {stats['since']}, cost {stats['total_cost']:.4f}"
+    )
+    columns = ("messages", "tokens", "input_tokens", "output_tokens", "cache_read_tokens", "cost")
+    parts: list[tuple[str, Sequence[Mapping[str, Any]]]] = [("day", stats["by_day"]), ("model", stats["by_model"])]
+    for name, rows in parts:
+        _table((name, *columns), [_cells(row, name, columns) for row in rows])
+    columns = ("call_count", "failures", "avg_latency", "p50", "p95", "p99")
+    tools = [_cells(tool, "tool_name", columns) for tool in stats["tool_usage"]]
+    _table(("tool", "calls", "failures", "average ms", "p50", "p95", "p99"), tools)
+    return 0
+
+
+def _recount(args: argparse.Namespace) -> int:
+    found = work_on(args, lambda cp: cp.recount())
+    if args.json:
+        terminal.print_json(found)
+        return 0 if found["ok"] else 1
+    for problem in found["problems"]:
+        print(terminal.line(f"{problem['where']}: {problem['detail']}"))
+    if found["ok"]:
+        print("Everything was counted right.")
+    else:
+        terminal.remark("'byssus check --repair' mends it.\n")
+    return 0 if found["ok"] else 1
+
+
+def _cells(row: Mapping[str, Any], name: str, columns: Sequence[str]) -> list[str]:
+    return [row[name], *(_figure(row[column]) for column in columns)]
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1_000 else f"{value:,.0f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        print()
+        headers = [name.upper().replace("_", " ") for name in head]
+        print_table(headers, rows, right=range(1, len(headers)))
