@@ -1,4 +1,4 @@
-"""`byssus usage`: what is told to people, and what to programs."""
+"""`byssus usage`: figures, the same for programs, and plots on a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from byssus.cli import main
 from byssus.storage import AgentStorage
 from tests.support.accounts import known
 from tests.support.commands import Command, command
 from tests.support.databases import Database
+from tests.support.screens import screen_of
 
 pytestmark = pytest.mark.processes
 
@@ -69,3 +71,39 @@ def test_a_recount_says_what_differs(told: Database, byssus: Command) -> None:
 
 def test_usage_of_nobody_is_an_error(told: Database, byssus: Command) -> None:
     assert "no user 'eve'; 'byssus users' lists them" in byssus("usage", "eve", code=1).stderr
+
+
+@pytest.mark.parametrize(("encoding", "block"), [("utf-8", "█"), ("ascii", "#")])
+def test_on_a_terminal_there_are_plots(
+    told: Database, monkeypatch: pytest.MonkeyPatch, encoding: str, block: str
+) -> None:
+    with AgentStorage(told.place) as storage:
+        storage.set_price("m", input=1e6, output=2e6)
+        storage.save_message("bob's", "user", "How long?", token_count=5)
+    screen = screen_of(monkeypatch, columns=60, encoding=encoding)
+    assert main(["usage", "--days", "3", "--no-pager", "--db", told.place]) == 0
+    titles = ["TOKENS BY DAY", "COST BY DAY", "TOKENS BY MODEL", "COST BY MODEL", "CALLS BY TOOL", "LATENCY BY TOOL"]
+    plots = {
+        title: block.splitlines() for block in screen.text.split("\n\n") for title in titles if block.startswith(title)
+    }
+    assert list(plots) == titles
+    assert [len(row.split()) for row in plots["TOKENS BY DAY"][1:]] == [
+        2,
+        2,
+        3,
+    ]  # without a bar where nothing was spent
+    assert plots["TOKENS BY DAY"][-1].split()[1] == "40"
+    assert plots["TOKENS BY DAY"][-1].endswith(block)
+    assert plots["COST BY MODEL"][1].split()[:2] == ["m", "5"]
+    assert plots["CALLS BY TOOL"][1].startswith("look  2  " + block)
+    assert " ms  " in plots["LATENCY BY TOOL"][1]
+    assert max(map(len, screen.lines[1:])) <= 60
+    assert "\x1b" not in screen.text
+
+
+def test_in_a_pipe_there_are_plots_only_if_asked_for(told: Database, byssus: Command) -> None:
+    assert "TOKENS BY DAY" not in byssus("usage").stdout
+    plotted = byssus("usage", "--plot").stdout
+    assert "TOKENS BY DAY" in plotted
+    assert "\x1b" not in plotted
+    assert plotted.endswith(byssus("usage").stdout.partition("\n")[2])
