@@ -168,6 +168,21 @@ class Agent:
         """The checkpointer that stores the thread; None for an agent that works in memory."""
         return self._checkpointer
 
+    @property
+    def models(self) -> list[str]:
+        """The models that answer, as `service:id`: the first one, and its fallbacks."""
+        return [f"{route.provider.name}:{route.model.id}" for route in self._setup.routes]
+
+    @property
+    def tools(self) -> list[Tool[..., Any]]:
+        """The tools that the model can call."""
+        return list(self._setup.tools.values())
+
+    @property
+    def system_prompt(self) -> str:
+        """The system prompt."""
+        return self._setup.system_prompt
+
     def attach(self, checkpointer: Checkpointer, thread_id: ThreadId, *, user_id: str | None = None) -> None:
         """Give a new agent its checkpointer and thread, as if they had been passed to `Agent(...)`.
 
@@ -184,8 +199,7 @@ class Agent:
         self._setup, self._checkpointer = setup, checkpointer
 
     def __repr__(self) -> str:
-        models = " | ".join(f"{route.provider.name}:{route.model.id}" for route in self._setup.routes)
-        return f"Agent({models!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
+        return f"Agent({' | '.join(self.models)!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
 
     async def __aenter__(self) -> Self:
         """Load the thread, so that `state` and `pending` can be read."""

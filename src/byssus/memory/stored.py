@@ -417,6 +417,14 @@ async def entries(store: Store, user_id: str | None, session_id: str) -> tuple[s
     return _decoded(found[0]), [(_made(Msg, msg_fields(*kept)), marks) for kept, marks in found[1]]
 
 
+async def mark(store: Store, user_id: str | None, session_id: str, label: str, ids: Iterable[str]) -> int:
+    """Put a mark on messages of a thread; returns how many got it. For the command line."""
+    change = arguments.change(label, None, ids)
+    return (
+        0 if change is None else await store.write(queries.update_marks, ThreadKey(user_id or "", session_id), *change)
+    )
+
+
 def _made(kind: type[Any], said: MsgFields) -> Any:
     message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
     message.id, message.timestamp = said.id, said.timestamp

@@ -227,7 +227,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str)
 
 
 def test_pasted_lines_are_one_prompt(database: Database, byssus: Command) -> None:
-    tty = Terminal(*CHAT, env={"BYSSUS_DB": database.place, "TERM": "xterm"})
+    tty = Terminal(*CHAT, "--plain", env={"BYSSUS_DB": database.place, "TERM": "xterm"})
     try:
         tty.wait_for(r"Ctrl-D leaves\.\s+(\x1b\[\?2004h)?> ")
         tty.type("\x1b[200~Tell a long story\nabout the sea.\x1b[201~\r")

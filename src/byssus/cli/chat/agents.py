@@ -49,6 +49,11 @@ class AgentSource(NamedTuple):
     tools: Tools = Tools((), ".")
 
     @property
+    def name(self) -> str:
+        """Who will answer."""
+        return self.app.name if self.app is not None else "" if self.plain is None else self.plain[1].id
+
+    @property
     def is_local(self) -> bool:
         """Whether the embedded model speaks."""
         return self.plain is not None and self.plain[0].name == "local"

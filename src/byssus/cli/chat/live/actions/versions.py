@@ -1,0 +1,195 @@
+"""Commands that go back and forth in one thread: /rewind /undo /edit /retry /checkpoint /tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from byssus.checkpointer import Tree
+from byssus.cli.chat.live.actions.points import checkpoints, point_of
+from byssus.cli.chat.live.drawn.drawing import Drawer, Line
+from byssus.cli.chat.live.drawn.picker import Choice, Picker
+from byssus.cli.chat.live.session import Conversation
+from byssus.cli.screen import terminal
+from byssus.cli.subcommand import count
+from byssus.errors import InputError
+from byssus.messages import Message, UserMessage
+from byssus.values.checkpoints import ASCII, Signs, drawn
+
+_LOOK = 200  # messages among which is the last one of a person
+_PREVIEW = 6
+
+
+class _Said(NamedTuple):
+    """The last message of a person, and where it stands."""
+
+    text: str
+    seq: int
+    behind: int  # messages
+
+
+async def do_rewind(session: Conversation, argument: str) -> None:
+    if not argument:
+        await _pick_point(session)
+        return
+    await _rewind(session, await point_of(session.cp, session.thread_id, argument))
+
+
+async def _pick_point(session: Conversation) -> None:
+    async def find(_: str) -> Sequence[Choice]:
+        known = await checkpoints(session.cp, session.thread_id)
+        return [
+            Choice(f"seq:{each.seq}", " ".join([*each.tags, (each.summary or "").replace("\n", " ")]), each)
+            for each in known
+        ]
+
+    async def preview(item: Choice) -> str:
+        checkpoint = await session.cp.get(item.value.checkpoint_id, session.thread_id)
+        messages = checkpoint.messages[-_PREVIEW:] if checkpoint is not None else []
+        return "\n".join(map(_short, messages))
+
+    picker = Picker("rewind to:", find, preview, empty="no checkpoints; /rewind seq:N will do")
+    chosen = await session.board.pick(picker)
+    if chosen is not None:
+        await _rewind(session, chosen.checkpoint_id)
+
+
+def _short(message: object) -> str:
+    text = getattr(message, "text", str(message))
+    return f"{getattr(message, 'role', 'note')}: {' '.join(str(text).split())[:400]}"
+
+
+async def _rewind(session: Conversation, to: str | int) -> None:
+    """Show where it goes and what it leaves, ask, and go."""
+    seq = await _seq_of(session, to)
+    leaves = await session.cp.load(session.thread_id, last=_LOOK)
+    left = [m for m, at in zip(leaves.messages, leaves.seqs, strict=True) if at > seq] if leaves else []
+    many = f"{len(left)}{'+' if left and leaves and leaves.has_earlier and len(left) == _LOOK else ''}"
+    before = await session.cp.load(session.thread_id, last=2, before=seq + 1)
+    end = [_short(message) for message in before.messages] if before else []
+    session.view.lines(
+        "ask",
+        f"Rewind to message {seq} would take {many} message(s) off this thread. It would end with:",
+        *(f"  {line[:300]}" for line in end or ["(nothing: the thread would be empty)"]),
+    )
+    answer = await session.board.ask("rewind? [y/N]", _nothing)
+    if answer is None or answer.strip().lower() not in ("y", "yes"):
+        session.view.note("(not rewound)")
+        return
+    await _go_back(session, to)
+
+
+async def _seq_of(session: Conversation, to: str | int) -> int:
+    if isinstance(to, int):
+        return to
+    known = {each.checkpoint_id: each.seq for each in await checkpoints(session.cp, session.thread_id)}
+    return known.get(to) or 0
+
+
+async def _go_back(session: Conversation, to: str | int) -> None:
+    session.renew()
+    stood = await session.cp.rewind(session.thread_id, to)
+    session.view.note(f"(rewound; nothing is lost: /rewind {stood} goes back)")
+    await session.look()
+
+
+def _nothing(drawer: Drawer) -> list[Line]:  # noqa: ARG001
+    return []
+
+
+# --- one message back -------------------------------------------------------------------------------------------------
+
+
+async def _last_said(session: Conversation) -> _Said:
+    thread = await session.cp.load(session.thread_id, last=_LOOK)
+    if thread is not None:
+        for place in range(len(thread.messages) - 1, -1, -1):
+            message: Message = thread.messages[place]
+            if isinstance(message, UserMessage):
+                return _Said(message.text, thread.seqs[place], len(thread.messages) - place - 1)
+    raise InputError("there is no message of yours in this thread to take back")
+
+
+async def do_undo(session: Conversation, argument: str) -> None:  # noqa: ARG001
+    said = await _last_said(session)
+    await _go_back(session, said.seq - 1)
+    session.view.note(f"(taken back, with {count(said.behind, 'message')} behind it: {said.text[:60]})")
+
+
+async def do_edit(session: Conversation, argument: str) -> None:  # noqa: ARG001
+    said = await _last_said(session)
+    await _go_back(session, said.seq - 1)
+    session.board.input.reset()
+    session.board.input.insert_text(said.text)
+
+
+async def do_retry(session: Conversation, argument: str) -> None:  # noqa: ARG001
+    if await session.cp.state(session.thread_id) == "waiting":
+        raise InputError("a call waits for your answer; /approve asks again")
+    thread = await session.cp.load(session.thread_id, last=1)
+    last = thread.messages[-1] if thread is not None and thread.messages else None
+    is_whole = getattr(last, "stop_reason", "") == "stop" and await session.cp.state(session.thread_id) == "idle"
+    if is_whole:  # the same question again
+        said = await _last_said(session)
+        await _go_back(session, said.seq)
+    session.spawn_run(session.resume())
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+async def do_checkpoint(session: Conversation, argument: str) -> None:
+    if await session.cp.info(session.thread_id) is None:
+        raise InputError("this thread has no messages yet, so there is no point to name")
+    agent = await session.ready()
+    made = await agent.checkpoint(tags=[argument] if argument else [])
+    name = argument or made
+    session.view.note(f"(checkpoint {name}; /rewind {name} comes back to it, /fork {name} tries something else)")
+
+
+async def do_tree(session: Conversation, argument: str) -> None:  # noqa: ARG001
+    tree = await session.cp.tree(session.thread_id)
+    if tree is None:
+        raise InputError("this thread has no messages yet, so there is no tree")
+
+    async def find(_: str) -> Sequence[Choice]:
+        return _tree_items(tree)
+
+    async def preview(item: Choice) -> str:
+        thread_id, point = item.value
+        if point is None:
+            thread = await session.cp.load(thread_id, last=_PREVIEW)
+            return "\n".join(map(_short, thread.messages)) if thread is not None else ""
+        checkpoint = await session.cp.get(point, thread_id)
+        return "\n".join(map(_short, checkpoint.messages[-_PREVIEW:])) if checkpoint is not None else ""
+
+    chosen = await session.board.pick(Picker("tree:", find, preview))
+    if chosen is None:
+        return
+    thread_id, point = chosen
+    if thread_id != session.thread_id:
+        await session.open(thread_id)
+    elif point is not None:
+        await _rewind(session, point)
+
+
+def _tree_items(tree: Tree) -> list[Choice]:
+    """The thread and its forks, each with its checkpoints, indented by depth."""
+    found: list[Choice] = []
+    waiting = [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        space = "  " * depth
+        found.append(Choice(f"{space}{node.thread_id}", count(node.message_count, "message"), (node.thread_id, None)))
+        left = {each.checkpoint_id for each in node.left}
+        for each in [*node.checkpoints, *node.left]:
+            kind = "left" if each.checkpoint_id in left else ""
+            about = " ".join([*each.tags, kind, (each.summary or "").replace("\n", " ")])
+            found.append(Choice(f"{space}  seq:{each.seq}", about, (node.thread_id, each.checkpoint_id)))
+        waiting += [(fork, depth + 1) for fork in reversed(node.forks)]
+    return found
+
+
+def tree_text(tree: Tree) -> str:
+    """The drawing of `byssus tree`."""
+    return "\n".join(drawn(tree, Signs() if terminal.drawn("├└│─·", "") else ASCII))

@@ -1,0 +1,1 @@
+"""What is drawn: the transcript, and the lower part of the screen."""

@@ -1,0 +1,393 @@
+"""The conversation: one thread at a time, its agent, and what a person types.
+
+Runs go on in the event loop that draws, so a person can type meanwhile. What is typed during a run goes into the
+thread's inbox, where a crash does not lose it; it appears in the transcript where the run has taken it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from byssus import Agent, UserMessage
+from byssus.checkpointer import Checkpointer, Waiting
+from byssus.cli.chat.agents import AgentSource
+from byssus.cli.chat.live import approvals
+from byssus.cli.chat.live.drawn import status
+from byssus.cli.chat.live.drawn.board import ChatBoard
+from byssus.cli.chat.live.drawn.drawing import Drawer, Line
+from byssus.cli.chat.live.drawn.screen import ChatScreen
+from byssus.cli.chat.live.drawn.status import Status, ThreadCosts
+from byssus.cli.chat.live.drawn.view import View
+from byssus.cli.chat.live.typed import attachments, commands, editor, keys
+from byssus.cli.chat.live.typed.completion import ChatCompleter
+from byssus.cli.chat.live.typed.history import history
+from byssus.cli.screen import table, terminal
+from byssus.cli.words import in_words
+from byssus.errors import AlreadyAnswered, ByssusError, NothingToResume, ThreadBusy
+from byssus.events import Event, MessageEnd, MessageStart, MessageUpdate, StreamDone
+from byssus.messages import Usage
+from byssus.values.decisions import Pending
+from byssus.values.results import RunResult
+
+_SECOND = 1.0  # between two Ctrl-C that leave
+_TICK = 0.12  # seconds between two frames of a spinner
+_LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
+_LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
+
+Prompt = str | UserMessage
+
+
+class Conversation:
+    """The chat: what is typed, what runs, and what is open."""
+
+    def __init__(self, args: argparse.Namespace, source: AgentSource, cp: Checkpointer) -> None:
+        self.args, self.source, self.cp = args, source, cp
+        self.thread_id: str = args.thread
+        self.screen = ChatScreen("dark")
+        self.view = View(self.screen)
+        self.board = ChatBoard(self.screen, history(), ChatCompleter(lambda: self.known_threads))
+        self.agent: Agent | None = None
+        self.known_threads: list[tuple[str, str]] = []
+        self.waiting: list[Waiting] = []
+        self.watching: asyncio.Task[None] | None = None  # a run of another process
+        self.command: Callable[[commands.Typed], Awaitable[None]] | None = None  # set by start.py
+        self.opened: Callable[[], Awaitable[None]] | None = None
+        self._run: asyncio.Task[None] | None = None
+        self._lines: deque[str] = deque()  # that were sent, and not taken yet
+        self._doing: asyncio.Task[Any] | None = None  # a command
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn = Usage()
+        self._spent = ThreadCosts()
+        self._was_taken = False  # the run has stored the prompt
+        self._interrupted_at = float("-inf")
+        self._is_asking = False
+        self._leaving: asyncio.Task[None] | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self.board.live = self.view.live
+        self.board.chips = self._chips
+        self.board.status = self._status
+
+    async def talk(self) -> int:
+        """Show the chat until a person leaves; returns the exit code."""
+        app = self.screen.application(self.board.layout, keys.bindings(self, self.board), self.board.style)
+        ticker = asyncio.create_task(self._tick())
+        self.spawn(self.open(self.thread_id))
+        try:
+            return await app.run_async(set_exception_handler=False)
+        except (EOFError, KeyboardInterrupt):  # the terminal was closed
+            self.screen.lose_terminal()
+            await self._stop_all()
+            return 129
+        finally:
+            ticker.cancel()
+            await self._stop_all()
+            self.screen.flush_left()
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run goes on, here or where it is watched."""
+        return (self._run is not None and not self._run.done()) or self.watching is not None
+
+    def enter(self, text: str) -> None:
+        """A line was sent. Lines are taken in order: one waits for the end of a command that was typed before."""
+        self._lines.append(text)
+        self._take_lines()
+
+    def _take_lines(self) -> None:
+        while self._lines and (self._doing is None or self._doing.done()):
+            self._take(self._lines.popleft())
+
+    def _take(self, text: str) -> None:
+        try:
+            typed = commands.parse(text)
+        except ByssusError as error:
+            self.give_back(text)
+            self.view.fail(str(error))
+            return
+        if typed is not None:
+            self._doing = self.spawn(self._command(typed, text))
+            self._doing.add_done_callback(lambda _: self._take_lines())
+        elif self.is_running:
+            self.say(commands.message_in(text), later=False)
+        else:
+            self.spawn_run(self._prompt(commands.message_in(text)))
+
+    def queue(self, text: str) -> None:
+        self.say(commands.message_in(text), later=True)
+
+    def interrupt(self) -> None:
+        """Ctrl-C: clear the line, else stop the answer; twice within a second: leave."""
+        now = time.monotonic()
+        is_second, self._interrupted_at = now - self._interrupted_at < _SECOND, now
+        if self.board.picker is not None:
+            self.board.picker.leave()
+        elif self.board.question is not None:
+            self.board.answer(None)
+        elif self.board.input.text:
+            self.board.input.append_to_history()
+            self.board.input.reset()
+            if self.is_running:  # the next one stops the answer, however soon it comes
+                self._interrupted_at = float("-inf")
+        elif is_second:
+            self.leave()
+        elif self.watching is not None:
+            self.watching.cancel()
+        elif self.is_running and self.agent is not None:
+            self.agent.abort()
+        else:
+            self.view.note("(Ctrl-C again leaves, /help shows what else there is)")
+        self.screen.refresh()
+
+    def leave(self, code: int = 0) -> None:
+        """End the chat in good order: the run first."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(code))
+
+    def unfold(self) -> None:
+        if not self.view.unfold():
+            self.view.note("(nothing was cut short)")
+
+    def repaint(self) -> None:
+        self.screen.repaint()
+
+    def edit(self) -> None:
+        self.spawn(editor.edit(self.screen, self.board.input))
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Do something beside the drawing; what goes wrong is a line in the transcript."""
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def spawn_run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begin a run. There is at most one."""
+        self._run = self.spawn(work)
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except ThreadBusy:
+            if self.opened is not None:
+                await self.opened()
+        except Exception as error:  # noqa: BLE001 - the chat goes on, whatever it is
+            self.fail(error)
+        finally:
+            self.screen.refresh()
+
+    def fail(self, error: Exception) -> None:
+        self.view.fail(str(in_words(error, self.thread_id)))
+
+    async def _command(self, typed: commands.Typed, text: str) -> None:
+        if self.is_running and not typed.command.while_running:
+            self.give_back(text)
+            self.view.fail(f"/{typed.command.name} has to wait until the answer has ended; Ctrl-C stops it")
+            return
+        assert self.command is not None
+        try:
+            await self.command(typed)
+        except Exception:
+            self.give_back(text)
+            raise
+
+    async def _prompt(self, text: str) -> None:
+        try:
+            message = attachments.message_of(text)
+        except ByssusError:
+            self.give_back(text)
+            raise
+        self._was_taken = False
+        try:
+            await self.run(lambda agent: agent.prompt(message, raise_errors=False))
+        finally:
+            if not self._was_taken:
+                self.give_back(text)
+
+    async def run(self, begin: Callable[[Agent], Awaitable[RunResult[Any]]]) -> None:
+        """Run to the end, with the questions and the queued messages that come up."""
+        agent = await self.ready()
+        self._turn = Usage()
+        result = await begin(agent)
+        while await self._goes_on(agent, result):
+            result = await agent.resume(raise_errors=False)
+
+    async def _goes_on(self, agent: Agent, result: RunResult[Any]) -> bool:
+        """Say how a run has ended; whether another one has to follow it at once."""
+        self.view.end()
+        await self.look()
+        if result.error is not None:
+            self.fail(result.error)
+            self.view.note("(/retry tries again)")
+            return False
+        if result.stop_reason == "waiting":
+            return await self.ask_for_answers(agent.pending)
+        if result.stop_reason in ("stop", "stopped"):
+            return bool(self.waiting) and self._leaving is None
+        if result.stop_reason not in ("aborted", "length"):
+            self.view.note(f"[ended: {result.stop_reason}; /retry goes on]")
+        return False
+
+    async def resume(self) -> None:
+        with suppress(NothingToResume):
+            await self.run(lambda agent: agent.resume(raise_errors=False))
+
+    async def ready(self) -> Agent:
+        """The agent of the thread."""
+        if self.agent is None:
+            self.agent = await self.source.agent(self.cp, self.thread_id)
+            self._unsubscribe = self.agent.subscribe(self._hear)
+        return self.agent
+
+    def renew(self) -> None:
+        """Make another agent before the next run: the model or the thread has changed."""
+        self._unsubscribe()
+        self.agent = None
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case MessageStart(message=UserMessage()):
+                self._was_taken = True
+            case MessageEnd(message=UserMessage(id=message_id)):
+                self.waiting = [each for each in self.waiting if each.id != message_id]
+            case MessageUpdate(stream_event=StreamDone(usage=usage)):
+                self._turn += usage
+        self.view.hear(event)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    async def ask_for_answers(self, pending: list[Pending]) -> bool:
+        """Ask a person about calls that wait; whether a run can go on with the answers."""
+        if self._is_asking:
+            return False
+        self._is_asking = True
+        try:
+            answered = [await self._ask(each) for each in pending]
+        finally:
+            self._is_asking = False
+        if not all(answered):
+            self.view.note("(a call waits for your answer: /approve asks again)")
+        return bool(answered) and all(answered)
+
+    async def _ask(self, pending: Pending) -> bool:
+        allowed = approvals.Allowed(self.cp, self.thread_id)
+        if await allowed.allows(pending):
+            decided: approvals.Decided | None = approvals.Decided("approve")
+            self.view.note(f"({pending.tool_name}: allowed always in this thread)")
+        else:
+            decided = await approvals.ask(self.screen, self.board, pending)
+            if decided is not None:
+                self.view.note(f"({approvals.told(decided)})")
+        if decided is None:
+            return False
+        if decided.always:
+            await allowed.add(pending.tool_name)
+        agent = await self.ready()
+        try:
+            return await agent.answer(pending.call_id, decided.answer, by=approvals.who(), source="chat")
+        except AlreadyAnswered as error:
+            self.view.note(f"({error})")
+            return True
+
+    # --- what waits ---------------------------------------------------------------------------------------------------
+
+    def say(self, text: str, *, later: bool) -> None:
+        """Queue a message: for the run that goes on, or for afterwards."""
+        try:
+            message = attachments.message_of(text)
+            send = self.cp.follow_up if later else self.cp.steer
+            receipt = send(self.thread_id, message)
+        except ByssusError as error:
+            self.give_back(text)
+            self.view.fail(str(error))
+            return
+        kind = "follow_up" if later else "steer"
+        self.waiting.append(Waiting(receipt.id, kind, receipt.message, ""))
+        self.screen.refresh()
+        self.spawn(self._queued(receipt))
+
+    async def _queued(self, receipt: Any) -> None:
+        await receipt
+        await self.look()
+        if self.waiting and not self.is_running:  # the run ended just before
+            self.spawn_run(self.resume())
+
+    async def look(self) -> None:
+        """What waits, and what was spent, as the database knows it."""
+        self.waiting = await self.cp.inbox(self.thread_id)
+        user = self.agent.user_id if self.agent is not None else self.source.user
+        self._spent = await status.spent_on(self.cp, self.thread_id, user)
+        self.screen.refresh()
+
+    def give_back(self, text: str) -> None:
+        """Put a line back that could not be used, unless something else was typed meanwhile."""
+        if not self.board.input.text and self.board.question is None and self.board.picker is None:
+            self.board.input.insert_text(text)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    async def open(self, thread_id: str) -> None:
+        """Go to a thread."""
+        self.renew()
+        self.thread_id, self.waiting, self._turn, self._spent = thread_id, [], Usage(), ThreadCosts()
+        assert self.opened is not None
+        await self.opened()
+        await self.look()
+
+    # --- what is drawn ------------------------------------------------------------------------------------------------
+
+    def _chips(self, drawer: Drawer) -> list[Line]:
+        lines = []
+        for number, each in enumerate(self.waiting, 1):
+            sign = terminal.drawn("↳", ">") if each.kind == "steer" else terminal.drawn("⏲", "~")
+            label = "now" if each.kind == "steer" else "later"
+            text = table.cut(terminal.line(each.message.text), max(drawer.width - 14, 8))
+            lines.append(drawer.line(("ask", f"{sign} {number} {label} "), ("faint", text)))
+        return lines
+
+    def _status(self, drawer: Drawer) -> Line:
+        model = self.agent.models[0] if self.agent is not None else self.source.name
+        state = "watching" if self.watching is not None else ""
+        name = self.cp.name if "://" in self.cp.name else self.cp.name.rpartition("/")[2]
+        now = Status(self.thread_id, model, state, self._spent, self._turn, len(self.waiting), name)
+        return status.line(drawer, now)
+
+    async def _tick(self) -> None:
+        """Move what moves with time, and look for what others have done."""
+        ticks = 0
+        while True:
+            await asyncio.sleep(_TICK)
+            ticks += 1
+            if self.view.is_moving:
+                self.screen.refresh()
+            if self.is_running and ticks % _LOOKS == 0:
+                with suppress(ByssusError):
+                    self.waiting = await self.cp.inbox(self.thread_id)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def _leave(self, code: int) -> None:
+        if self.watching is not None:
+            self.watching.cancel()
+        await self._stop_all()
+        if self.screen.app is not None and self.screen.app.is_running:
+            self.screen.app.exit(result=code)
+
+    async def _stop_all(self) -> None:
+        """Abort the run, and wait until its end is recorded; but not for a database that does not answer."""
+        if self.agent is not None:
+            self.agent.abort()
+        if self._run is not None and not self._run.done():
+            self.board.answer(None)
+            await asyncio.wait({self._run}, timeout=_LAST_WORDS)
+        for task in list(self._tasks):
+            task.cancel()

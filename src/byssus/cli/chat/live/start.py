@@ -1,0 +1,57 @@
+"""Opens the chat that draws, and ends it: the database, the signals, and what stands in the terminal before it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from byssus.cli import database
+from byssus.cli.chat import plain
+from byssus.cli.chat.agents import AgentSource
+from byssus.cli.chat.live.actions import do
+from byssus.cli.chat.live.opening import open_thread
+from byssus.cli.chat.live.session import Conversation
+from byssus.cli.screen import terminal
+
+
+def run(args: argparse.Namespace, source: AgentSource) -> int:
+    """Talk until a person leaves."""
+    checkpointer = database.checkpointer_of(args)
+
+    async def main() -> int:
+        async with checkpointer as cp:
+            session = Conversation(args, source, cp)
+            session.command = lambda typed: do.command(session, typed)
+            session.opened = lambda: open_thread(session)
+            if source.is_local:
+                session.view.lines(
+                    "note",
+                    "A small embedded model is speaking: it needs no key and no network, and its answers are weak.",
+                    f"For a real one: {plain.switch(args)}",
+                )
+            with _signals(session):
+                return await session.talk()
+
+    with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
+        return runner.run(main())
+
+
+@contextlib.contextmanager
+def _signals(session: Conversation) -> Iterator[None]:
+    """SIGTERM and a lost terminal end the chat in good order: the run is stopped, and what was streamed is kept."""
+    loop = asyncio.get_running_loop()
+
+    def hang_up() -> None:
+        session.screen.lose_terminal()
+        session.leave(128 + signal.SIGHUP)
+
+    loop.add_signal_handler(signal.SIGTERM, session.leave, 128 + signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)

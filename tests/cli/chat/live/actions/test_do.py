@@ -1,0 +1,109 @@
+"""The commands of the chat, as a person uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.talker import write_talker
+from tests.support.window import Window
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Window]:
+    """A chat in which something was said."""
+    app = write_talker(tmp_path)
+    with Window("chat", "trip", "--app", app, home=tmp_path, cwd=tmp_path, rows=40) as window:
+        window.wait_for("› ")
+        window.enter("say apples")
+        window.wait_for("thread 120 tok")
+        yield window
+
+
+def test_threads_can_be_made_listed_renamed_and_opened(window: Window) -> None:
+    window.enter("/rename Fruit")
+    window.wait_for("(title: Fruit)")
+    window.enter("/new other")
+    window.wait_for("Thread other: new.")
+    window.enter("say pears")
+    window.wait_for("You said: say pears.")
+    window.enter("/threads")
+    window.wait_for_on_screen("threads:", "trip  Fruit", "user: say pears")
+    window.type("fru")
+    window.wait_for_on_screen("user: say apples")
+    window.press("enter")
+    window.wait_for("Thread trip: 2 messages so far (Fruit)")
+    window.enter("/open oth")
+    window.wait_for("Thread other: 2 messages so far")
+
+
+def test_a_search_opens_the_thread_at_its_hit(window: Window) -> None:
+    window.enter("/new other")
+    window.wait_for("Thread other: new.")
+    window.enter("/search apples")
+    window.wait_for_on_screen("search:", "You said: say apples.")
+    window.press("enter")
+    window.wait_for("Thread trip: 2 messages so far")
+    window.wait_for("here:")
+
+
+def test_the_thread_goes_back_and_forth(window: Window) -> None:
+    window.enter("/checkpoint early")
+    window.wait_for("(checkpoint early;")
+    window.enter("say pears")
+    window.wait_for("thread 240 tok")
+    window.enter("/rewind early")
+    window.wait_for("would take 2 message(s) off this thread")
+    window.wait_for("assistant: You said: say apples.")
+    window.enter("y")
+    window.wait_for("(rewound; nothing is lost:")
+    window.enter("/edit")
+    window.wait_for_on_screen("› say apples\ntrip ·")
+    window.type(" and plums")
+    window.press("enter")
+    window.wait_for("You said: say apples and plums.")
+    window.enter("/retry")
+    window.wait_for("You said: say apples and plums.", 2)
+    window.enter("/undo")
+    window.wait_for("(taken back, with 1 message behind it: say apples and plums)")
+    window.enter("/tree")
+    window.wait_for_on_screen("tree:", "early")
+    window.press("escape")
+    window.wait_until_gone("tree:")
+    window.enter("/fork early")
+    window.wait_for("(a copy of trip:")
+
+
+def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) -> None:
+    window.enter("/tokens")
+    window.wait_for("120 tokens (100 in, 20 out), cost 0.0100")
+    window.enter("/tools")
+    window.wait_for("Delete a file. (recovery never, asks for approval)")
+    window.enter("/mark good")
+    window.wait_for("(the last message is marked 'good')")
+    window.enter("/memory")
+    window.wait_for("#good  assistant: You said: say apples.")
+    window.enter("/export talk.md")
+    window.wait_for("(2 messages written to talk.md)")
+    assert "You said: say apples." in (tmp_path / "talk.md").read_text("utf-8")
+    window.enter("/model other")
+    window.wait_for("the app chooses its model itself")
+    window.press("ctrl-c")
+    window.enter("/help fork")
+    window.wait_for("/fork [POINT]")
+
+
+def test_queued_messages_can_be_withdrawn(window: Window) -> None:
+    window.enter("slow 100")
+    window.wait_for("word3")
+    window.enter("/later say never")
+    window.wait_for_on_screen("1 later say never")
+    window.enter("/inbox 1")
+    window.wait_for("(withdrawn: say never)")
+    window.press("ctrl-c", "ctrl-c")
+    window.wait_for("[stopped]")
+    assert "You said: say never" not in window.transcript
