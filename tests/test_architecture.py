@@ -39,7 +39,7 @@ ONLY_IN = {
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "server", "store", "tx")],
+    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "pool", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
     "Stemmer": ["search/tokens.py"],
     "wcwidth": ["cli/screen/table.py"],
