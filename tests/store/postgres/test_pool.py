@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from byssus.store.postgres import pool
 from tests.support.postgres import Schema, wait_until
-from tests.support.stores import Admin, appending, named, opened, stored
+from tests.support.stores import PATIENCE, Admin, appending, named, opened, stored
 
 pytestmark = pytest.mark.processes
 
@@ -42,3 +44,13 @@ def test_a_connection_that_was_lost_before_its_first_use_costs_no_write(where: S
         admin.end(*admin.sessions("lost"))
         store.write_now(appending("x"))
         assert stored(store) == ["x"]
+
+
+def test_reads_one_after_the_other_share_a_connection_and_reads_at_once_do_not(where: Schema, admin: Admin) -> None:
+    with opened(where, dsn=named(where.dsn, "reading"), pool_size=6) as store:
+        for _ in range(5):
+            store.read_now(lambda tx: tx.one("SELECT 1"))
+        assert len(admin.sessions("reading")) == 1
+        both = threading.Barrier(3)
+        reads = [store.submit_read(lambda tx: both.wait(PATIENCE)) for _ in range(3)]
+        assert sorted(read.result(PATIENCE) for read in reads) == [0, 1, 2]

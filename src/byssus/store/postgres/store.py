@@ -155,6 +155,7 @@ class _Reader(_Worker):
             job.end()
             with self._changing:
                 self._job = None
+            self._store.read_ended()
 
     def _stop_aside(self, job: Job[Any]) -> None:
         threading.Thread(target=self._stop, args=(job,), name="byssus-cancel", daemon=True).start()
@@ -375,17 +376,24 @@ class PostgresStore(Store):
         self._readers = [_Reader(self, "byssus-read", reads) for _ in range(pool_size // 2)]
         self._writers = [_Writer(self, "byssus-write") for _ in range(pool_size - len(self._readers))]
         self._first = _Writer(self, "byssus-write-first")
+        self._reads = 0  # under way
 
     def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
         with self._gate:
             if not self._open:
                 raise StoreNotOpen(f"the store on {self.name!r} is closed; open it again in this process to go on")
-            workers: Sequence[_Worker] = self._readers
-            if writes:
+            if not writes:
+                self._reads += 1
+                workers: Sequence[_Worker] = self._readers[: self._reads]  # no more than there is work for
+            else:
                 workers = [self._first if first else self._writers[hash(job.thread) % len(self._writers)]]
             workers[0].jobs.put(job)
             for worker in workers:
                 worker.start()
+
+    def read_ended(self) -> None:
+        with self._gate:
+            self._reads -= 1
 
     def enter(self) -> None:
         """The caller is a worker of this store: a query on it must not call the store."""
