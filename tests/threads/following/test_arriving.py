@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -176,6 +178,54 @@ def test_a_follower_that_does_not_read_is_told_that_it_lagged_and_misses_nothing
         await items.aclose()
 
     with_cp(database, use)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_follower_that_stops_reading_holds_little_of_a_long_reply(
+    database: Database, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "elsewhere":
+        monkeypatch.setattr(arriving, "beside", lambda _store, _key, publish: publish)
+
+    async def use(cp: Checkpointer) -> None:
+        scene, watcher = Told(), Following(cp)
+        run = asyncio.create_task(agent_on(cp, Acted(scene), save_partial=0.005).prompt("go"))
+        for count in range(1, 41):
+            scene.say("x" * 50_000)
+            await watcher.until(lambda count=count: len(watcher.client.text) == count * 50_000)  # type: ignore[misc]
+        await watcher.stop()
+        items = cp.follow("t", after=watcher.items[0].cursor)
+        assert await _held(items, ReplyDelta) < MOST_HELD
+        scene.end()
+        await run
+        await items.aclose()
+
+    with_cp(database, use)
+
+
+def test_a_follower_that_stops_reading_holds_little_of_a_long_log(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("x" * 50_000) for _ in range(40)])
+        items = cp.follow("t")
+        assert await _held(items, MessageAdded) < MOST_HELD
+        await items.aclose()
+
+    with_cp(database, use)
+
+
+MOST_HELD = 256_000  # bytes
+
+
+async def _held(items: AsyncIterator[Any], kind: type[Any]) -> int:
+    """The bytes that Python holds because somebody has read one item of a kind, and then no more."""
+    tracemalloc.start()
+    try:
+        while not isinstance(await anext(items), kind):
+            pass
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_reply_that_a_hook_shortens_is_reset(database: Database) -> None:

@@ -394,12 +394,13 @@ def _insert_piece(tx: Tx, key: int, number: int, body: str) -> None:
     )
 
 
-def pieces(tx: Tx, thread: int, *, after: int = 0) -> list[tuple[int, str]]:
+def pieces(tx: Tx, thread: int, *, after: int = 0, limit: int = END) -> list[tuple[int, str]]:
     """The pieces of a partial behind a number, in order: number and body."""
     return tx.all(
-        "SELECT number, body FROM pieces WHERE thread = :thread AND number > :after ORDER BY number",
+        "SELECT number, body FROM pieces WHERE thread = :thread AND number > :after ORDER BY number LIMIT :limit",
         thread=thread,
         after=after,
+        limit=limit,
     )
 
 
