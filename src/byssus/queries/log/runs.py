@@ -315,14 +315,12 @@ def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMes
 
 
 def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
-    """The tool calls that a run began, asked about or settled, in order."""
+    """The tool calls that a run began, asked about or settled, in order: its own, and those of the reply before it."""
     columns = ", ".join(f"c.{name}" for name in TimelineCall._fields)
     rows = tx.all(
-        f"SELECT {columns} FROM tool_calls c JOIN threads t ON t.key = c.thread"
-        " WHERE t.namespace = :namespace AND t.id = :id AND c.reply > 0"
-        " AND (c.run = :run OR (c.branch = :branch AND c.reply >= :first AND c.reply <= :last)) ORDER BY c.key",
-        namespace=run.namespace,
-        id=run.thread_id,
+        f"SELECT {columns} FROM tool_calls c WHERE c.branch = :branch AND c.reply > 0 AND c.reply <= :last"
+        " AND c.reply >= COALESCE((SELECT MAX(b.reply) FROM tool_calls b"
+        " WHERE b.branch = :branch AND b.reply < :first), 0) AND (c.run = :run OR c.reply >= :first) ORDER BY c.key",
         run=run.id,
         branch=run.branch or 0,
         first=run.first_seq,
