@@ -12,7 +12,7 @@ import pytest
 
 from byssus import Middleware, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, StoreBusy
+from byssus.errors import InputError, LeaseLost, StoreBusy
 from byssus.events import (
     MessageUpdate,
     StreamDone,
@@ -32,7 +32,9 @@ from byssus.queries.following import rows as following
 from byssus.queries.log import threads
 from byssus.signals import Signal
 from byssus.threads.following import arriving, hub, news
+from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.thread import partial_of
+from byssus.values.following.growth import Growth
 from byssus.values.following.items import Lagged, MessageAdded, ReplyDelta, ReplyReset
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, make
@@ -367,6 +369,19 @@ def test_after_a_save_that_failed_the_whole_is_saved_again(database: Database, m
     async def _is(cp: Checkpointer, text: str) -> bool:
         thread = await cp.load("t")
         return thread is not None and thread.partial is not None and thread.partial.text == text
+
+    with_cp(database, use)
+
+
+def test_without_a_lease_nothing_is_saved_and_the_writer_says_so(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        growth, writer = Growth(), PartialWriter(cp.store, T, lambda: None, "r1", "now")
+        assert writer.save(growth, AssistantMessage) is None
+        growth.add(TextDelta(0, "one"))
+        write = writer.save(growth, AssistantMessage)
+        assert write is not None  # None would let a strict stream publish it
+        with pytest.raises(LeaseLost):
+            write.result()
 
     with_cp(database, use)
 

@@ -41,6 +41,27 @@ from tests.support.databases import Database
 from tests.support.following import Client, Following, told
 from tests.support.leases import agent_on
 
+FORK = """
+import os, sys
+from byssus import UserMessage
+from byssus.errors import StoreNotOpen
+from byssus.storage import AgentStorage
+
+with AgentStorage(sys.argv[1]) as storage:
+    storage.append("t", [UserMessage("one")])
+    items = storage.follow("t")
+    assert [next(items).type, next(items).type] == ["message", "caught_up"]
+    if (child := os.fork()) == 0:
+        try:
+            next(items)
+        except StoreNotOpen as error:
+            os._exit("in this process" not in str(error))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    storage.append("t", [UserMessage("two")])
+    assert next(items).message.text == "two"
+    items.close()
+"""
 WRITE = """
 import asyncio, sys
 from byssus import UserMessage
@@ -414,6 +435,11 @@ def test_it_ends_with_an_error_when_the_checkpointer_is_closed(database: Databas
             await following.until(lambda: False)
 
     asyncio.run(main())
+
+
+@pytest.mark.processes
+def test_in_a_forked_child_a_follower_ends_with_an_error_and_goes_on_in_the_parent(database: Database) -> None:
+    subprocess.run([sys.executable, "-c", FORK, database.place], check=True, timeout=60)
 
 
 def test_breaking_out_of_the_loop_ends_it(database: Database) -> None:
