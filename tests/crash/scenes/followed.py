@@ -31,7 +31,7 @@ from tests.crash.stage.actors import Actor, Broken, Line
 from tests.crash.stage.judge import expect
 from tests.support.following import Client
 
-_WORDS = [f"word{number} " for number in range(6)]
+_WORDS = 6
 _BOUNDARIES = range(1, 25)  # as many as a run has, or more
 
 
@@ -140,8 +140,9 @@ class _Model:
                 yield ToolCallEnd(number, ToolCall(f"c{number}", "act", {"number": number}))
             yield StreamDone("tool_use")
             return
-        for word in _WORDS:
-            yield TextDelta(0, word)
+        mark = os.urandom(4).hex()  # no two replies begin alike: what was shown of one is not found in another
+        for number in range(_WORDS):
+            yield TextDelta(0, f"{mark} word{number} ")
             await asyncio.sleep(0.02)
         yield StreamDone()
 

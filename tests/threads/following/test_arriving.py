@@ -15,9 +15,6 @@ from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, LeaseLost, StoreBusy
 from byssus.events import (
     MessageUpdate,
-    StreamDone,
-    StreamEvent,
-    StreamStart,
     TextDelta,
     ThinkingDelta,
     ThinkingEnd,
@@ -27,10 +24,8 @@ from byssus.events import (
     ToolCallStart,
 )
 from byssus.messages import AssistantMessage, TextContent, ThinkingContent
-from byssus.providers.base import Request
 from byssus.queries.following import rows as following
 from byssus.queries.log import threads
-from byssus.signals import Signal
 from byssus.threads.following import arriving, hub, news
 from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.thread import partial_of
@@ -40,30 +35,10 @@ from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, make
 from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
-from tests.support.following import Client, Following, told
+from tests.support.following import Client, Following, Told, told
 from tests.support.leases import agent_on, die, look, until
 
 T = ThreadKey("", "t")
-
-
-class Told:
-    """A scene that sends what it is told to, until it is told to end."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
-
-    def say(self, *events: StreamEvent | str) -> None:
-        for event in events:
-            self._events.put_nowait(TextDelta(0, event) if isinstance(event, str) else event)
-
-    def end(self) -> None:
-        self._events.put_nowait(None)
-
-    async def __call__(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
-        yield StreamStart("m-1")
-        while (event := await self._events.get()) is not None:
-            yield event
-        yield StreamDone()
 
 
 @pytest.fixture

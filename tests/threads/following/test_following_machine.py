@@ -26,10 +26,9 @@ from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 from tests.support.agents import Acted
 from tests.support.databases import Database
-from tests.support.following import Client, told
+from tests.support.following import Client, Told, told
 from tests.support.leases import agent_on, die, expire, until
 from tests.support.processes import Child
-from tests.threads.following.test_arriving import Told
 
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))

@@ -175,7 +175,7 @@ def append_requested(
 ) -> Position:
     """Add a prompt that has a request key, in a run that has begun already."""
     key, position = advance(tx, thread_key, by, size=len(messages), count=len(messages))
-    runs.request(tx, key, run, request)
+    runs.request(tx, key, run, request, head=position.head - len(messages))
     add(tx, position.branch, position.head - len(messages), messages, thread=key)
     tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     return position
