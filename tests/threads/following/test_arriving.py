@@ -351,9 +351,9 @@ def test_after_a_save_that_failed_the_whole_is_saved_again(database: Database, m
 def test_without_a_lease_nothing_is_saved_and_the_writer_says_so(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         growth, writer = Growth(), PartialWriter(cp.store, T, lambda: None, "r1", "now")
-        assert writer.save(growth, AssistantMessage) is None
+        assert writer.save(growth, lambda: AssistantMessage("")) is None
         growth.add(TextDelta(0, "one"))
-        write = writer.save(growth, AssistantMessage)
+        write = writer.save(growth, lambda: AssistantMessage(""))
         assert write is not None  # None would let a strict stream publish it
         with pytest.raises(LeaseLost):
             write.result()
