@@ -14,7 +14,7 @@ from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
-from byssus.queries.versions import checkpoints, putting
+from byssus.queries.versions import checkpoints, children, putting
 from byssus.queries.versions.checkpoints import CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
@@ -123,7 +123,7 @@ def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, token: str, left: NewCheckp
     marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
-    putting.close_calls(tx, key)
+    children.close_calls(tx, key)
     _ask_again(tx, parting.point, key, branch, token)
     putting.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
     checkpoints.show_latest(tx, key)
