@@ -233,6 +233,7 @@ class Checkpointer(abc.ABC):
     info = awaited(listing.info)
     state = awaited(listing.state)
     threads = awaited(listing.list_threads)
+    children = awaited(listing.children)
     unfinished = awaited(listing.unfinished)
     quarantined = awaited(listing.quarantined)
     lift_quarantine = awaited(listing.lift_quarantine)

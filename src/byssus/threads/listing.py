@@ -114,6 +114,11 @@ async def list_threads(
     return found[:limit]
 
 
+async def children(store: Runner, thread_id: ThreadId) -> list[ThreadInfo]:
+    """The child threads of a thread, oldest first: one for each call of a tool that is an agent (`agent.as_tool`)."""
+    return [_info(store, row) for row in await store.read(listing.children, checked_thread(thread_id))]
+
+
 def _checked_part(title: object) -> str:
     if not isinstance(title, str) or not title.strip():
         raise InputError(f"title must be a part of a title, a string that is not blank; got {title!r:.80}")

@@ -111,11 +111,11 @@ class LeftBranch(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A thread, its checkpoints, what rewinds have left, and its forks. `print(tree)` draws it.
+    """A thread, its checkpoints, what rewinds have left, its forks and its child threads. `print(tree)` draws it.
 
     `checkpoints` are those that were made on this thread, the lowest step first; what it shares with the thread that it
     was forked from stands there. `left` are those that are not on its line any more: rewind to one to have it back.
-    `left_branches` says which of those belong together.
+    `left_branches` says which of those belong together. `children` are the threads of its calls of other agents.
     """
 
     thread_id: str
@@ -126,6 +126,8 @@ class Tree(NamedTuple):
     left: list[CheckpointMetadata]
     forks: list[Tree]
     left_branches: tuple[LeftBranch, ...] = ()
+    children: tuple[Tree, ...] = ()
+    child_of: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(drawn(self))
@@ -244,7 +246,8 @@ def _rows_of(tree: Tree, branch: int | None, dot: str) -> list[_Row]:
         if fork.thread_id in mine.forks if mine else fork.thread_id not in on_left:
             at = fork.forked_at or 0
             rows.append(((bisect_right(lowest, at) - 1, at), (f"message {at}{dot}fork {_titled(fork)}", (fork, None))))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+    below = [(f"child {_titled(child)}", (child, None)) for child in tree.children] if branch is None else []
+    return [*(row for _, row in sorted(rows, key=lambda each: each[0])), *below]
 
 
 def _titled(tree: Tree) -> str:

@@ -27,8 +27,10 @@ def add_to(commands: Any) -> None:
     parser = add(commands, "checkpoints", _checkpoints, "list the checkpoints of a thread, the latest first", json=True)
     add_thread(parser)
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
-    more = "As JSON it is a flat list: the thread, its forks, theirs; forked_from says whose."
-    parser = add(commands, "tree", _tree, "draw a thread with its checkpoints and forks", more, json=True)
+    more = "As JSON it is a flat list: the thread, its forks and children, theirs; forked_from and child_of say whose."
+    parser = add(
+        commands, "tree", _tree, "draw a thread with its checkpoints, forks and child threads", more, json=True
+    )
     add_thread(parser)
     more = "What is written to either side does not show on the other. The new thread's id is printed."
     parser = add(commands, "fork", _fork, "make a new thread that shares the past of another", more)
@@ -99,8 +101,10 @@ def _flat(tree: Tree) -> list[dict[str, Any]]:
             {**each._asdict(), "checkpoints": [one.checkpoint_id for one in each.checkpoints]}
             for each in node.left_branches
         ]
-        found.append({name: value for name, value in {**node._asdict(), **lists}.items() if name != "forks"})
-        waiting += reversed(node.forks)
+        found.append(
+            {name: value for name, value in {**node._asdict(), **lists}.items() if name not in ("forks", "children")}
+        )
+        waiting += reversed((*node.forks, *node.children))
     return found
 
 

@@ -180,9 +180,11 @@ def _answer(args: argparse.Namespace) -> int:
         raise InputError(f"'approve' takes no text, got {args.text!r}; to give the call's result, say 'result'")
 
     async def record(cp: Checkpointer) -> bool:
-        waiting = [call.call_id for call in await cp.pending(args.thread)]
-        call_id = chosen(args.call, waiting, "calls")
-        return await cp.answer(args.thread, call_id, answer, by=args.by or _login_name(), source="cli")
+        waiting = await cp.pending(args.thread)
+        call_id = chosen(args.call, [call.call_id for call in waiting], "calls")
+        asking = [call.thread_id for call in waiting if call.call_id == call_id]  # the thread, or a child of it
+        thread_id = asking[0] if asking and args.thread not in asking else args.thread
+        return await cp.answer(thread_id, call_id, answer, by=args.by or _login_name(), source="cli")
 
     if _with(args, record):
         app = "" if database.config_of(args).app.value else " --app MODULE:FACTORY"

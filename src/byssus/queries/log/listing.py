@@ -123,6 +123,18 @@ def page(
     return [_listed(row) for row in rows]
 
 
+def children(tx: Tx, thread_key: ThreadKey) -> list[ListedRow]:
+    """The child threads of a thread, oldest first."""
+    rows = tx.all(
+        f"{_SELECT} WHERE t.parent = (SELECT key FROM threads WHERE namespace = :namespace AND id = :id)"
+        " ORDER BY t.key",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        now=tx.now(),
+    )
+    return [_listed(row) for row in rows]
+
+
 def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
     """Threads that are interrupted unless a process still runs them, oldest first. Children go on with their parent."""
     rows = tx.all(

@@ -350,6 +350,7 @@ class TimelineCall(NamedTuple):
     started_at: str | None
     ended_at: str | None
     elapsed_ms: float | None
+    thread_id: str | None = None  # the child thread that it ran on
 
 
 def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMessage]:
@@ -369,9 +370,11 @@ def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMes
 
 def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
     """The tool calls that a run began, asked about or settled, in order: its own, and those of the reply before it."""
-    columns = ", ".join(f"c.{name}" for name in TimelineCall._fields)
+    columns = ", ".join(f"c.{name}" for name in TimelineCall._fields[:-1])
     rows = tx.all(
-        f"SELECT {columns} FROM tool_calls c WHERE c.branch = :branch AND c.reply > 0 AND c.reply <= :last"
+        f"SELECT {columns}, k.id FROM tool_calls c"
+        " LEFT JOIN threads k ON k.parent = c.thread AND k.parent_call = c.idempotency_key"
+        " WHERE c.branch = :branch AND c.reply > 0 AND c.reply <= :last"
         " AND c.reply >= COALESCE((SELECT MAX(b.reply) FROM tool_calls b"
         " WHERE b.branch = :branch AND b.reply < :first), 0) AND (c.run = :run OR c.reply >= :first) ORDER BY c.key",
         run=run.id,

@@ -54,7 +54,10 @@ class Left(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
+    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks.
+
+    `parent` is the thread whose child it is, and `children` are the ids of its own.
+    """
 
     thread: ThreadState
     origin: str | None
@@ -62,6 +65,8 @@ class Node(NamedTuple):
     shown: list[CheckpointRow]
     left: list[Left]
     forks: list[str]
+    parent: str | None
+    children: list[str]
 
 
 def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, token: str, owner: str | None = None) -> None:
@@ -245,7 +250,9 @@ def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
     forks = tx.all("SELECT id, branch, head FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
     name, seq = origin or (None, None)
     left = _left(tx, thread, shown, above, forks)
-    return Node(thread, name, seq, shown, left, [fork_id for fork_id, _, _ in forks])
+    parent = tx.one("SELECT p.id FROM threads t JOIN threads p ON p.key = t.parent WHERE t.key = :key", key=thread.key)
+    names = [fork_id for fork_id, _, _ in forks]
+    return Node(thread, name, seq, shown, left, names, parent and parent[0], children.of_thread(tx, thread_key))
 
 
 def _left(

@@ -93,7 +93,8 @@ def _call(call: TimelineCall) -> RunStep:
     about["decision"] = decision = _decision(call)
     took = "" if call.elapsed_ms is None else f", {call.elapsed_ms / 1_000:.1f} s"
     often = "" if call.attempts <= 1 else f", {call.attempts} attempts"
-    text = f"{call.name} ({call.call_id}) {call.status}{often}{took}{f'; {decision}' if decision else ''}"
+    where = "" if call.thread_id is None else f" on thread {call.thread_id}"
+    text = f"{call.name} ({call.call_id}) {call.status}{where}{often}{took}{f'; {decision}' if decision else ''}"
     return RunStep(call.started_at or call.asked_at or call.ended_at or "", "tool_call", text, about)
 
 
