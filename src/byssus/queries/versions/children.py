@@ -107,7 +107,10 @@ def close_calls(tx: Tx, thread: int) -> None:
 
     Their open children have nothing left to do; one that a process drives is asked to stop.
     """
-    rows = tx.all(f"{OPEN_BELOW.format('SELECT :thread')} SELECT thread FROM below ORDER BY thread", thread=thread)
+    rows = tx.all(
+        f"{OPEN_BELOW.format('SELECT key FROM threads WHERE key = :thread')} SELECT thread FROM below ORDER BY thread",
+        thread=thread,
+    )
     for (key,) in rows:
         tx.run(
             "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'left' END,"
