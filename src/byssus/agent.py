@@ -35,7 +35,7 @@ from byssus.queries.log.inbox import FOLLOW_UP, STEER
 from byssus.queries.log.runs import RequestKey
 from byssus.run import settings, termination
 from byssus.run.children import leading
-from byssus.run.children.tool import Above, AgentTool, Below, Child, settings_below
+from byssus.run.children.tool import Above, AgentTool, Below, MadeAgent, settings_below
 from byssus.run.journal import pending
 from byssus.run.known.state import AgentState, Known
 from byssus.run.leaving import Leaving
@@ -208,7 +208,7 @@ class Agent:
             )
         return AgentTool(name, description, self._below, output=output, sequential=sequential, approval=approval)
 
-    def _below(self, place: Below) -> Child:
+    def _below(self, place: Below) -> MadeAgent:
         """An agent with the settings of this one, for a call of another agent."""
         child = copy.copy(self)
         child._task = child._run = child._error = None
@@ -220,7 +220,7 @@ class Agent:
         def lead(above: Above) -> None:
             child._above = above
 
-        return Child(child, child._journal, lead)
+        return MadeAgent(child, child._journal, lead)
 
     def __repr__(self) -> str:
         models = " | ".join(f"{route.provider.name}:{route.model.id}" for route in self._setup.routes)

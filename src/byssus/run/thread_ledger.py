@@ -138,7 +138,7 @@ class ThreadLedger:
         if waiting and all(call.thread_id != key.id for call in waiting):  # a question of a child
             if len(waiting) > 1:
                 threads_ = ", ".join(repr(call.thread_id) for call in waiting)
-                raise InputError(f"call {call_id!r} waits on several threads: {threads_}; cp.answer() takes the thread")
+                raise InputError(f"call {call_id!r} waits on several threads: {threads_}; answer it on one of these")
             is_settled = await approvals.record_answer(store, key._replace(id=waiting[0].thread_id), call_id, answer)
             self.questions = await self._questions_below()
             return is_settled

@@ -62,7 +62,7 @@ def test_a_call_works_on_a_thread_of_its_own_for_the_same_user(database: Databas
         assert (child.id, child.parent_id, child.user_id, child.state) == (CHILD, "t", "ada", "idle")
         assert (await other.get_user("ada"))["quota_used"] == 1_000  # type: ignore[index]
         assert [info.id for info in await other.threads()] == ["t"]
-        assert [row["id"] for row in await other.list_user_sessions("ada")] == ["t"]
+        assert [row["id"] for row in await other.list_user_sessions("ada") or ()] == ["t"]
         assert await ids(other) == ["t", CHILD]
 
     with_two(database, use)
@@ -131,11 +131,11 @@ def test_a_failure_of_a_child_is_a_result_that_the_model_reads(
 def test_a_quota_that_is_exhausted_is_told_to_the_parent(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         await cp.create_user("Ada", user_id="ada", quota_total=50_000)
-        greedy = [AssistantMessage([act(1)], usage=Usage(60_000, 0)), "never"]
+        greedy: list[Any] = [AssistantMessage([act(1)], usage=Usage(60_000, 0)), "never"]
         tools = [research(greedy, tools=[Acting().tool])]
         result = await agent_on(cp, [[ask()], "never"], tools=tools, user_id="ada").prompt("go")
         assert result.stop_reason == "quota_limit"  # the parent has nothing left either
-        assert "QuotaExceeded" in result.messages[2].text  # type: ignore[union-attr]
+        assert "QuotaExceeded" in result.messages[2].text
         (run,) = await other.runs(CHILD)
         assert run.stop_reason == "quota_limit"
 

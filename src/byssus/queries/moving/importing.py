@@ -96,11 +96,7 @@ def publish(
     Those who own them must exist, or are made.
     """
     mark = _hold(tx, token, 0)
-    keys = {(arrival.namespace, arrival.id): arrival.key for arrival in arrivals}
-    tx.many(
-        "UPDATE threads SET parent = :parent WHERE key = :key",
-        [{"key": each.key, "parent": keys[each.namespace, each.below]} for each in arrivals if each.below is not None],
-    )
+    _set_parents(tx, arrivals)
     for key, namespace, thread_id, owner, tasks, _ in arrivals:
         # A row that only holds the name: another writer may be about to make the same thread.
         held = _make(tx, thread_id, namespace)
@@ -134,6 +130,15 @@ def publish(
         else:
             quotas.take(tx, owner)
     tx.run("DELETE FROM threads WHERE key = :mark", mark=mark)
+
+
+def _set_parents(tx: Tx, arrivals: Sequence[Arrival]) -> None:
+    """Make child threads children again: each line names the parent's id."""
+    keys = {(arrival.namespace, arrival.id): arrival.key for arrival in arrivals}
+    tx.many(
+        "UPDATE threads SET parent = :parent WHERE key = :key",
+        [{"key": each.key, "parent": keys[each.namespace, each.below]} for each in arrivals if each.below is not None],
+    )
 
 
 def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:

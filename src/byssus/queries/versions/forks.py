@@ -252,7 +252,9 @@ def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
     left = _left(tx, thread, shown, above, forks)
     parent = tx.one("SELECT p.id FROM threads t JOIN threads p ON p.key = t.parent WHERE t.key = :key", key=thread.key)
     names = [fork_id for fork_id, _, _ in forks]
-    return Node(thread, name, seq, shown, left, names, parent and parent[0], children.of_thread(tx, thread_key))
+    return Node(
+        thread, name, seq, shown, left, names, parent[0] if parent else None, children.of_thread(tx, thread_key)
+    )
 
 
 def _left(

@@ -28,7 +28,7 @@ from byssus.errors import (
 )
 from byssus.events import AgentEnd, Event
 from byssus.messages import ToolCall
-from byssus.run.children.tool import Above, AgentTool, Below, Child
+from byssus.run.children.tool import Above, AgentTool, Below, MadeAgent
 from byssus.run.journal import ChildHome, Ledger
 from byssus.run.settings import Setup
 from byssus.signals import wait_all
@@ -80,7 +80,7 @@ async def run(tool: AgentTool, call: ToolCall, key: str, caller: Caller) -> Outc
     home = await caller.ledger.child_of(key, tool.name, limits.children)
     if home is None:
         return Outcome(tools.failure(call, _TOO_MANY.format(limits.children)))
-    child: Child = home.child or _made(tool, home, caller)
+    child: MadeAgent = home.child or _made(tool, home, caller)
     child.lead(caller.above)
     thread_id = None if home.thread is None else home.thread.id
     forget = child.agent.subscribe(_progress(thread_id, caller.update))
@@ -95,14 +95,14 @@ async def run(tool: AgentTool, call: ToolCall, key: str, caller: Caller) -> Outc
     return done
 
 
-def _made(tool: AgentTool, home: ChildHome, caller: Caller) -> Child:
+def _made(tool: AgentTool, home: ChildHome, caller: Caller) -> MadeAgent:
     setup = caller.setup
     place = (home.database, home.thread, setup.user_id, setup.depth + 1, setup.limits.depth, setup.patience.is_strict)
     return tool.make(Below(*place))
 
 
 async def _done(
-    tool: AgentTool, call: ToolCall, child: Child, caller: Caller, *, is_stored: bool
+    tool: AgentTool, call: ToolCall, child: MadeAgent, caller: Caller, *, is_stored: bool
 ) -> RunResult[Any] | Outcome | Open:
     signal, loop = caller.above.signal, asyncio.get_running_loop()
     task = asyncio.create_task(_asked(tool, str(call.arguments.get("task", "")), child, is_stored=is_stored))
@@ -127,7 +127,7 @@ async def _done(
     return Outcome(tools.failure(call, f"The agent failed: {told(error)}"))
 
 
-async def _asked(tool: AgentTool, task: str, child: Child, *, is_stored: bool) -> RunResult[Any]:
+async def _asked(tool: AgentTool, task: str, child: MadeAgent, *, is_stored: bool) -> RunResult[Any]:
     if is_stored:
         return await child.agent.prompt(task, output=tool.output, key=KEY)
     if child.journal.history.messages:

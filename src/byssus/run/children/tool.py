@@ -54,7 +54,7 @@ class ChildAgent(Protocol):
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]: ...
 
 
-class Child(NamedTuple):
+class MadeAgent(NamedTuple):
     """The agent of a call, its journal, and what makes its runs follow a run of the parent."""
 
     agent: ChildAgent
@@ -69,7 +69,7 @@ class AgentTool(Tool[[str], Any]):
         self,
         name: str,
         description: str,
-        make: Callable[[Below], Child],
+        make: Callable[[Below], MadeAgent],
         *,
         output: type[Any] | None,
         sequential: bool,
@@ -78,7 +78,7 @@ class AgentTool(Tool[[str], Any]):
         if not isinstance(name, str) or not isinstance(description, str):
             raise InputError(f"as_tool takes a name and a description, got {name!r:.80} and {description!r:.80}")
         if not name:
-            raise InputError("a tool needs a name, of letters, digits, _ and -: agent.as_tool('research', ...)")
+            raise InputError("a tool's name must be 1 to 64 letters, digits, _ or -, got ''")
 
         async def ask(task: Annotated[str, _TASK]) -> Any:
             result = await make(Below()).agent.prompt(task, output=output)
