@@ -32,6 +32,7 @@ class FollowedRow(NamedTuple):
     is_driven: int  # whether a run holds the lease
     latest: int | None  # the checkpoint with the highest step
     saved_at: str | None  # when the partial of a reply was begun
+    has_mail: int  # whether messages wait in the inbox
 
 
 class CallRow(NamedTuple):
@@ -84,7 +85,8 @@ _RUNS = (
 )
 _FIND = (
     "SELECT t.key, t.created_at, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
-    " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at"
+    " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at,"
+    " CASE WHEN EXISTS (SELECT 1 FROM inbox i WHERE i.thread = t.key) THEN 1 ELSE 0 END"
     " FROM threads t LEFT JOIN partials p ON p.thread = t.key WHERE t.namespace = :namespace AND t.id = :id"
 )
 

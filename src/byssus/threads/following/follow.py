@@ -147,9 +147,9 @@ def _look(tx: Tx, thread_key: ThreadKey, known: _Known, limit: int) -> _Look:
     # A checkpoint may be made at a place that was read before: then its version tells that it is new.
     is_live = known.version >= 0 and path is known.path
     after, version = (min(made_after, seen.upto) - 1, known.version) if is_live else (made_after, -1)
-    made = following.made(tx, row, after=after, upto=last, version=version)
+    made = following.made(tx, row, after=after, upto=last, version=version) if row.latest is not None else []
     runs = following.runs(tx, row.key, path.segments, first=known.runs_from, upto=last + 1)
-    waiting = inbox.waiting(tx, thread_key) if is_all else []
+    waiting = inbox.waiting(tx, thread_key) if is_all and row.has_mail else []
     arriving = _arriving(tx, row, known.saved) if is_all and row.saved_at is not None and not known.is_local else None
     return _Look(LogPage(row, path, seen, page, last, is_all, calls, made, runs, waiting, arriving), chars)
 
