@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
 
 from byssus import Agent, Limits, ToolCall, ToolContext, UserMessage, tool
 from byssus.checkpointer import Checkpointer, TakeOver
-from byssus.errors import AnswerNeeded, InputError, InvalidRequest, NetworkFailed, ThreadBusy, ToolMissing
+from byssus.errors import AnswerNeeded, InputError, InvalidRequest, LeaseLost, NetworkFailed, ThreadBusy, ToolMissing
 from byssus.events import MessageEnd, ToolExecutionEnd, ToolExecutionUpdate, from_json
 from byssus.messages import AssistantMessage, TextContent, ToolResultMessage, Usage, dumps
+from byssus.providers.base import Request
 from byssus.providers.history import UNKNOWN_OUTCOME
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, hooks, make, sent, within
 from tests.support.approvals import Deleting, delete
 from tests.support.children import CHILD, ask, ids, research
 from tests.support.databases import Database
-from tests.support.leases import agent_on, die, lease_of, until, with_two
+from tests.support.leases import agent_on, break_writes, die, expire, lease_of, take_over, until, with_two
 from tests.support.tool_calls import Acting, act, ledger
 
 SOON = 60.0  # seconds: no test waits for it
@@ -185,6 +187,76 @@ def test_a_child_that_had_ended_is_not_run_again(database: Database) -> None:
         assert (await again.resume()).text == "done"
         assert results(again) == ["found"]
         assert [run.attempts for run in await other.runs(CHILD)] == [1]
+
+    with_two(database, use)
+
+
+def test_a_parent_that_loses_its_lease_leaves_its_child_to_the_next_process(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        hanging = Hanging("so")
+        cp.lease_seconds = 0.2  # which is when the lease is looked at
+        agent = agent_on(cp, [[ask()]], tools=[research(Acted(hanging))])
+        run = asyncio.create_task(agent.prompt("go"))
+        await hanging.begun.wait()
+        await take_over(other)
+        with pytest.raises(LeaseLost):
+            await run
+        (info,) = await other.runs(CHILD)
+        assert (info.state, info.error) == ("interrupted", None)
+        await expire(other)
+        again = agent_on(other, ["done"], tools=[research(["found"])])
+        assert (await again.resume()).text == "done"
+        assert results(again) == ["found"]
+        assert await ids(other) == ["t", CHILD]
+
+    with_two(database, use)
+
+
+def test_a_crash_at_any_write_leaves_what_the_next_process_brings_to_the_same_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(call: ToolCall, *more: ToolCall) -> list[Any]:
+        def answer(request: Request) -> Any:
+            last = request.messages[-1]
+            return [call, *more] if isinstance(last, UserMessage) else f"after {last.text}"
+
+        return [answer] * 9
+
+    async def crashed(cp: Checkpointer, other: Checkpointer, after: int) -> bool:
+        """Let all writes fail but the first ones, and another process go on. False: nothing had failed."""
+        acting, name, writes = Acting(recovery="retry"), f"t{after}", itertools.count()
+
+        def agent(cp: Checkpointer) -> Agent:
+            tools = [research(answers(act(1)), tools=[acting.tool])]
+            return agent_on(cp, answers(ask("a", "1"), ask("b", "2")), name, tools=tools)
+
+        with monkeypatch.context() as patch:
+            break_writes(patch, cp.store, lambda query, options: next(writes) >= after)
+            one = agent(cp)
+            failed = (await asyncio.gather(one.prompt("go"), return_exceptions=True))[0]
+        await die(cp, one)
+        two = agent(other)
+        if isinstance(failed, BaseException):
+            resumed = await other.load(name) is not None
+            assert (await (two.resume() if resumed else two.prompt("go"))).stop_reason == "stop"
+        found = ["user: go", "assistant: ", *["tool_result: after did 1"] * 2, "assistant: after after did 1"]
+        assert await history(other, name) == found
+        children = [child.id for child in await other.children(name)]
+        assert children == [f"{name}.research-1", f"{name}.research-2"]
+        attempts = 0
+        for child in children:
+            assert (await history(other, child))[1:] == ["assistant: ", "tool_result: did 1", "assistant: after did 1"]
+            (record,) = await other.tool_calls(child)
+            assert record.status == "done"
+            attempts += record.attempts
+        assert len(acting.runs) <= attempts
+        return isinstance(failed, BaseException)
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        after = 0
+        while await crashed(cp, other, after):
+            after += 1
+        assert after >= 15
 
     with_two(database, use)
 

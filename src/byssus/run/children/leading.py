@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from byssus.run.children.tool import Above
-from byssus.run.outside.handing_over import HandOver
+from byssus.run.outside.handing_over import HANDED_OVER, HandOver
 from byssus.signals import Signal
+from byssus.store.keeper import LOST
 
 
 class Led(Protocol):
@@ -25,8 +26,14 @@ class Led(Protocol):
 
 @contextmanager
 def led(run: Led, above: Above) -> Iterator[None]:
-    """Abort the run when its parent's run is aborted, for the same reason; hand it over when that is handed over."""
-    forget_abort = above.signal.on_abort(lambda: run.signal.abort(above.signal.reason or "aborted"))
+    """Abort the run when its parent's run is aborted; hand it over when that is handed over, or has lost its lease."""
+
+    def abort() -> None:
+        # With the parent's lease, its run has passed to another process, and the child's run goes with it.
+        reason = above.signal.reason or "aborted"
+        run.signal.abort(HANDED_OVER if reason == LOST else reason)
+
+    forget_abort = above.signal.on_abort(abort)
     forget_request = above.handing.on_ask(run.handing.ask)
     try:
         yield
