@@ -62,7 +62,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
             )
             for each in listed
         ]
-        table.print_table(("STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"), rows, right=(0, 1))
+        table.print_table(("STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"), rows, right=(0, 1), whole=(3,))
         if len(listed) == args.limit:
             terminal.remark(f"(the latest {args.limit}; --limit N shows more)\n")
     else:

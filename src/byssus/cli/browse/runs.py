@@ -79,7 +79,7 @@ def _runs(args: argparse.Namespace) -> int:
             (run.id, run.thread_id, run.state, _ending(run), str(run.attempts), terminal.when(run.began_at, args.utc))
             for run in listed
         ]
-        print_table(("RUN", "THREAD", "STATE", "STOPPED BY", "ATTEMPTS", "BEGAN"), rows, right=[4])
+        print_table(("RUN", "THREAD", "STATE", "STOPPED BY", "ATTEMPTS", "BEGAN"), rows, right=[4], whole=[5])
         if len(listed) == args.limit:
             terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
     else:
@@ -130,7 +130,7 @@ def _unfinished(args: argparse.Namespace) -> int:
         return 0
     if listed:
         rows = [(info.id, info.title, terminal.when(info.updated_at, args.utc)) for info in listed]
-        print_table(("THREAD", "TITLE", "UPDATED"), rows)
+        print_table(("THREAD", "TITLE", "UPDATED"), rows, whole=[2])
         terminal.remark("(to finish them: byssus resume)\n")
     else:
         terminal.remark("No run was interrupted.\n")

@@ -78,7 +78,7 @@ def _search(args: argparse.Namespace) -> int:
         )
         for hit in hits
     ]
-    print_table(("THREAD", "TIME", "ROLE", "TEXT"), rows)
+    print_table(("THREAD", "TIME", "ROLE", "TEXT"), rows, whole=[1])
     if len(hits) == args.limit:
         terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     return 0

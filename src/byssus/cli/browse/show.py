@@ -70,7 +70,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.markdown or args.html:
         page = pages.markdown if args.markdown else pages.html_page
         for piece in page(args.thread, messages, when):
-            print(piece, end="")
+            print(terminal.html_piece(piece) if args.html else piece, end="")
         return 0
     for message in messages:
         _print_message(message, when)

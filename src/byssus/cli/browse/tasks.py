@@ -27,7 +27,7 @@ def _list(args: argparse.Namespace) -> int:
         terminal.print_json([with_thread(task) for task in tasks])
     elif tasks:
         rows = [_row(task, args.utc) for task in tasks]
-        print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4])
+        print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4], whole=[5])
         if len(tasks) == args.limit:
             terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     else:

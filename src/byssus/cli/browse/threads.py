@@ -59,7 +59,7 @@ def _print(listed: list[ThreadInfo], utc: bool) -> None:
         (info.id, info.title, info.state, str(info.message_count), terminal.when(info.updated_at, utc))
         for info in listed
     ]
-    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3])
+    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3], whole=[4])
 
 
 def _rename(args: argparse.Namespace) -> int:
