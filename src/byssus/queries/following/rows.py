@@ -151,16 +151,18 @@ def is_of(tx: Tx, branch: int, thread: int) -> bool:
 def calls(tx: Tx, branch: int, *, first: int, last: int) -> list[CallRow]:
     """The calls of the replies from one seq to another, in order."""
     along = (
-        f"SELECT {_CALL}, c.branch FROM segments s JOIN tool_calls c ON c.branch = s.source AND c.reply > s.after_seq"
-        " AND c.reply <= s.upto_seq WHERE s.branch = :branch AND c.reply > 0"
-        " AND c.reply >= :first AND c.reply <= :last"
+        # One bound on either side, as in `threads.ALONG`: with two, SQLite reads all calls of the segment.
+        f"SELECT {_CALL}, c.branch FROM segments s JOIN tool_calls c ON c.branch = s.source"
+        " AND c.reply >= CASE WHEN s.after_seq < :first THEN :first ELSE s.after_seq + 1 END"
+        " AND c.reply <= CASE WHEN s.upto_seq < :last THEN s.upto_seq ELSE :last END"
+        " WHERE s.branch = :branch"
     )
     # A call that was open at a rewind or a fork is asked about again on the new branch.
     own = (
-        f"SELECT {_CALL}, c.branch FROM tool_calls c WHERE c.branch = :branch AND c.reply > 0"
+        f"SELECT {_CALL}, c.branch FROM tool_calls c WHERE c.branch = :branch"
         " AND c.reply >= :first AND c.reply <= :last"
     )
-    rows = tx.all(f"{along} UNION {own}", branch=branch, first=first, last=last)
+    rows = tx.all(f"{along} UNION {own}", branch=branch, first=max(first, 1), last=last)
     found: dict[tuple[int, int], Row] = {}
     for row in sorted(rows, key=lambda row: (row[0], row[1], row[-1] == branch)):
         found[row[0], row[1]] = row
@@ -214,12 +216,15 @@ def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) ->
     Those that were made up to a version are left out. If there is such a version, the latest checkpoint is listed
     wherever it is.
     """
-    is_wanted = "c.seq > :after AND c.seq <= :upto AND c.version > :version"
     is_own = "EXISTS (SELECT 1 FROM branches b WHERE b.key = c.line AND b.thread = :thread)"
+    is_wanted = f"c.version > :version AND {is_own}"
     rows = tx.all(
-        f"SELECT {_MADE} FROM segments s JOIN checkpoints c ON c.branch = s.source AND c.seq > s.after_seq"
-        f" AND c.seq <= s.upto_seq WHERE s.branch = :branch AND {is_wanted} AND {is_own}"
-        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.branch = :branch AND {is_wanted} AND {is_own}"
+        f"SELECT {_MADE} FROM segments s JOIN checkpoints c ON c.branch = s.source"
+        " AND c.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
+        " AND c.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
+        f" WHERE s.branch = :branch AND {is_wanted}"
+        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.branch = :branch AND c.seq > :after AND c.seq <= :upto"
+        f" AND {is_wanted}"
         f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.key = :latest AND c.version > :version AND :version >= 0"
         f" AND {is_own} ORDER BY 3, 4",
         thread=thread.key,
