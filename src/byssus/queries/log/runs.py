@@ -376,7 +376,8 @@ def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
         " LEFT JOIN threads k ON k.parent = c.thread AND k.parent_call = c.idempotency_key"
         " WHERE c.branch = :branch AND c.reply <= :last"
         " AND c.reply >= COALESCE((SELECT MAX(b.reply) FROM tool_calls b"
-        " WHERE b.branch = :branch AND b.reply > 0 AND b.reply < :first), 1) AND (c.run = :run OR c.reply >= :first) ORDER BY c.key",
+        " WHERE b.branch = :branch AND b.reply > 0 AND b.reply < :first), 1)"
+        " AND (c.run = :run OR c.reply >= :first) ORDER BY c.key",
         run=run.id,
         branch=run.branch or 0,
         first=run.first_seq,
