@@ -122,9 +122,10 @@ def is_stored(checkpointer: object, thread_id: object, at: object) -> bool:
             f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
             "or leave both out to work in memory"
         )
-    if not hasattr(type(checkpointer), "store"):
+    if not (hasattr(type(checkpointer), "store") and hasattr(checkpointer, "lease_seconds")):
         raise InputError(
-            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
+            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}; "
+            "an AgentStorage can be open on the same database at the same time"
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to name the thread")
