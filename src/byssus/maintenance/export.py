@@ -1,18 +1,18 @@
-"""Exports: threads, and all that is kept of a user, as JSON lines.
+"""Exports: a thread, or a user with all threads, as JSON lines.
 
     async for line in export_thread(store, "trip"): ...
 
-- Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, marks,
-  tool calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all
-  lines before it. The threads of a user stand between two lines of the same kind, behind what is kept of the user: the
-  account, and what deleted threads have left of usage.
+- Each line is an object. The first line of a thread describes the thread. Its branches, messages, marks, tool calls,
+  checkpoints, inbox, tasks and usage follow, one line per row. The last line has their numbers and a sha256 over all
+  lines before it. The export of a user begins with the account and the usage of deleted threads; the user's threads
+  follow, and a last line of the same kind ends it.
 - The children of a thread follow it, each as a thread of its own that names its parent.
-- What was stored as JSON stands in a line just as it was stored, behind the other fields: no digit of it changes.
-- What a fork shares with others is part of its export, and what it does not read of theirs is not. Nothing in the lines
-  depends on the database that they come from: an import, exported again, gives the very same bytes.
-- Leases do not travel. A run that had not ended is an interrupted one where it is imported.
-- An export is one snapshot, written to a temporary file before its first line is given out: neither memory nor a slow
-  reader's time is spent on it.
+- JSON values are the last field of a line and are copied as they are stored: no digit of them changes.
+- The export of a fork contains the history that it shares with other threads, and nothing else of those threads. Lines
+  do not depend on the database: exporting an import gives the same bytes.
+- Leases are not exported. A run that had not ended is imported as an interrupted one.
+- An export is one snapshot, written to a temporary file before its first line is yielded: a slow reader holds neither
+  memory nor a transaction.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONGEST = 2**30  # bytes of a line: no database takes a longer text
 
 
 def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str]:
-    """The thread and its child threads as JSON lines, without their newlines: all that `import_from` brings back."""
+    """The thread and its child threads as JSON lines, without newlines, for `import_from`."""
     return _export_thread(store, checked_thread(thread_id))
 
 
@@ -56,7 +56,7 @@ async def _export_thread(store: Runner, thread_key: ThreadKey) -> AsyncIterator[
 def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     """The lines of a user and of all their threads. Each thread is a separate snapshot.
 
-    What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
+    The usage of deleted threads is read first, so that a thread that is deleted meanwhile is not counted twice.
     """
     return _export_user(store, checked_id(user_id, "a user id"))
 

@@ -1,9 +1,9 @@
-"""Imports: threads and users come back from the JSON lines of an export.
+"""Imports: restore threads and users from the JSON lines of an export.
 
     await import_from(store, "trip.jsonl")
 
-All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all. What
-"all" is depends on whether the caller trusts the file: see `admission.py`.
+An import is atomic: its threads appear when the last line was verified. What is imported from a file that is not
+trusted is decided in `admission.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterabl
 
 
 class Imported(NamedTuple):
-    """The ids of the threads, and how many of what an import has left out."""
+    """The ids of the imported threads, and the number of rows of each kind that were left out."""
 
     ids: list[str]
     left_out: Counter[str]

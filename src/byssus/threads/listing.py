@@ -148,7 +148,7 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
 
 
 class Quarantined(NamedTuple):
-    """A thread whose run has ended its process too often. It is left alone until a person lifts it."""
+    """A thread whose run has ended its process too often. No run starts on it until the quarantine is lifted."""
 
     thread_id: str
     user_id: str | None
@@ -158,14 +158,14 @@ class Quarantined(NamedTuple):
 
 
 async def quarantined(store: Runner) -> list[Quarantined]:
-    """Threads that are quarantined, the last one first."""
+    """Quarantined threads, most recently quarantined first."""
     return [Quarantined(*row) for row in await store.read(listing.quarantined)]
 
 
 async def lift_quarantine(store: Runner, thread_id: ThreadId) -> bool:
-    """Let runs start on a thread again: it is interrupted, and its deaths are counted anew. False: it needs no lifting.
+    """Lift the quarantine: the thread counts as interrupted, with no deaths. Returns False if it is not quarantined.
 
-    Find out first why its run has ended its process: the same may happen again.
+    First find out why its run has ended its process: it may happen again.
     """
     return await store.write(listing.lift_quarantine, checked_thread(thread_id))
 

@@ -31,11 +31,11 @@ _ATTEMPTS, _AWAY = 60, 1.0  # reads, and seconds between them, while the databas
 
 
 def follow(store: Runner, thread_id: ThreadId, after: str | None = None) -> AsyncGenerator[FollowItem, None]:
-    """Everything of the thread behind a cursor, and then what happens, a moment later, by whichever process.
+    """Yield everything behind a cursor, and then new items of any process, shortly after their commit.
 
     `after` is the `cursor` of an item; None begins with the first message. Raises `CursorUnknown` if it is no position
-    in this thread. It goes on until you break out of the loop. A thread that does not exist yet is waited for; one that
-    is deleted meanwhile yields `ThreadDeleted`. The classes of the items are in `byssus.checkpointer`.
+    in this thread. It continues until you break out of the loop. If the thread does not exist yet, it waits for it; if
+    the thread is deleted, it yields `ThreadDeleted`. The classes of the items are in `byssus.checkpointer`.
     """
     thread_key = checked_thread(thread_id)
     cursor = None if after is None else parse(after)

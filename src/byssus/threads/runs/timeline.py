@@ -26,7 +26,7 @@ _SHOWN = 120  # characters of a message
 
 
 async def timeline(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> list[RunStep]:
-    """What happened in a run, oldest first; of an unknown run, nothing."""
+    """What happened in a run, oldest first; [] for an unknown id."""
     row = await found(store, run_id, thread_id)
     if row is None:
         return []
