@@ -24,16 +24,16 @@ _PAGE = 500
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "checkpoints", _checkpoints, "list the checkpoints of a thread, the latest first", json=True)
+    parser = add(commands, "checkpoints", _checkpoints, "list the checkpoints of a thread, latest first", json=True)
     add_thread(parser)
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
-    more = "As JSON it is a flat list: the thread, its forks and children, theirs; forked_from and child_of say whose."
+    more = "The JSON is a flat list of the thread, its forks and children; forked_from and child_of name their origin."
     parser = add(
         commands, "tree", _tree, "draw a thread with its checkpoints, forks and child threads", more, json=True
     )
     add_thread(parser)
-    more = "What is written to either side does not show on the other. The new thread's id is printed."
-    parser = add(commands, "fork", _fork, "make a new thread that shares the past of another", more)
+    more = "Later writes to one of them do not show in the other. Prints the id of the new thread."
+    parser = add(commands, "fork", _fork, "create a thread that shares the history of another", more)
     add_thread(parser)
     parser.add_argument("--at", type=_point, metavar="POINT", help=f"where they part (default: the end): {_POINT}")
     parser.add_argument("--as", dest="new_id", metavar="ID", help="the new thread's id (default: a new one)")

@@ -53,7 +53,7 @@ def add_to(commands: Any) -> None:
         parser = _add_for_thread(commands, name, _send, f"queue a message for a thread's run: delivered {what}")
         parser.add_argument("text", metavar="TEXT")
         parser.set_defaults(kind=name)
-    parser = _add_for_thread(commands, "withdraw", _withdraw, "take back a queued message")
+    parser = _add_for_thread(commands, "withdraw", _withdraw, "remove a queued message")
     parser.add_argument("message", metavar="ID", help="the message's id; 'byssus inbox' lists them")
     _add_for_thread(commands, "abort", _abort, "stop the current run of a thread, in any process")
 

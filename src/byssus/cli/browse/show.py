@@ -37,7 +37,7 @@ _STATES: dict[ThreadState, str] = {
 
 
 def add_to(commands: Any) -> None:
-    more = "As JSON: id, messages, extra, state, child threads, and what has arrived of a reply that is not complete."
+    more = "The JSON has id, messages, extra, state, children, and partial: what has arrived of an incomplete reply."
     parser = add(commands, "show", _show, "show the messages of a thread", more)
     add_thread(parser)
     parser.add_argument("--last", type=number, metavar="N", help="only the last N messages")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "tasks", _list, "list the tasks", "The most urgent comes first.", json=True)
+    parser = add(commands, "tasks", _list, "list the tasks", "Highest priority first.", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
     parser.add_argument("--status", metavar="STATUS", help="only those with this status: pending, running, failed ...")
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")

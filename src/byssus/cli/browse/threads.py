@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--title", metavar="TEXT", help="only those with this text in the title or the first words")
     parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
     parser.add_argument("--children", action="store_true", help="each with its child threads below it")
-    more = "An empty title brings the automatic one back: the first words of the thread."
+    more = "An empty title restores the default: the first words of the thread."
     parser = add(commands, "rename", _rename, "set the title of a thread", more)
     add_thread(parser)
     parser.add_argument("title", metavar="TITLE", help="the new title")
