@@ -3,8 +3,9 @@
 
 # The first of these that is new enough is used; PYTHON=... names another.
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
-# One more than the cores of a small machine: many tests wait for processes and disks.
-JOBS ?= 3
+# Two more than the cores of a small machine: many tests wait for processes and disks.
+JOBS ?= 4
+QUICK_JOBS ?= 2
 MINUTES ?= 20
 ARGS ?=
 
@@ -43,7 +44,7 @@ test: $(INSTALLED) $(OVERLAID) $(DOCUMENTED) ## run the tests; ARGS="-k name" fo
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
-	@$(BIN)/python -m pytest --quick -q -n $(JOBS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest --quick -q -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 torture: $(INSTALLED) $(OVERLAID) ## kill, cut, fill, fake and stop what there is; MINUTES=5 for less, ARGS="moves locks --seed 7", ARGS=--list
 	@$(BIN)/python -m tests.crash.torture --minutes $(MINUTES) $(ARGS)

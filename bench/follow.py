@@ -1,10 +1,11 @@
 """Followers: what 2,000 idle ones cost, and how long a commit takes to reach one, in the same process and in another.
 
-python -m bench.follow
+python -m bench.follow [--database postgres]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
@@ -13,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from bench.measure import scratch
+from bench.measure import place_of
 from byssus import UserMessage
-from byssus.checkpointer import Checkpointer, MessageAdded, SQLiteCheckpointer
+from byssus.checkpointer import Checkpointer, MessageAdded, checkpointer_for
 
 FOLLOWERS = 2_000
 IDLE_SECONDS = 5.0
@@ -24,10 +25,10 @@ COMMITS = 300
 WRITER = """
 import asyncio, sys, time
 from byssus import UserMessage
-from byssus.checkpointer import SQLiteCheckpointer
+from byssus.checkpointer import checkpointer_for
 
 async def main():
-    async with SQLiteCheckpointer(sys.argv[1]) as cp:
+    async with checkpointer_for(sys.argv[1]) as cp:
         for number in range(int(sys.argv[2])):
             await cp.append("there", UserMessage("x"))
             print(time.time(), flush=True)
@@ -38,14 +39,17 @@ asyncio.run(main())
 
 
 def main() -> None:
-    asyncio.run(_main(scratch() / "follow.db"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
+    with place_of(parser.parse_args().database) as place:
+        asyncio.run(_main(place))
 
 
-async def _main(path: Path) -> None:
-    async with SQLiteCheckpointer(path) as cp:
+async def _main(place: str) -> None:
+    async with checkpointer_for(place) as cp:
         await _idle(cp)
         await _here(cp)
-        await _there(cp, path)
+        await _there(cp, place)
 
 
 async def _idle(cp: Checkpointer) -> None:
@@ -92,10 +96,10 @@ async def _here(cp: Checkpointer) -> None:
     _report("in the same process", delays, 30)
 
 
-async def _there(cp: Checkpointer, path: Path) -> None:
+async def _there(cp: Checkpointer, place: str) -> None:
     heard: asyncio.Queue[float] = asyncio.Queue()
     task = asyncio.create_task(_note(cp, "there", heard))
-    command = [sys.executable, "-c", WRITER, str(path), str(COMMITS)]
+    command = [sys.executable, "-c", WRITER, place, str(COMMITS)]
     writer = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     said, _ = await writer.communicate()
     delays = [await heard.get() - float(line) for line in said.split()]

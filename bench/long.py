@@ -11,21 +11,23 @@ import argparse
 import asyncio
 import contextlib
 import io
-import os
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
+import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bench.measure import conversation, message, report, scratch
-from byssus import Agent, Model, SlidingWindow, TokenBudget
+from bench.measure import conversation, message, place_of, report
+from byssus import Agent, Model, SlidingWindow, TokenBudget, UserMessage
 from byssus.checkpointer import Checkpointer, checkpointer_for
 from byssus.cli import main as command
 from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.log import threads
+from byssus.store.database import Tx
 from byssus.values.following.cursors import Cursor, Seen, thread_mark
-from tests.support import postgres
+from byssus.values.thread_key import ThreadKey
 
-CHUNK = 10_000
+CHUNK, TURN = 10_000, 4
 WINDOW = 40
 SMALL = 64_000  # bytes: what is less is not compared
 Work = Callable[[], Awaitable[object]]
@@ -50,21 +52,31 @@ def main() -> None:
     compare(options.lengths, taken, held)
 
 
-@contextlib.contextmanager
-def place_of(database: str) -> Iterator[str]:
-    if database == "sqlite":
-        yield str(scratch() / "long.db")
-    elif dsn := os.environ.get("BYSSUS_TEST_POSTGRES"):
-        yield dsn
-    else:
-        with postgres.running(fsync="on") as server:
-            yield server.dsn()
-
-
 async def fill(cp: Checkpointer, length: int) -> None:
-    """A thread of whole turns, written by our own append."""
+    """A thread of whole turns, written by our own append, with the rows that runs and their tool calls leave behind."""
+    name = f"t{length}"
     for start in range(0, length, CHUNK):
-        await cp.append(f"t{length}", conversation(min(CHUNK, length - start)))
+        await cp.append(name, conversation(min(CHUNK, length - start)))
+    for start in range(1, length - TURN, CHUNK):
+        await cp.store.write(_add_runs, ThreadKey("", name), range(start, min(start + CHUNK, length - TURN), TURN))
+
+
+def _add_runs(tx: Tx, thread_key: ThreadKey, seqs: range) -> None:
+    thread = threads.find(tx, thread_key)
+    assert thread is not None
+    rows = [{"thread": thread.key, "branch": thread.branch, "id": uuid.uuid4().hex, "seq": seq} for seq in seqs]
+    then = "'2026-01-01T00:00:00.000000Z'"
+    tx.many(
+        "INSERT INTO runs (thread, id, branch, first_seq, last_seq, began_at, ended_at, stop_reason, cause, attempts,"
+        f" retries) VALUES (:thread, :id, :branch, :seq, :seq + 3, {then}, {then}, 'stop', 'prompt', 1, 0)",
+        rows,
+    )
+    tx.many(
+        "INSERT INTO tool_calls (thread, branch, reply, place, call_id, name, arguments, recovery, idempotency_key,"
+        " run, status, attempts, started_at, ended_at) VALUES (:thread, :branch, :seq + 1, 0, 'call_1', 'look', '{}',"
+        f" 'never', :id, :id, 'done', 1, {then}, {then})",
+        rows,
+    )
 
 
 class Thread:
@@ -105,6 +117,9 @@ class Thread:
             "info": lambda: self._cp.info(self.name),
             "show --last 20": self.show,
             "follow, from near the end": self.follow,
+            "prompt with a message's own id, new agent": self.named,
+            "the last runs": lambda: self._cp.runs(self.name),
+            "timeline of the last run": self.timeline,
         }
 
     async def resume(self) -> None:
@@ -137,6 +152,13 @@ class Thread:
                     await self._cp.append(self.name, message())
                 elif told > behind:
                     break
+
+    async def named(self) -> None:
+        await self.agent(history=WINDOW).prompt(UserMessage("x", id=uuid.uuid4().hex))
+
+    async def timeline(self) -> None:
+        (run,) = await self._cp.runs(self.name, 1)
+        assert await self._cp.timeline(run.id)
 
     async def everything(self) -> None:
         thread = await self._cp.load(self.name)

@@ -8,11 +8,13 @@ Figures are ratios within one run. The machine is noisy, so what is compared alt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -21,6 +23,7 @@ from byssus.checkpointer import Checkpointer
 from byssus.messages import AssistantMessage, Message, TextContent, ToolCall, ToolResultMessage, Usage, UserMessage
 from byssus.store.sharing import release
 from byssus.store.sqlite.store import open_store
+from tests.support import postgres
 
 TEXT = "x" * 330  # a message of about 400 bytes
 
@@ -33,6 +36,18 @@ def scratch() -> Path:
 
 
 _holders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@contextlib.contextmanager
+def place_of(database: str) -> Iterator[str]:
+    """Where a new database is: of SQLite a file, of Postgres a server, or the one that BYSSUS_TEST_POSTGRES names."""
+    if database == "sqlite":
+        yield str(scratch() / "bench.db")
+    elif dsn := os.environ.get("BYSSUS_TEST_POSTGRES"):
+        yield dsn
+    else:
+        with postgres.running(fsync="on") as server:
+            yield server.dsn()
 
 
 def message() -> UserMessage:

@@ -72,6 +72,8 @@ PUBLIC = [
     "byssus",
     *(f"byssus.{name}" for name in ("checkpointer", "storage", "memory", "errors", "events", "messages", "middleware")),
     *(f"byssus.{name}" for name in ("signals", "stream", "telemetry", "testing", "tools", "tools.mcp")),
+    "byssus.apps",
+    "byssus.config",
     *(f"byssus.providers.{name}" for name in ("anthropic", "openai", "local", "scripted", "base")),
     "byssus.adapters.agentscope",
 ]

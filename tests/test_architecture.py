@@ -19,7 +19,6 @@ from tests.support.rooms import ROOMS
 ROOT = Path(byssus.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
 FILES = {file.relative_to(ROOT).as_posix(): file for file in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
 
 # What runs SQL knows no message: of the values it may use these alone.
 SQL_MAY_USE = {
@@ -39,7 +38,7 @@ ONLY_IN = {
     "anthropic": ["providers/anthropic.py"],
     "mcp": ["tools/mcp.py"],
     "openai": ["providers/openai.py"],
-    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "server", "store", "tx")],
+    "psycopg": [f"store/postgres/{part}.py" for part in ("login", "notifications", "pool", "server", "store", "tx")],
     "opentelemetry": ["telemetry.py"],
     "Stemmer": ["search/tokens.py"],
     "wcwidth": ["cli/screen/table.py"],
@@ -93,6 +92,11 @@ PUBLIC = [
 ]
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(file.read_text("utf-8"), name) for name, file in FILES.items()}
+
+
 def room_of(file: str) -> str:
     top = file.split("/", maxsplit=1)[0].removesuffix(".py")
     (found,) = [name for name, (lies_in_it, _) in ROOMS.items() if top in lies_in_it]
@@ -101,7 +105,7 @@ def room_of(file: str) -> str:
 
 @functools.cache
 def imported_names(file: str) -> frozenset[str]:
-    return frozenset(names_imported_by(TREES[file]))
+    return frozenset(names_imported_by(trees()[file]))
 
 
 def names_imported_by(tree: ast.AST) -> Iterator[str]:
@@ -179,7 +183,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
     assert all(hasattr(byssus, name) for name in PUBLIC)
     assert sorted(name for names in byssus._HOMES.values() for name in names) == sorted(PUBLIC)
     homes = {f"byssus.{home}.{name}" for home, names in byssus._HOMES.items() for name in names}
-    assert {name for name in names_imported_by(TREES["__init__.py"]) if name.startswith("byssus.")} == homes
+    assert {name for name in names_imported_by(trees()["__init__.py"]) if name.startswith("byssus.")} == homes
 
 
 @pytest.mark.processes
@@ -233,7 +237,7 @@ def test_a_module_ends_after_600_lines_at_most() -> None:
 def test_a_function_ends_after_50_lines_at_most() -> None:
     too_long = [
         f"{file}:{node.lineno} {node.name}: {length} lines"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
@@ -282,7 +286,7 @@ def test_nothing_asks_which_database_it_is_on() -> None:
     asked = [
         f"{file}:{condition.lineno} {word}"
         for file in sorted(FILES.keys() - KNOW_DATABASES)
-        for condition in conditions(TREES[file])
+        for condition in conditions(trees()[file])
         for word in words(condition)
         if isinstance(condition, ast.expr | ast.pattern) and any(name in word.lower() for name in DATABASE_WORDS)
     ]
@@ -293,7 +297,7 @@ def test_sql_stands_in_the_queries_and_the_store_alone() -> None:
     verbs = ("SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "CREATE ", "PRAGMA ", "BEGIN", "COMMIT", "ROLLBACK")
     statements = [
         f"{file}:{node.lineno} {node.value[:40]!r}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if not file.startswith(("queries/", "store/"))
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip().startswith(verbs)
@@ -342,6 +346,9 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/tools/names.py": ["cli/tools/test_chosen.py"],
     "cli/subcommand.py": ["cli/chat/test_chat.py"],
     "queries/log/runs.py": ["threads/runs/test_records.py"],
+    "run/children/tool.py": ["run/children/test_calls.py"],
+    "run/children/leading.py": ["run/children/test_calls.py", "run/children/test_processes.py"],
+    "run/outside/reporting.py": ["run/test_failures.py"],
     "run/outside/journals.py": ["test_agent.py", "run/outside/test_requests.py"],
     "maintenance/look.py": ["cli/admin/test_doctor.py"],
     "maintenance/lines.py": ["maintenance/test_export.py"],
@@ -372,6 +379,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/moving/exporting.py": ["maintenance/test_export.py"],
     "queries/moving/importing.py": ["maintenance/test_export.py"],
     "queries/moving/known_backups.py": ["threads/test_known_backups.py"],
+    "queries/versions/children.py": ["threads/test_children.py", "run/children/test_calls.py"],
     "queries/versions/checkpoints.py": ["threads/test_checkpoints.py"],
     "queries/versions/deleting.py": ["threads/test_retention.py"],
     "queries/versions/erasure_notes.py": ["threads/test_erasure.py"],
@@ -385,6 +393,7 @@ COVERED_BY: dict[str, list[str]] = {
     "run/thread_inbox.py": ["threads/test_inbox.py", "run/test_steering.py"],
     "run/thread_ledger.py": ["run/test_tool_calls.py", "run/test_tool_call_recovery.py"],
     "store/postgres/tx.py": ["store/postgres/test_store.py"],
+    "store/sqlite/pauses.py": ["store/sqlite/test_reading.py", "store/sqlite/test_processes.py"],
     "store/sqlite/tx.py": ["store/sqlite/test_store.py"],
     "store/schema.py": ["store/test_migrations.py"],
     "store/sharing.py": ["store/sqlite/test_file.py"],
@@ -420,7 +429,7 @@ COVERED_BY: dict[str, list[str]] = {
 
 
 def is_only_a_docstring(file: str) -> bool:
-    return all(isinstance(node, ast.Expr) for node in TREES[file].body)
+    return all(isinstance(node, ast.Expr) for node in trees()[file].body)
 
 
 def own_tests(file: str) -> str:
@@ -475,7 +484,47 @@ def test_the_old_name_of_the_project_is_in_the_changelog_alone() -> None:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 RETIRED = {"Settling", "Visit", "Stored", "Said", "Kept", "Told", "Anchor", "Doomed", "Spot", "Mortal", "Heir", "Place"}
-DEFINED = {node.name: file for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def classes() -> list[str]:
+    return [node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+# Words that were renamed, as parts of names: nobody searches for them.
+RETIRED_PARTS = {
+    "patiently",
+    "mortal",
+    "mortals",
+    "heir",
+    "heirs",
+    "forsake",
+    "forsaken",
+    "worn",
+    "bearers",
+    "storable",
+}
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """What is named or used in a module."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+    return found
+
+
+def test_no_name_has_a_retired_word_in_it() -> None:
+    found = {
+        f"{file}: {name}"
+        for file, tree in trees().items()
+        for name in names_in(tree)
+        if not RETIRED_PARTS.isdisjoint(name.lower().split("_"))
+    }
+    assert found == set()
 
 
 def glossary() -> dict[str, list[str]]:
@@ -498,14 +547,14 @@ def test_the_page_has_a_row_for_each_room() -> None:
 
 
 def test_the_glossary_is_short_and_names_classes_that_exist() -> None:
-    words = glossary()
+    words, defined = glossary(), set(classes())
     assert 15 <= len(words) <= 25
-    assert [name for names in words.values() for name in names if name not in DEFINED] == []
+    assert [name for names in words.values() for name in names if name not in defined] == []
     assert all(words.values())
 
 
 def test_no_class_has_a_retired_name_and_no_public_name_is_used_twice() -> None:
-    names = [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = classes()
     assert RETIRED.isdisjoint(names)
     twice = {name for name in names if names.count(name) > 1 and not name.startswith("_")}
     assert twice == {"PostgresMemory", "SQLiteMemory"}  # AgentScope's, and the ones that they stand on

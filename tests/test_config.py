@@ -117,9 +117,9 @@ def test_a_key_comes_from_the_variable_that_the_file_names(tmp_path: Path) -> No
     [
         ('databse = "x.db"', ["unknown key 'databse'", "did you mean 'database'?"]),
         ("colour = 1", ["unknown key 'colour'", "known keys: database, app, agent, model, keys"]),
-        ("database = 3", ["database in", "must be a string, got 3", 'database = "chat.db"']),
-        ('model = ""', ["model in", "must be a string"]),
-        ("app = ['a:b']", ["app in", "must be a string, got ['a:b']"]),
+        ("database = 3", ["database in", "must be a non-empty string, got 3", 'database = "chat.db"']),
+        ('model = ""', ["model in", "must be a non-empty string"]),
+        ("app = ['a:b']", ["app in", "must be a non-empty string, got ['a:b']"]),
         ("keys = 1", ["keys in", "must be a table"]),
         ('[keys]\nopenia = "X"', ["unknown key 'keys.openia'", "did you mean 'openai'?"]),
         ("[keys]\nopenai = 1", ["keys.openai in", "name of the environment variable"]),

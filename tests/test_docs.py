@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from byssus.messages import ToolCall
-from tests.support import postgres
+from tests.support import forked, postgres
 from tests.support.overlay import OVERLAY
 from tests.support.wire import Anthropic, Server, Step
 
@@ -46,15 +46,7 @@ def run(
     variables: Mapping[str, str] | None = None,
     agentscope: bool = False,
 ) -> str:
-    environment = {
-        **os.environ,
-        **(variables or {}),
-        "ANTHROPIC_API_KEY": "test-key",
-        "ANTHROPIC_BASE_URL": server.url if server else "http://127.0.0.1:9",
-        "BYSSUS_DB": str(folder / "chat.db"),
-        "PYTHONPATH": str(ROOT / "src"),
-        "PYTHONWARNINGS": "error",
-    }
+    environment = {**_environment(folder, server), **(variables or {})}
     if agentscope:  # which lies in a directory of its own, and warns
         environment |= {"PYTHONPATH": f"{OVERLAY}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "default"}
     command = [sys.executable, *arguments]
@@ -63,6 +55,24 @@ def run(
     )
     assert done.returncode == code, done.stderr
     return done.stdout
+
+
+def run_command(*arguments: str, folder: Path, stdin: str = "") -> str:
+    """The command `byssus`, as `run`, without the start of a Python."""
+    done = forked.run(arguments, env=_environment(folder), cwd=folder, input=stdin, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _environment(folder: Path, server: Server | None = None) -> dict[str, str]:
+    return {
+        **os.environ,
+        "ANTHROPIC_API_KEY": "test-key",
+        "ANTHROPIC_BASE_URL": server.url if server else "http://127.0.0.1:9",
+        "BYSSUS_DB": str(folder / "chat.db"),
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONWARNINGS": "error",
+    }
 
 
 @pytest.mark.parametrize(("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 40 else "code")
@@ -174,7 +184,7 @@ def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
         if command[0] == "make":
             assert command[1] in targets
         else:
-            assert "usage: byssus" in run("-m", "byssus", command[1], "--help", folder=tmp_path)
+            assert "usage: byssus" in run_command(command[1], "--help", folder=tmp_path)
 
 
 @pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
@@ -183,7 +193,7 @@ def test_each_byssus_command_of_the_readme_runs(tmp_path: Path) -> None:
     for line in dict.fromkeys(line for line in lines if line.startswith("byssus")):
         arguments = shlex.split(line)[1:]
         stdin = "Say hello.\n" if arguments[0] == "chat" else ""
-        said = run("-m", "byssus", *arguments, folder=tmp_path, stdin=stdin).strip()
+        said = run_command(*arguments, folder=tmp_path, stdin=stdin).strip()
         assert bool(said) != (
             arguments in (["unfinished"], ["pending"], ["memory"], ["resume"])
         )  # of which there are none here

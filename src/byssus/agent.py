@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ import msgspec
 
 from byssus import telemetry
 from byssus.checkpointer import Checkpointer
-from byssus.errors import REFUSALS, AgentBusy, InputError, NotLoaded
+from byssus.errors import AgentBusy, InputError, NotLoaded
 from byssus.messages import UserMessage, stamped
 from byssus.middleware import Chain
 from byssus.providers import named
@@ -31,8 +32,10 @@ from byssus.providers.base import Provider
 from byssus.providers.history import ValidHistory
 from byssus.providers.named import ModelName
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
-from byssus.queries.log.runs import RequestKey, RequestTaken
+from byssus.queries.log.runs import RequestKey
 from byssus.run import settings, termination
+from byssus.run.children import leading
+from byssus.run.children.tool import Above, AgentTool, Below, MadeAgent, settings_below
 from byssus.run.journal import pending
 from byssus.run.known.state import AgentState, Known
 from byssus.run.leaving import Leaving
@@ -40,6 +43,7 @@ from byssus.run.listeners import Listener, Listeners
 from byssus.run.loop import Run
 from byssus.run.outside import answering, handing_over, requests
 from byssus.run.outside.journals import journal_for
+from byssus.run.outside.reporting import report
 from byssus.run.settings import Limits, Setup
 from byssus.signals import run_blocking, shielded
 from byssus.stream import Backlog, EventStream
@@ -50,12 +54,11 @@ from byssus.threads.thread import Thread
 from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.decisions import Answer, Pending
+from byssus.values.decisions import Answer, Ask, Pending
 from byssus.values.inputs import ThreadId, checked_id, checked_wait
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-from byssus.values.shown import raised_at, reason
 from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
@@ -101,6 +104,7 @@ class Agent:
     _task: asyncio.Task[Any] | None = None  # a run, or a load
     _run: Run | None = None
     _error: BaseException | None = None
+    _above: Above | None = None  # the run of another agent, of which this one is a tool
 
     def __init__(
         self,
@@ -197,6 +201,41 @@ class Agent:
         setup = msgspec.structs.replace(self._setup, thread_id=_id_of(thread_id), user_id=user)
         self._journal = journal_for(checkpointer, thread_id, setup, self._modes, self._wait, None)
         self._setup, self._checkpointer = setup, checkpointer
+
+    def as_tool(
+        self,
+        name: str,
+        description: str = "",
+        *,
+        output: type[Any] | None = None,
+        sequential: bool = False,
+        approval: bool | Ask = False,
+    ) -> Tool[[str], Any]:
+        """Return a tool for another agent: a call of it gives this agent a task, and returns its answer.
+
+        Each call works on a child thread of its own, with the settings of this agent and for the user of the calling
+        one. An interrupted call resumes its child. `output` is the type of the answer, as in `prompt(output=)`.
+        """
+        if self._checkpointer is not None or self._setup.user_id is not None:
+            raise InputError(
+                f"the agent for the tool {name!r:.80} has a checkpointer or a user_id of its own; make it without: "
+                "each call works on a new thread, in the database and for the user of the agent that calls it"
+            )
+        return AgentTool(name, description, self._below, output=output, sequential=sequential, approval=approval)
+
+    def _below(self, place: Below) -> MadeAgent:
+        """An agent with the settings of this one, for a call of another agent."""
+        child = copy.copy(self)
+        child._task = child._run = child._error = None
+        child._setup = settings_below(self._setup, place)
+        child._checkpointer, child._history = place.database, self._history.renewed()
+        child._journal = journal_for(place.database, place.thread, child._setup, self._modes, self._wait, None)
+        child._listeners, child.state = Listeners(), AgentState(child._known)
+
+        def lead(above: Above) -> None:
+            child._above = above
+
+        return MadeAgent(child, child._journal, lead)
 
     def __repr__(self) -> str:
         return f"Agent({' | '.join(self.models)!r}, thread_id={self.thread_id!r}, tools={list(self._setup.tools)!r})"
@@ -470,6 +509,9 @@ class Agent:
         task.add_done_callback(lambda task: self._become_idle(task, ended))
         leaving = Leaving(run.signal, lambda: self._journal.history.waiting_since, ended)
         try:
+            if self._above is not None:
+                with leading.led(run, self._above):
+                    return await self._wait_for(run, task, ended, leaving)
             stop = self.hand_over if self._hands_over else partial(run.signal.abort, "terminated")
             async with termination.Guard(stop):
                 return await self._wait_for(run, task, ended, leaving)
@@ -527,12 +569,6 @@ class Agent:
         if self._task is not None:
             raise AgentBusy("the agent is loading its thread; await that first, or await wait_for_idle()")
 
-    def _check_provider(self) -> None:
-        """Raise for a missing key or package before anything is stored; with several models, another one may do."""
-        check = getattr(self._setup.routes[0].provider, "check", None)
-        if check is not None and len(self._setup.routes) == 1:
-            check()
-
     def _become_idle(self, task: asyncio.Task[Any], ended: asyncio.Future[None] | None = None) -> None:
         if self._task is task:  # and not the next one already
             self._run = self._task = None
@@ -546,17 +582,17 @@ class Agent:
         _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
         try:
             with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
-                self._check_provider()
+                named.check(self._setup.routes)
                 await run.prepare(prompts)
                 result = await run.go(prompts)
                 span.ran(result)
             await self._journal.history.tidy()
             self._error = result.error
-            self._report(run, result.stop_reason)
+            report(run.id, self._setup.thread_id, result.stop_reason, self._error)
             return result
         except BaseException as error:
             self._error = error
-            self._report(run, "aborted")
+            report(run.id, self._setup.thread_id, "aborted", error)
             raise
         finally:
             try:
@@ -564,18 +600,6 @@ class Agent:
             finally:
                 if not ended.done():  # from inside: a task's callbacks would come a round of the event loop later
                     ended.set_result(None)
-
-    def _report(self, run: Run, stop_reason: str) -> None:
-        thread_id, error = self._setup.thread_id, self._error
-        if error is None or isinstance(error, asyncio.CancelledError):
-            _log.info("run %s on thread %r ended: %s", run.id, thread_id, stop_reason)
-        elif isinstance(error, REFUSALS):  # raised to the caller before anything ran
-            _log.info("run %s on thread %r did not begin: %s", run.id, thread_id, reason(error))
-        elif isinstance(error, RequestTaken):
-            _log.debug("run %s on thread %r joins the one that has its key", run.id, thread_id)
-        else:
-            _log.warning("run %s on thread %r failed: %s%s", run.id, thread_id, reason(error), raised_at(error))
-            _log.debug("run %s on thread %r failed", run.id, thread_id, exc_info=error)
 
 
 def _outcome(result: RunResult[Any], raises: bool) -> RunResult[Any]:

@@ -8,8 +8,9 @@ An app is named `module:factory`. The factory takes the id of a thread and of it
 returns the agent for it; it may be async. `module:factories` may also be a dict of factories, one of which is chosen by
 name.
 
-The program that loads the app owns the database. An agent without a checkpointer gets the program's; an agent that
-brings its own is used as it is, if that is the same database, and else refused: two databases would hold one thread.
+The program that loads the app owns the database. An agent without a checkpointer gets the program's. An agent with its
+own checkpointer is used as it is if that is the same database; another one is an error, because a thread must not be in
+two places.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from byssus.agent import Agent
 from byssus.checkpointer import Checkpointer
 from byssus.config import Config
 from byssus.errors import AppFailed
+
+__all__ = ["App", "Factory", "load", "load_app"]
 
 Factory: TypeAlias = Callable[[str, str | None], Agent | Awaitable[Agent]]
 

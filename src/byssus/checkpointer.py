@@ -233,6 +233,7 @@ class Checkpointer(abc.ABC):
     info = awaited(listing.info)
     state = awaited(listing.state)
     threads = awaited(listing.list_threads)
+    children = awaited(listing.children)
     unfinished = awaited(listing.unfinished)
     quarantined = awaited(listing.quarantined)
     lift_quarantine = awaited(listing.lift_quarantine)
@@ -254,12 +255,12 @@ class Checkpointer(abc.ABC):
         grace: float = 20.0,
         report: Callable[[TakeOver], object] | None = None,
     ) -> Supervision:
-        """Resume interrupted runs, now and as processes end: `async with cp.supervise(factory):`, or await it for ever.
+        """Resume interrupted runs, now and when other processes end: `async with cp.supervise(factory):`, or await it.
 
-        `factory(thread_id, user_id)` returns the agent for a thread, or a coroutine that does. The newest threads come
-        first, at most `concurrency` at once; `every` is how often it looks, in seconds. A run that has ended its
-        process `max_deaths` times is quarantined. `report` is called with each `TakeOver`. At the end, the runs are
-        handed over, within `grace` seconds.
+        `factory(thread_id, user_id)` returns the agent for a thread, and may be async. Most recently updated threads
+        come first, at most `concurrency` at once; `every` is the interval between two queries, in seconds. A run that
+        has ended its process `max_deaths` times is quarantined. `report` is called with each `TakeOver`. At the end,
+        the runs are handed over, within `grace` seconds.
         """
         return Supervision(
             self,

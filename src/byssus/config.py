@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple
 from byssus.errors import InputError
 from byssus.values.places import looks_like_dsn, redacted
 
+__all__ = ["Config", "Layer", "Setting", "load"]
+
 Layer = Literal["default", "file", "variable", "flag"]
 
 FILE = "byssus.toml"
@@ -80,9 +82,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     directory: str | None = None,
 ) -> Config:
-    """The settings for a command that was started here. `flags` are those of its command line, by name of the setting.
+    """The settings of a program that was started in this directory.
 
-    An empty variable counts as not set. An empty flag is a value: `--app ''` is a command without an app.
+    `flags` are those of its command line, by name of the setting. An empty variable counts as not
+    set. An empty flag is a value: `--app ''` is a command without an app.
     """
     environ = os.environ if environ is None else environ
     file, table = _found(environ.get(CONFIG_VARIABLE), directory)
@@ -189,7 +192,9 @@ def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
             raise InputError(f"unknown key {name!r} in {path}; {_suggestion(name, known)}")
         if name != "keys" and not (isinstance(value, str) and value):
             shown = redacted(repr(value))
-            raise InputError(f"{name} in {path} must be a string, got {shown:.80}; for example: {_EXAMPLES[name]}")
+            raise InputError(
+                f"{name} in {path} must be a non-empty string, got {shown:.80}; for example: {_EXAMPLES[name]}"
+            )
     _check_keys(path, table.get("keys", {}))
     if "database" in table:
         table = {**table, "database": _beside(path, table["database"])}

@@ -105,10 +105,11 @@ class ForksUndecided(InputError):
 class KeyReused(InputError):
     """A request key (`prompt(..., key=...)`, or the id of a message) came with another prompt than before."""
 
-    def __init__(self, thread_id: str, key: str, run_id: str) -> None:
+    def __init__(self, thread_id: str, key: str, run_id: str | None) -> None:
+        known = "is the id of another message" if run_id is None else f"began run {run_id!r} with another prompt"
         super().__init__(
-            f"key {key!r:.80} of thread {thread_id!r} began run {run_id!r} with another prompt; send that prompt again "
-            "to get its result, or use a new key for a new prompt"
+            f"key {key!r:.80} of thread {thread_id!r} {known}; send that prompt again to get its result, or use a new "
+            "key for a new prompt"
         )
         self.thread_id = thread_id
         self.key = key

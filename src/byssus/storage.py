@@ -151,6 +151,7 @@ class AgentStorage:
     info = blocking(listing.info)
     state = blocking(listing.state)
     threads = blocking(listing.list_threads)
+    children = blocking(listing.children)
     unfinished = blocking(listing.unfinished)
     quarantined = blocking(listing.quarantined)
     lift_quarantine = blocking(listing.lift_quarantine)

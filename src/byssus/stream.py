@@ -4,15 +4,15 @@
         async for event in events:
             ...
 
-The consumer sets the pace. Events that it has not taken yet wait in a backlog; while that is full, the run does not
-read on in the model's stream, so a slow client slows the model instead of filling the memory. But not for ever: when a
-consumer takes nothing for `listener_timeout` seconds, the run goes on without it, and it misses `message_update`s until
-it has caught up. The progress of tools (`tool_execution_update`) cannot be held back, because a tool does not wait when
-it reports; a full backlog takes no more of it.
+The consumer sets the pace. Events wait in a backlog until they are taken. While the backlog is full, the run does not
+read the model's stream further, so a slow client slows down the model instead of filling the memory. If the consumer
+takes nothing for `listener_timeout` seconds, the run continues without it, and the consumer misses `message_update`
+events until it has caught up. Tools do not wait when they report progress, so a full backlog drops
+`tool_execution_update` events.
 
-The run belongs to the consumer. One that is cancelled or closes the stream aborts it, and waits until it has ended. One
-that drops the stream (`break` in a plain `async for`) aborts it too, but does not wait. For that to work, the run must
-not keep the `EventStream` alive, so it knows only its backlog.
+The run belongs to the consumer. Cancelling the consumer or closing the stream aborts the run and waits for its end.
+Dropping the stream (`break` in a plain `async for`) aborts it too, but does not wait. For that to work, the run must
+not keep the `EventStream` alive, so it references only the backlog.
 """
 
 from __future__ import annotations

@@ -150,35 +150,35 @@ class Span:
         """The end: of an exception, a cancellation is an abort and everything else a failure."""
 
     def failed(self, kind: str, text: str = "") -> None:
-        """It came to nothing; `kind` says why in one word. The first reason stays."""
+        """Mark the span as failed; `kind` is the reason in one word. The first reason stays."""
 
     def aborted(self) -> None:
-        """It was broken off on purpose, which is no failure."""
+        """Mark the span as aborted, which is not a failure."""
 
     def ended_with(self, reply: Any) -> None:
-        """Its last word is this reply, which may be a failure."""
+        """Record the last reply, which may be a failure."""
 
     def ran(self, result: Any) -> None:
-        """The outcome of a run."""
+        """Record the outcome of a run."""
 
     def answered(self, reply: Any) -> None:
-        """The outcome of a model call."""
+        """Record the outcome of a model call."""
 
     def retrying(self, error: Exception, attempt: int, pause: float) -> None:
-        """A model will be asked again."""
+        """Record that the model call will be retried."""
 
     def timed(self, stream: AsyncIterator[E]) -> AsyncIterator[E]:
-        """The same stream; how long its first event took is noted."""
+        """The same stream; records the time to its first event."""
         return stream
 
     def returned(self, result: Any) -> None:
-        """The outcome of a tool call."""
+        """Record the outcome of a tool call."""
 
     def committed(self, writes: int, error: BaseException | None = None) -> None:
-        """The outcome of a write, and how many writes shared its commit."""
+        """Record the outcome of a write, and how many writes shared its commit."""
 
     def end(self) -> None:
-        """For a span that no `with` ends."""
+        """End a span that is not used with `with`."""
 
 
 _OFF = Span()

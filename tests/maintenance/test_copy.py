@@ -1,7 +1,8 @@
 """A copy holds everything that its source does, whatever interrupts it; and nothing else passes for one.
 
 `source` and `target` are places: every test that takes both runs once for each pair of databases. To add a database,
-add to `KINDS` how a fresh place is made.
+add to `KINDS` how a fresh place is made. Scenes in many variations take `other` in place of `target`: each database is
+the source of one pair and the target of the other.
 """
 
 from __future__ import annotations
@@ -65,6 +66,15 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with KINDS[request.param](tmp_path, "target") as place:
         yield place
+
+
+@pytest.fixture
+def other(source: str, tmp_path: Path) -> Iterator[str]:
+    """An empty database of the kind that the source is not. Its tables are there already."""
+    (tmp_path / "other").mkdir()
+    made = DATABASES["postgres" if source.endswith(".db") else "sqlite"](tmp_path / "other")
+    yield made.place
+    made.drop()
 
 
 @pytest.fixture
@@ -434,16 +444,16 @@ def stop_at(step: str, table: str) -> Callable[[Progress], None]:
     [("copying", "threads"), ("copying", "messages"), ("verifying", "threads"), ("verifying", "inbox")],
 )
 def test_a_copy_that_was_stopped_goes_on_and_takes_what_the_source_wrote_meanwhile(
-    filled: str, target: str, small_pages: None, step: str, table: str
+    filled: str, other: str, small_pages: None, step: str, table: str
 ) -> None:
     with pytest.raises(Stop):
-        copy(filled, target, stop_at(step, table))
+        copy(filled, other, stop_at(step, table))
     say(filled, "plain", "one more")
     say(filled, "new", "another")
     sql(filled, "DELETE FROM partials", "DELETE FROM inbox")
-    copied = copy(filled, target)
+    copied = copy(filled, other)
     assert 0 < written(copied) < sum(rows_of(copied).values())
-    assert everything(target) == everything(filled)
+    assert everything(other) == everything(filled)
 
 
 # Threads that go, and others that take their keys, their names, or both: nothing of it may meet a constraint.
@@ -513,25 +523,25 @@ def once(step: str, table: str, act: Callable[[], None]) -> Callable[[Progress],
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("table", ["threads", "messages"])
 def test_what_the_source_writes_during_the_copy_is_in_it(
-    source: str, target: str, small_pages: None, change: str, table: str
+    source: str, other: str, small_pages: None, change: str, table: str
 ) -> None:
     for thread_id in "abcd":
         say(source, thread_id, "1", "2", "3")
     before = everything(source)
-    copy(source, target, once("copying", table, lambda: CHANGES[change](source)))
-    assert everything(target) == everything(source) != before
+    copy(source, other, once("copying", table, lambda: CHANGES[change](source)))
+    assert everything(other) == everything(source) != before
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_source_writes_during_the_verification_is_in_the_copy_whole_or_not_at_all(
-    source: str, target: str, small_pages: None, change: str
+    source: str, other: str, small_pages: None, change: str
 ) -> None:
     for thread_id in "abcd":
         say(source, thread_id, "1", "2", "3")
     before = everything(source)
-    copy(source, target, once("verifying", "segments", lambda: CHANGES[change](source)))
+    copy(source, other, once("verifying", "segments", lambda: CHANGES[change](source)))
     assert before != everything(source)
-    assert everything(target) in (before, everything(source))
+    assert everything(other) in (before, everything(source))
 
 
 @pytest.fixture
@@ -623,44 +633,42 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_finished_copy_that_differs_is_told_and_left_alone(
-    source: str, target: str, small_pages: None, damage: str
+    source: str, other: str, small_pages: None, damage: str
 ) -> None:
     say(source, "t", *"1234567")
-    copy(source, target)
+    copy(source, other)
     table, statement = DAMAGES[damage]
-    sql(target, statement)
-    before = everything(target)
+    sql(other, statement)
+    before = everything(other)
     counts = rf"table {table}: {len(everything(source)[table])} rows in the source, {len(before[table])} in the target"
     with pytest.raises(InputError, match=rf"finished at.*differ.*{counts}; between.*name an empty database"):
-        copy(source, target)
-    assert everything(target) == before
+        copy(source, other)
+    assert everything(other) == before
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_unfinished_copy_that_differs_is_made_equal(
-    source: str, target: str, small_pages: None, damage: str
-) -> None:
+def test_an_unfinished_copy_that_differs_is_made_equal(source: str, other: str, small_pages: None, damage: str) -> None:
     say(source, "t", *"1234567")
     with pytest.raises(Stop):
-        copy(source, target, stop_at("verifying", "messages"))
-    sql(target, DAMAGES[damage][1])
-    copy(source, target)
-    assert everything(target) == everything(source)
+        copy(source, other, stop_at("verifying", "messages"))
+    sql(other, DAMAGES[damage][1])
+    copy(source, other)
+    assert everything(other) == everything(source)
 
 
 @pytest.mark.parametrize("damage", [name for name, (table, _) in DAMAGES.items() if table != "threads"])
 def test_a_copy_that_cannot_be_made_equal_is_never_called_finished(
-    source: str, target: str, small_pages: None, damage: str
+    source: str, other: str, small_pages: None, damage: str
 ) -> None:
     say(source, "t", *"1234567")
 
     def hear(progress: Progress) -> None:
         if (progress.step, progress.table) == ("verifying", "threads"):
-            sql(target, DAMAGES[damage][1])
+            sql(other, DAMAGES[damage][1])
 
     with pytest.raises(StoreError, match="still differs"):
-        copy(source, target, hear)
-    with opened(target) as store:
+        copy(source, other, hear)
+    with opened(other) as store:
         mark = store.read_now(queries.last_mark)
     assert mark is not None
     assert mark.finished_at is None

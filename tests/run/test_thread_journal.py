@@ -17,6 +17,7 @@ from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
 from byssus.errors import InputError, StoreNotOpen
 from byssus.events import AgentStart
 from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, make, sent, within
 from tests.support.databases import Database
 
@@ -372,6 +373,11 @@ def test_a_thread_id_without_a_checkpointer_is_refused_and_the_other_way_round(d
         make([], thread_id="t")
     with pytest.raises(InputError, match="checkpointer without a thread_id"):
         make([], checkpointer=database.checkpointer())
+
+
+def test_a_storage_is_refused_as_a_checkpointer(database: Database) -> None:
+    with AgentStorage(database.place) as storage, pytest.raises(InputError, match=r"SQLiteCheckpointer.*AgentStorage"):
+        make([], checkpointer=storage, thread_id="t")
 
 
 @pytest.mark.parametrize("thread_id", ["", "a\0b", "\ud800", 5])

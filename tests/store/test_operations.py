@@ -145,6 +145,15 @@ def test_help_shows_the_parameters_what_comes_back_and_what_it_is_for() -> None:
     assert all(getattr(AgentStorage, name).__doc__ for name in OPERATIONS)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_without_await_is_warned_of_by_its_name(database: Database) -> None:
+    with (
+        database.checkpointer() as cp,
+        pytest.warns(RuntimeWarning, match=r"'Checkpointer\.pending' was never awaited"),
+    ):
+        cp.pending()  # type: ignore[unused-coroutine]
+
+
 def test_an_argument_that_there_is_not_is_an_error_that_names_the_method(storage: AgentStorage) -> None:
     with pytest.raises(TypeError, match="create_user"):
         storage.create_user()  # type: ignore[call-arg]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 from byssus.checkpointer import Checkpointer
+from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta
 from byssus.messages import Message
+from byssus.providers.base import Request
+from byssus.signals import Signal
 from byssus.values.following.items import (
     FollowItem,
     MessageAdded,
@@ -130,3 +133,23 @@ async def told(cp: Checkpointer, thread_id: str = "t", after: str | None = None)
     following = Following(cp, thread_id, after)
     await following.until_type("caught_up")
     return await following.stop()
+
+
+class Told:
+    """A scene that sends what it is told to, until it is told to end."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
+
+    def say(self, *events: StreamEvent | str) -> None:
+        for event in events:
+            self._events.put_nowait(TextDelta(0, event) if isinstance(event, str) else event)
+
+    def end(self) -> None:
+        self._events.put_nowait(None)
+
+    async def __call__(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        yield StreamStart("m-1")
+        while (event := await self._events.get()) is not None:
+            yield event
+        yield StreamDone()

@@ -77,7 +77,7 @@ class ReadySchemas:
 
     def _make(self) -> Schema:
         place = self._server.fresh_schema()
-        Server(place.dsn, schema=place.name).prepare()
+        Server(place.dsn, schema=place.name).prepare().close()
         return place
 
     @functools.cached_property

@@ -36,8 +36,7 @@ def opened(
 ) -> Iterator[PostgresStore]:
     """A store of its own, shared with nobody: it stands for a process."""
     server = Server(dsn or place.dsn, schema=place.name, listen_dsn=listen_dsn)
-    server.prepare()
-    store = PostgresStore(server, durability, options.pop("pool_size", 4), **options)
+    store = PostgresStore(server, durability, options.pop("pool_size", 4), connection=server.prepare(), **options)
     try:
         yield store
     finally:

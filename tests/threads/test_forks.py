@@ -11,7 +11,7 @@ from byssus.checkpointer import Checkpointer, Difference
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.messages import AssistantMessage, UserMessage
 from byssus.queries.log import threads
-from byssus.queries.versions import forks, putting
+from byssus.queries.versions import children, forks
 from byssus.threads.encoding import message_row
 from byssus.values.thread_key import ThreadKey
 from tests.support.checkpointers import loaded, texts, with_cp
@@ -495,7 +495,7 @@ def test_a_fork_and_a_rewind_do_not_read_the_ledger_of_a_long_thread(database: D
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", UserMessage("hi"))
         await asyncio.gather(*(cp.log_tool_call("t", "look", {"x": "x" * 200}, "seen", 1.0) for _ in range(200)))
-        plans = await cp.store.read(plan_of, putting.close_calls, 1)
+        plans = await cp.store.read(plan_of, children.close_calls, 1)
         assert "tool_calls_open" in plans, plans
         plans = await cp.store.read(plan_of, forks._has_questions, 1, 9)
         assert "tool_calls_asked" in plans, plans

@@ -107,3 +107,5 @@ def test_nothing_of_a_password_is_shown(text: str, shown: str) -> None:
 def test_the_example_in_our_own_errors_stays() -> None:
     text = f"'mysql://***@h' is no path; write it as {EXAMPLE}; at 12:03 ann@example.org called pass x=1, max_tokens=5"
     assert redacted(text) == text
+    text = f"'mysql://h/db' is no path; write it as {EXAMPLE}"  # no login: what follows does not belong to it
+    assert redacted(text) == text

@@ -37,7 +37,7 @@ class UserRow(TypedDict):
 
 
 class SessionRow(TypedDict):
-    """A session, with what was spent in it. `metadata_json` is `metadata` as text."""
+    """A session with its usage. `metadata_json` is `metadata` as text."""
 
     id: str
     user_id: str | None
@@ -70,7 +70,7 @@ class HistoryRow(TypedDict):
 
 
 class FoundMessage(HistoryRow):
-    """A message that calls a tool, with the session that it was found in."""
+    """A message that calls a tool, with its session."""
 
     session_id: str
 
@@ -125,7 +125,7 @@ class SearchHit(TypedDict):
 
 
 class UsageCounts(TypedDict):
-    """What was spent."""
+    """Numbers of messages and tokens, and their cost."""
 
     messages: int
     tokens: int
@@ -137,19 +137,19 @@ class UsageCounts(TypedDict):
 
 
 class DayUsage(UsageCounts):
-    """What was spent on a day in UTC, such as "2026-01-31"."""
+    """The usage of a day in UTC, such as "2026-01-31"."""
 
     day: str
 
 
 class ModelUsage(UsageCounts):
-    """What was spent on a model."""
+    """The usage of a model."""
 
     model: str
 
 
 class SessionUsage(UsageCounts):
-    """What was spent in a session; None stands for all deleted ones."""
+    """The usage of a session; the id None stands for all deleted sessions."""
 
     session_id: str | None
 
@@ -169,7 +169,7 @@ class ToolUsage(TypedDict):
 
 
 class UsageStats(TypedDict):
-    """What was spent in a period, in total and by day, model, session and tool."""
+    """The usage of a period, in total and by day, model, session and tool."""
 
     period_days: int
     since: str
@@ -188,7 +188,7 @@ class UsageStats(TypedDict):
 
 
 class PriceRow(TypedDict):
-    """What a million tokens of a model cost."""
+    """The prices of a million tokens of a model."""
 
     input: float
     output: float
@@ -197,7 +197,7 @@ class PriceRow(TypedDict):
 
 
 class ProblemRow(TypedDict):
-    """Something that a check found wrong: what, where, and whether `repair` mends it."""
+    """A problem that a check found: its kind, its place, and whether `repair` can fix it."""
 
     what: str
     where: str
@@ -206,7 +206,7 @@ class ProblemRow(TypedDict):
 
 
 class CheckResult(TypedDict):
-    """What a check found, and how many of what it has looked at."""
+    """The problems that a check found, and the numbers of rows that it read."""
 
     ok: bool
     problems: list[ProblemRow]
@@ -214,13 +214,13 @@ class CheckResult(TypedDict):
 
 
 class RepairResult(CheckResult):
-    """What a repair has mended; `problems` are those that are left."""
+    """What a repair has fixed; `problems` are those that remain."""
 
     repaired: list[ProblemRow]
 
 
 class BackupResult(TypedDict):
-    """A backup that was written and verified: how many rows each table has, and how many were written this time."""
+    """A verified backup: the number of rows per table, and how many were written this time."""
 
     path: str
     bytes: int
@@ -233,7 +233,7 @@ class BackupResult(TypedDict):
 
 
 class RestoreResult(TypedDict):
-    """A backup that was restored and verified. `taken_at` is when the backup was taken."""
+    """A restored and verified backup. `taken_at` is when the backup was taken."""
 
     path: str
     rows: dict[str, int]

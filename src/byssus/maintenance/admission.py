@@ -84,7 +84,8 @@ class Admission:
 
     def _thread(self, row: Row) -> Row:
         as_id, user_id, trusted = self._terms
-        self._is_second = not trusted or as_id not in (None, row["id"])
+        if row["below"] is None:  # what holds for a thread holds for its children
+            self._is_second = not trusted or as_id not in (None, row["id"])
         if not trusted or user_id is not None:
             row = {**row, **self._home(row)}
         if not self._is_second:

@@ -1,15 +1,14 @@
-"""Backups: all of a database in one SQLite file, taken while others write.
+"""Backups: the whole database in one SQLite file, taken while other processes write.
 
-- A backup is the database as it was at one moment. A SQLite file is copied page by page; from any other database, rows
-  are read in one snapshot.
-- It is made under another name and gets its own when it is whole, verified and on the disk. A file that is there is
-  never written over: two backups at once cannot harm each other, and one that fails leaves nothing.
-- It holds nothing that was deleted: neither in free pages nor in an index for search, which it does without.
-- An incremental backup changes the rows that differ, in one transaction. Until that is committed, the file is the old
-  backup. It only changes what is a backup of this very database, and only while the file is as the backup left it: a
-  hash over all rows is compared.
+- A backup is one snapshot. A SQLite file is copied page by page; from any other database, rows are read in one
+  transaction.
+- It is written under a temporary name, and renamed when it is complete, verified and on disk. An existing file is never
+  overwritten: concurrent backups do not conflict, and a failed one leaves no file.
+- It contains no deleted data: it has no free pages and no search index.
+- An incremental backup updates the rows that differ, in one transaction. Until the commit, the file is the old backup.
+  It only updates a backup of the same database that was not changed since: a hash over all rows is compared.
 
-What is long runs on a thread of its own, and stops at the next page when its caller is cancelled.
+Long work runs on a thread of its own, and stops at the next page when its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ _BESIDE = ("", "-wal", "-shm", "-journal", COMPACTED)  # what SQLite and we keep
 async def backup(
     store: Runner, path: str | os.PathLike[str], *, incremental: bool = False, progress: OnProgress | None = None
 ) -> BackupResult:
-    """Write all that the database holds into a new SQLite file, while others go on writing; it is verified.
+    """Write the whole database into a new SQLite file, while other processes write, and verify it.
 
-    A file that exists is refused. With `incremental`, it may be an earlier backup of this database: then only what
-    differs is written. `progress(done, total)` is called on another thread; only the ratio of the two means something.
+    Raises if the file exists. With `incremental`, it can be an earlier backup of this database: then only rows that
+    differ are written. `progress(done, total)` is called on another thread; only the ratio of the two is meaningful.
     """
     target = _checked_target(path)
     began = time.monotonic()

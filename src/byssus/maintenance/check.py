@@ -1,8 +1,8 @@
-"""Checks: whether what a database says about itself is true.
+"""Checks: verify that a database is consistent.
 
-- A check writes nothing. It names what is wrong: each problem has a word for its kind (`what`), a place (`where`), a
-  sentence, and whether a repair can fix it.
-- A thread is looked at in one snapshot, so one that is written to meanwhile is not taken for a broken one.
+- A check writes nothing. Each problem has a kind (`what`), a place (`where`), a sentence, and says whether a repair can
+  fix it.
+- Each thread is read in one snapshot, so that concurrent writes are not reported as problems.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Problem(NamedTuple):
 
 
 async def check(store: Runner, *, deep: bool = True) -> CheckResult:
-    """Look whether everything is as it should be, and name what is not.
+    """Verify the database; returns the problems that were found.
 
-    Without `deep`, messages are counted and not read, and the files and the index for search are not looked at.
+    Without `deep`, messages are counted but not read, and the files and the search index are not checked.
     """
     problems, checked = await find_problems(store, deep=deep)
     return {"ok": not problems, "problems": [problem.as_dict() for problem in problems], "checked": checked}

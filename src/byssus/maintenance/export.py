@@ -1,17 +1,18 @@
-"""Exports: threads, and all that is kept of a user, as JSON lines.
+"""Exports: a thread, or a user with all threads, as JSON lines.
 
     async for line in export_thread(store, "trip"): ...
 
-- Each line is an object. The first one of a thread is about the thread itself; then come its branches, messages, marks,
-  tool calls, checkpoints, inbox, tasks and usage, each row a line; the last one counts them, with a sha256 over all
-  lines before it. The threads of a user stand between two lines of the same kind, behind what is kept of the user: the
-  account, and what deleted threads have left of usage.
-- What was stored as JSON stands in a line just as it was stored, behind the other fields: no digit of it changes.
-- What a fork shares with others is part of its export, and what it does not read of theirs is not. Nothing in the lines
-  depends on the database that they come from: an import, exported again, gives the very same bytes.
-- Leases do not travel. A run that had not ended is an interrupted one where it is imported.
-- An export is one snapshot, written to a temporary file before its first line is given out: neither memory nor a slow
-  reader's time is spent on it.
+- Each line is an object. The first line of a thread describes the thread. Its branches, messages, marks, tool calls,
+  checkpoints, inbox, tasks and usage follow, one line per row. The last line has their numbers and a sha256 over all
+  lines before it. The export of a user begins with the account and the usage of deleted threads; the user's threads
+  follow, and a last line of the same kind ends it.
+- The children of a thread follow it, each as a thread of its own that names its parent.
+- JSON values are the last field of a line and are copied as they are stored: no digit of them changes.
+- The export of a fork contains the history that it shares with other threads, and nothing else of those threads. Lines
+  do not depend on the database: exporting an import gives the same bytes.
+- Leases are not exported. A run that had not ended is imported as an interrupted one.
+- An export is one snapshot, written to a temporary file before its first line is yielded: a slow reader holds neither
+  memory nor a transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from byssus.errors import NotFound
@@ -40,13 +41,13 @@ _LONGEST = 2**30  # bytes of a line: no database takes a longer text
 
 
 def export_thread(store: Runner, thread_id: ThreadId) -> AsyncIterator[str]:
-    """The thread as JSON lines, without their newlines: all that `import_from` brings back."""
+    """The thread and its child threads as JSON lines, without newlines, for `import_from`."""
     return _export_thread(store, checked_thread(thread_id))
 
 
 async def _export_thread(store: Runner, thread_key: ThreadKey) -> AsyncIterator[str]:
     with _new_file() as file:
-        if not await store.read(_write_thread, thread_key, file):
+        if not await store.read(_write_family, thread_key, file):
             raise checkpoints.unknown_thread(thread_key.id)
         async for line in _lines_of(store, file, hashlib.sha256()):
             yield line
@@ -55,7 +56,7 @@ async def _export_thread(store: Runner, thread_key: ThreadKey) -> AsyncIterator[
 def export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     """The lines of a user and of all their threads. Each thread is a separate snapshot.
 
-    What deleted threads have left is read first: a thread that is deleted meanwhile is not counted twice.
+    The usage of deleted threads is read first, so that a thread that is deleted meanwhile is not counted twice.
     """
     return _export_user(store, checked_id(user_id, "a user id"))
 
@@ -74,7 +75,7 @@ async def _export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     exported: list[int] = []
     for thread in owned:
         with _new_file() as file:
-            if not await store.read(_write_thread, ThreadKey(thread.namespace, thread.id), file):
+            if not await store.read(_write_one, ThreadKey(thread.namespace, thread.id), file, exported):
                 continue  # it was deleted meanwhile
             exported.append(thread.key)
             async for line in _lines_of(store, file, digest):
@@ -83,11 +84,29 @@ async def _export_user(store: Runner, user_id: str) -> AsyncIterator[str]:
     yield dumps({"end": {"threads": len(exported)}, "forks": forks, "sha256": digest.hexdigest()})
 
 
-def _write_thread(tx: Tx, thread_key: ThreadKey, file: BinaryIO) -> bool:
+def _write_family(tx: Tx, thread_key: ThreadKey, file: BinaryIO) -> bool:
+    """Write all lines of a thread and its children into a file; False if there is no such thread.
+
+    It may be repeated.
+    """
+    _clear(file)
+    written: list[int] = []
+    for key, name in exporting.family(tx, thread_key).items():
+        _write_thread(tx, ThreadKey(thread_key.namespace, name), file, written)
+        written.append(key)
+    return bool(written)
+
+
+def _write_one(tx: Tx, thread_key: ThreadKey, file: BinaryIO, exported: Sequence[int]) -> bool:
     """Write all lines of a thread into a file; False if there is no such thread. It may be repeated."""
-    digest = hashlib.sha256()
-    counts = _write(file, _with_pieces(tx, thread_key, exporting.export(tx, thread_key)), digest)
-    if file.tell() == 0:
+    _clear(file)
+    return _write_thread(tx, thread_key, file, exported)
+
+
+def _write_thread(tx: Tx, thread_key: ThreadKey, file: BinaryIO, exported: Sequence[int]) -> bool:
+    digest, begin = hashlib.sha256(), file.tell()
+    counts = _write(file, _with_pieces(tx, thread_key, exporting.export(tx, thread_key, exported)), digest)
+    if file.tell() == begin:
         return False
     file.write(dumps({"end": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
     return True
@@ -106,13 +125,17 @@ def _with_pieces(tx: Tx, thread_key: ThreadKey, rows: Iterable[Line]) -> Iterato
 
 def _write_account(tx: Tx, user_id: str, file: BinaryIO) -> None:
     """Write what is kept of a user beside their threads. It may be repeated."""
+    _clear(file)
     _write(file, exporting.account(tx, user_id), hashlib.sha256())
 
 
-def _write(file: BinaryIO, rows: Iterable[Line], digest: Any) -> dict[str, int]:
-    """Write rows into an empty file, and count those of each kind."""
+def _clear(file: BinaryIO) -> None:
     file.seek(0)
     file.truncate()
+
+
+def _write(file: BinaryIO, rows: Iterable[Line], digest: Any) -> dict[str, int]:
+    """Write rows into a file, and count those of each kind."""
     counts = dict.fromkeys(COUNTED.values(), 0)
     for kind, fields in rows:
         line = format_line(kind, fields).encode() + b"\n"

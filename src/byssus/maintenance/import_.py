@@ -1,9 +1,9 @@
-"""Imports: threads and users come back from the JSON lines of an export.
+"""Imports: restore threads and users from the JSON lines of an export.
 
     await import_from(store, "trip.jsonl")
 
-All of it is imported, or nothing: an import exists when its last line was verified, and before that not at all. What
-"all" is depends on whether the caller trusts the file: see `admission.py`.
+An import is atomic: its threads appear when the last line was verified. What is imported from a file that is not
+trusted is decided in `admission.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,11 +24,12 @@ from byssus.maintenance.admission import Admission, Terms, checked_terms, in_wor
 from byssus.maintenance.export import pages_of
 from byssus.maintenance.lines import Incoming
 from byssus.queries.moving import exporting, importing
-from byssus.queries.moving.importing import Account, Arriving
+from byssus.queries.moving.importing import Account, Arrival, Arriving
 from byssus.queries.versions import deleting
 from byssus.store.operations import Runner
 from byssus.threads import retention
 from byssus.values import clock
+from byssus.values.inputs import checked_new_id
 from byssus.values.places import looks_like_dsn, redacted
 
 _log = logging.getLogger("byssus.import")
@@ -37,7 +38,7 @@ Lines: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes] | AsyncIterabl
 
 
 class Imported(NamedTuple):
-    """The ids of the threads, and how many of what an import has left out."""
+    """The ids of the imported threads, and the number of rows of each kind that were left out."""
 
     ids: list[str]
     left_out: Counter[str]
@@ -48,7 +49,8 @@ async def import_from(
 ) -> list[str]:
     """Import an export atomically; returns the ids of the threads.
 
-    `lines` is the path of a file, or an iterable of lines. If the export has one thread, `as_id` gives it another id.
+    `lines` is the path of a file, or an iterable of lines. If the export is of one thread, `as_id` gives it another id,
+    and its child threads ids that begin with that one.
 
     Only data is imported: threads with their messages, marks, checkpoints and tool logs. They belong to `user_id`, who
     must exist, or have no user. Answered calls wait for an answer again, open ones count as unknown. Users, tasks,
@@ -85,12 +87,26 @@ async def _import(store: Runner, token: str, lines: Lines, terms: Terms) -> Impo
     incoming.finish()
     arrivals = list(arriving.whole)
     if terms.as_id is not None:
-        if len(arrivals) != 1:
-            raise InputError(f"as_id={terms.as_id!r} is a name for one thread, and these are {len(arrivals)}")
-        arrivals = [arrivals[0]._replace(id=terms.as_id)]
+        arrivals = _renamed(arrivals, terms.as_id)
     account = await store.aside(lambda: _account(incoming)) if admission.makes_users else None
     await store.write(importing.publish, token, arrivals, incoming.forks, account, makes_users=admission.makes_users)
     return Imported([arrival.id for arrival in arrivals], admission.left_out)
+
+
+def _renamed(arrivals: Sequence[Arrival], as_id: str) -> list[Arrival]:
+    """The thread under another id, and its children under ids that begin with that."""
+    roots = [arrival for arrival in arrivals if arrival.below is None]
+    if len(roots) != 1:
+        raise InputError(f"as_id={as_id!r} is a name for one thread, and these are {len(roots)}")
+    old = roots[0].id
+    names = {
+        each.id: as_id + (each.id.removeprefix(old) if each.id.startswith(old) else f".{each.id}") for each in arrivals
+    }
+    for name in names.values():
+        checked_new_id(name)
+    return [
+        each._replace(id=names[each.id], below=None if each.below is None else names[each.below]) for each in arrivals
+    ]
 
 
 def _account(incoming: Incoming) -> Account | None:

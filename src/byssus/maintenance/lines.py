@@ -40,6 +40,8 @@ class _Thread:
         }
         if header["message_count"] > header["head"] or header["unledgered"] > header["head"]:
             raise InputError(f"a thread whose head is {header['head']} cannot have more messages than that")
+        if (header["below"] is None) != (header["parent_call"] is None):
+            raise InputError("a child thread has a parent and the call of the parent, and any other thread has neither")
         if (header["saved_at"] is None) != (header["partial"] is None):
             raise InputError("a partial comes with the time when it was saved")
 
@@ -155,6 +157,7 @@ class Incoming:
         self._admission = admission
         self._count = 0
         self._threads = 0
+        self._names: set[tuple[str, str]] = set()  # of the threads that have come
         self._thread: _Thread | None = None
         self._user: Any = None  # the sum over all lines, where they are a user's
         self._format = FORMAT  # of what is a user's
@@ -204,6 +207,9 @@ class Incoming:
         if kind == "thread":
             self._thread = _Thread(row, line)
             self._kinds = ()
+            if row["below"] is not None and (row["namespace"], row["below"]) not in self._names:
+                raise InputError(f"thread {row['id']!r} is a child of {row['below']!r}, which does not come before it")
+            self._names.add((row["namespace"], row["id"]))
             return [(kind, row)]
         if kind in self._kinds:
             return self._of_user(kind, row)

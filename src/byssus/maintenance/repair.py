@@ -1,7 +1,7 @@
-"""Repairs: what a check finds wrong, and can be derived again, is derived again.
+"""Repairs: rebuild derived data that a check has found wrong.
 
-A repair touches only what is derived from something else: counters, the latest checkpoint, usage, the leaves of
-preferences, the search index. It counts again while it holds the thread's row, and then checks everything once more.
+Derived data are counters, the latest checkpoint, usage, the leaves of preferences and the search index; nothing else is
+changed. A repair counts again while it holds the lock of the thread's row, and then checks everything once more.
 """
 
 from __future__ import annotations

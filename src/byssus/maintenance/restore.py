@@ -1,6 +1,6 @@
-"""Restoring a backup: it fills an empty database, and the backup stays as it is.
+"""Restores: copy a backup into an empty database. The backup does not change.
 
-A restore that was interrupted is known by its mark in the database, and goes on when it is run again.
+An interrupted restore leaves a mark in the database, and continues when it is run again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NAMED = ("threads", "users", "tasks", "prices")  # what people know of a databa
 
 
 async def restore(store: Runner, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> RestoreResult:
-    """Bring a backup into this database, which must be empty; it is verified.
+    """Restore a backup into this database, which must be empty, and verify it.
 
-    A restore that was interrupted goes on when it is run again. `progress` is called as in `backup`.
+    An interrupted restore continues when it is run again. `progress` is called as in `backup`.
     """
     source = checked_source(path)
     began = time.monotonic()

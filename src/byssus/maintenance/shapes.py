@@ -22,7 +22,7 @@ from byssus.queries.moving.tables import TABLES, Column
 from byssus.values.decisions import decode_answer
 from byssus.values.inputs import column_text, refuse_long_id
 
-FORMAT = 4
+FORMAT = 5
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
 COUNTED = {
     "branch": "branches",

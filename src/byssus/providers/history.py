@@ -70,6 +70,10 @@ class ValidHistory:
         self._valid: list[ModelMessage] = []
         self._ids = _CallIds()  # of what is settled
 
+    def renewed(self) -> ValidHistory:
+        """One with the same limit, for another conversation."""
+        return ValidHistory(self._longest_result)
+
     def of(self, messages: Sequence[Message]) -> list[ModelMessage]:
         if not self._is_as_it_was(messages):
             self._settled, self._last, self._valid, self._ids = 0, None, [], _CallIds()

@@ -123,14 +123,14 @@ class DrivenThread:
         self.mail = 0  # what is known to wait in the inbox: 2 steering, 1 only follow-ups
         self.held: Held | None = None
         self.driver: Driver | None = None  # the run that claimed the thread last
-        self._database = database
+        self.database = database
         self._lease_seconds = lease_seconds
         self._keeper: Keeper[Held] | None = None
         self._under_way: dict[asyncio.Future[Any], float] = {}  # writes, and when they were submitted
 
     @property
     def store(self) -> Store:
-        return self._database.store
+        return self.database.store
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 

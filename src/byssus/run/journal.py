@@ -166,6 +166,14 @@ class History(Protocol):
         """Remove the checkpoints that have expired."""
 
 
+class ChildHome(NamedTuple):
+    """Where the child of a call works: on a thread of a database, or in memory, with the agent that was kept."""
+
+    database: Any = None
+    thread: ThreadKey | None = None
+    child: Any = None
+
+
 class Ledger(Protocol):
     """The tool calls of the last reply. A call is named by its index in the reply."""
 
@@ -216,6 +224,19 @@ class Ledger(Protocol):
     async def settle(self, call_index: int, outcome: Outcome, /) -> None:
         """Record a call's result. It joins the messages with `close_turn`."""
 
+    @property
+    def questions(self) -> Sequence[Pending]:
+        """The questions of the open children of these calls, as they were read last."""
+
+    async def child_of(self, key: str, name: str, limit: int | None, /) -> ChildHome | None:
+        """The child of a call, by the call's idempotency key; made if there is none.
+
+        Returns None if the run has begun `limit` children already.
+        """
+
+    def keep_child(self, key: str, child: Any, /) -> None:
+        """Keep the agent of a call that stays open, or forget it (None). For children in memory."""
+
     def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
         """Add results that were recorded to the messages, in call order."""
 
@@ -246,8 +267,8 @@ class Journal(NamedTuple):
 
 
 def pending(thread_id: str, journal: Journal) -> list[Pending]:
-    """The calls of the last reply that wait for a person's answer."""
-    return [
+    """The calls of the last reply that wait for a person's answer, and those of the open children."""
+    own = [
         Pending(
             thread_id,
             entry.call_id,
@@ -266,6 +287,7 @@ def pending(thread_id: str, journal: Journal) -> list[Pending]:
         for _, entry in sorted(journal.ledger.entries.items())
         if entry.status == WAITING
     ]
+    return [*own, *journal.ledger.questions]
 
 
 def is_waiting(ledger: Ledger) -> bool:
@@ -282,7 +304,10 @@ def nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> Not
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:
     """The error of a prompt to a thread with a call that waits for a person's answer."""
-    waiting = ", ".join(f"{call.tool_name} ({call.call_id!r})" for call in pending(thread_id or "", journal))
+    waiting = ", ".join(
+        f"{call.tool_name} ({call.call_id!r}{f' of {call.thread_id!r}' if call.thread_id != (thread_id or '') else ''})"
+        for call in pending(thread_id or "", journal)
+    )
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     return AnswerNeeded(
         f"{where} waits for a person: {waiting}; answer first (await agent.answer(call_id, 'approve' or 'deny')), "

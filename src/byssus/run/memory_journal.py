@@ -15,7 +15,7 @@ from byssus.providers.model_call import PartialSaver
 from byssus.queries.log import answers
 from byssus.queries.log.answers import EXPIRY, NewAnswer, Question
 from byssus.queries.log.tool_calls import WAITING, LedgerEntry
-from byssus.run.journal import INTERRUPTED, Driver, Ending, Journal, Stop
+from byssus.run.journal import INTERRUPTED, ChildHome, Driver, Ending, Journal, Stop, pending
 from byssus.run.outside.answering import answered, approved, is_expired
 from byssus.stream import Publish
 from byssus.threads import approvals
@@ -25,6 +25,7 @@ from byssus.threads.thread import Thread
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
+from byssus.values.decisions import Pending
 from byssus.values.inputs import checked_number
 from byssus.values.marks import MarkedMessages
 from byssus.values.release import Release
@@ -73,6 +74,7 @@ class MemoryHistory:
         return True
 
     async def begin(self, _driver: Driver, messages: Sequence[Message] = (), /) -> None:
+        self._ledger.children_of_run = 0
         self.messages.extend(messages)
 
     async def append(self, messages: Sequence[Message], /) -> None:
@@ -127,6 +129,8 @@ class MemoryLedger:
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
         self._messages = messages
         self._answered: dict[str, tuple[str | None, str, str | None]] = {}  # by whom, when, and from where
+        self._children: dict[str, Any] = {}  # of calls that are open, by the keys of the calls
+        self.children_of_run = 0
 
     @property
     def reply_key(self) -> str:
@@ -173,6 +177,10 @@ class MemoryLedger:
             self.entries[call_index] = answered(entry, answer)
             self._answered[call_id] = (answer.by, clock.now(), answer.source)
             return True
+        for child in self._children.values():
+            if any(question.call_id == call_id for question in pending("", child.journal)):
+                done: bool = await child.journal.ledger.answer(call_id, answer)
+                return done
         if call_id in self._answered:
             raise answers.answered("the agent does not wait for an answer", call_id, *self._answered[call_id])
         raise answers.not_waiting("the agent", approvals.checked_call(call_id), None)
@@ -189,6 +197,24 @@ class MemoryLedger:
 
     async def settle(self, call_index: int, _outcome: Outcome, /) -> None:
         self.entries.pop(call_index, None)
+
+    @property
+    def questions(self) -> list[Pending]:
+        return [question for child in self._children.values() for question in pending("", child.journal)]
+
+    async def child_of(self, key: str, _name: str, limit: int | None, /) -> ChildHome | None:
+        if key in self._children:
+            return ChildHome(child=self._children[key])
+        if limit is not None and self.children_of_run >= limit:
+            return None
+        self.children_of_run += 1
+        return ChildHome()
+
+    def keep_child(self, key: str, child: Any, /) -> None:
+        if child is None:
+            self._children.pop(key, None)
+        else:
+            self._children[key] = child
 
     def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
         self._messages.extend(results)

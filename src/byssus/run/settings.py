@@ -23,12 +23,18 @@ SHORT = 1_000  # messages: a thread that is not longer is loaded as a whole
 
 
 class Limits(Struct, frozen=True):
-    """Limits that stop a run: turns, tokens (input and output), cost, and seconds of wall time. None: no limit."""
+    """Limits that stop a run: turns, tokens (input and output), cost, and seconds of wall time. None: no limit.
+
+    Two others refuse calls of tools that are agents: `children` limits how many child threads a run begins, and `depth`
+    how many levels of them there can be below a thread.
+    """
 
     turns: int | None = 100
     tokens: int | None = None
     cost: float | None = None
     seconds: float | None = None
+    children: int | None = 64
+    depth: int | None = 4
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -61,6 +67,7 @@ class Setup(Struct, frozen=True):
     user_id: str | None
     checkpoint_every: int = 0  # turns; 0: never
     last: int | None = None  # messages that are loaded; None: all
+    depth: int = 0  # how many threads are above this one
 
     async def unless_aborted(self, hook: Coroutine[Any, Any, T], signal: Signal) -> T:
         """A hook may hang; an abort does not wait for it. Without hooks there is nothing to wait for."""
@@ -115,9 +122,10 @@ def is_stored(checkpointer: object, thread_id: object, at: object) -> bool:
             f"thread_id={thread_id!r} without a checkpointer: nothing would be stored; pass checkpointer=... too, "
             "or leave both out to work in memory"
         )
-    if not hasattr(type(checkpointer), "store"):
+    if not (hasattr(type(checkpointer), "store") and hasattr(checkpointer, "lease_seconds")):
         raise InputError(
-            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}"
+            f"checkpointer must be a checkpointer, for example SQLiteCheckpointer('chat.db'), got {checkpointer!r}; "
+            "an AgentStorage can be open on the same database at the same time"
         )
     if thread_id is None:
         raise InputError("a checkpointer without a thread_id: pass thread_id=... to name the thread")

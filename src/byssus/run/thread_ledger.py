@@ -15,13 +15,20 @@ from byssus.providers import history
 from byssus.queries.log import answers, threads, tool_calls
 from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.threads import Position
-from byssus.queries.log.tool_calls import EXPIRED, WAITING, LedgerEntry, Start
+from byssus.queries.log.tool_calls import EXPIRED, STARTED, WAITING, LedgerEntry, Start
+from byssus.queries.versions import children
+from byssus.queries.versions.children import NewChild
 from byssus.run.driven_thread import Change, DrivenThread, is_committed, may_be_late, settled
+from byssus.run.journal import ChildHome
 from byssus.run.outside.answering import answered, approved
 from byssus.threads import approvals
 from byssus.threads.encoding import message_row
 from byssus.tools import Outcome
-from byssus.values.inputs import column_id, column_text
+from byssus.values import clock
+from byssus.values.decisions import Pending
+from byssus.values.inputs import column_id, column_text, is_long_id
+
+_NUMBER = "-1000000"  # what is added to the id of a child, at most
 
 
 class ThreadLedger:
@@ -29,6 +36,7 @@ class ThreadLedger:
 
     def __init__(self, thread: DrivenThread) -> None:
         self.unsaved: dict[tuple[str, int], ToolResultMessage] = {}
+        self.questions: list[Pending] = []
         self._thread = thread
 
     @property
@@ -63,7 +71,7 @@ class ThreadLedger:
     async def refresh(self) -> None:
         thread = self._thread
         if thread.position is None or not self.open_calls():
-            thread.entries = {}
+            thread.entries, self.questions = {}, []
             return
         store, branch, reply = thread.store, thread.position.branch, thread.geometry.reply
         rows = await self._rows(branch, reply)
@@ -73,8 +81,15 @@ class ThreadLedger:
         named = {i: column_text(call.name) for i, call in enumerate(calls)}
         open_ = [entry for entry in rows if entry.status in tool_calls.OPEN]
         thread.entries = {entry.call_index: entry for entry in open_ if named.get(entry.call_index) == entry.name}
+        has_started = any(entry.status == STARTED for entry in open_)
+        self.questions = await self._questions_below() if has_started else []
         if thread.reply_id is None:
             thread.reply_id = await store.read(threads.message_id, branch, reply)
+
+    async def _questions_below(self) -> list[Pending]:
+        key = self._thread.key
+        waiting = await approvals.pending(self._thread.store, key)
+        return [call for call in waiting if call.thread_id != key.id]
 
     async def _rows(self, branch: int, reply: int) -> list[LedgerEntry]:
         """What the ledger has about a reply. The default answers of questions whose time is over are recorded first."""
@@ -118,7 +133,16 @@ class ThreadLedger:
         return Start(reply, entry.call_index, call_id, name, entry.arguments, entry.recovery, key, driver.run_id)
 
     async def answer(self, call_id: str, answer: NewAnswer, /) -> bool:
-        is_settled = await approvals.record_answer(self._thread.store, self._thread.key, call_id, answer)
+        store, key = self._thread.store, self._thread.key
+        waiting = [call for call in await approvals.pending(store, key) if call.call_id == column_id(call_id)]
+        if waiting and all(call.thread_id != key.id for call in waiting):  # a question of a child
+            if len(waiting) > 1:
+                threads_ = ", ".join(repr(call.thread_id) for call in waiting)
+                raise InputError(f"call {call_id!r} waits on several threads: {threads_}; answer it on one of these")
+            is_settled = await approvals.record_answer(store, key._replace(id=waiting[0].thread_id), call_id, answer)
+            self.questions = await self._questions_below()
+            return is_settled
+        is_settled = await approvals.record_answer(store, key, call_id, answer)
         entries = self._thread.entries
         for call_index, entry in sorted(entries.items()):
             if entry.call_id == call_id and entry.status == WAITING:
@@ -128,7 +152,8 @@ class ThreadLedger:
 
     async def tool_of(self, call_id: str, /) -> str | None:
         waiting = await approvals.pending(self._thread.store, self._thread.key)
-        return next((call.tool_name for call in waiting if call.call_id == column_id(call_id)), None)
+        own = (call for call in waiting if call.thread_id == self._thread.key.id)
+        return next((call.tool_name for call in own if call.call_id == column_id(call_id)), None)
 
     async def settle(self, call_index: int, outcome: Outcome, /) -> None:
         extra, write = self._savable_extra(), None
@@ -174,6 +199,17 @@ class ThreadLedger:
     def _keep(self, call_index: int, result: ToolResultMessage) -> None:
         of_this_reply = {key: known for key, known in self.unsaved.items() if key[0] == self.reply_key}
         self.unsaved = {**of_this_reply, (self.reply_key, call_index): result}
+
+    async def child_of(self, key: str, name: str, limit: int | None, /) -> ChildHome | None:
+        thread = self._thread
+        assert thread.driver is not None
+        stem = f"{thread.key.id}.{name}"
+        new = NewChild(key, thread.driver.run_id, clock.new_id() if is_long_id(stem + _NUMBER) else stem, limit)
+        name_of_child = await thread.submit(children.begin, new, by=thread.lease())
+        return None if name_of_child is None else ChildHome(thread.database, thread.key._replace(id=name_of_child))
+
+    def keep_child(self, key: str, child: object, /) -> None:
+        pass
 
     def close_turn(self, results: Sequence[ToolResultMessage], /) -> None:
         self._thread.messages.extend(results)

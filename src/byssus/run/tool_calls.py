@@ -46,6 +46,9 @@ from byssus.middleware import Context
 from byssus.providers import history
 from byssus.queries.log.answers import Question
 from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntry
+from byssus.run.children import calls as children
+from byssus.run.children.calls import Caller, Open
+from byssus.run.children.tool import Above, AgentTool
 from byssus.run.journal import Journal, Ledger
 from byssus.run.outside import answering
 from byssus.run.outside.handing_over import HandOver
@@ -180,6 +183,7 @@ class ToolCalls:
         self._is_left = False  # a call was left to the process that the run is handed over to
         self._broken: HookFailed | None = None
         self._listening = False
+        self._asking: set[int] = set()  # calls whose child waits for a person
 
     async def run(self) -> Results:
         """Run the calls of a new reply."""
@@ -222,8 +226,11 @@ class ToolCalls:
 
     async def _was_answered(self) -> bool:
         """Whether a person has answered while the other calls were running."""
-        await self._journal.ledger.refresh()
-        return any(entry.status == ANSWERED for entry in self._journal.ledger.entries.values())
+        ledger = self._journal.ledger
+        await ledger.refresh()
+        if self._asking and not ledger.questions:
+            return True
+        return any(entry.status == ANSWERED for entry in ledger.entries.values())
 
     async def _round(self, calls: list[_Call]) -> dict[int, Outcome]:
         if self._setup.sequential or any(self._is_sequential(call.call) for call in calls):
@@ -315,7 +322,7 @@ class ToolCalls:
             stored = True
         finally:
             if started.is_published:
-                message = tools.aborted(asked.call) if outcome is None else outcome.message
+                message = started.stays_open or tools.aborted(asked.call) if outcome is None else outcome.message
                 self._publish_end(message, stored=stored and outcome is not None)
         self._broken = self._broken or broken
         return outcome
@@ -344,10 +351,8 @@ class ToolCalls:
             if tool is not None:
                 await self._journal.ledger.start(_entry(asked, call, STARTED, tool))
             self._announce(call, started)
-            outcome = self._noted(asked, await self._execute(tool, call, asked.key, span))
-            withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-            hooks = setup.middleware.result(call, outcome.message, self._signal, self._context)
-            return outcome._replace(message=await setup.checked(hooks, self._signal, withheld=withheld)), None
+            done = await self._execute(tool, call, asked.key, span)
+            return await self._checked(asked, call, done, started), None
         except Aborted:  # in the hook before, or in a tool that is left running
             span.aborted()
             if self._handing.is_late:
@@ -381,19 +386,47 @@ class ToolCalls:
             return call, demand
         return call, joined(verdict, demand)
 
+    async def _checked(self, asked: _Call, call: ToolCall, done: Outcome | Open, started: _Started) -> Outcome | None:
+        """The outcome of a call that has run, after the hooks."""
+        if isinstance(done, Open):
+            self._stay_open(asked, done, started)
+            return None
+        outcome = self._noted(asked, done)
+        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
+        return outcome._replace(message=await self._setup.checked(hooks, self._signal, withheld=withheld))
+
+    def _stay_open(self, asked: _Call, why: Open, started: _Started) -> None:
+        """Leave a call to the next run, which goes on with its child."""
+        started.stays_open = ToolResultMessage(asked.call.id, asked.call.name, why.text)
+        self._asking.discard(asked.call_index)
+        if why.is_left:
+            self._leave(asked)
+        else:
+            self._asking.add(asked.call_index)
+
     def _announce(self, call: ToolCall, started: _Started) -> None:
         if not started.is_published:
             started.is_published = True
             self._publish(ToolExecutionStart(call.id, call.name, call.arguments))
 
-    async def _execute(self, tool: Tool[Any, Any] | None, call: ToolCall, key: str, span: telemetry.Span) -> Outcome:
+    async def _execute(
+        self, tool: Tool[Any, Any] | None, call: ToolCall, key: str, span: telemetry.Span
+    ) -> Outcome | Open:
         if tool is None:
             span.failed("unknown_tool")
             return Outcome(tools.unknown_tool(call, list(self._setup.tools)))
         context = self._tool_context(call, key)
         began = time.perf_counter()
+        outcome: Outcome | Open
         try:
-            outcome = await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
+            if isinstance(tool, AgentTool):
+                above = Above(self._signal, self._handing)
+                outcome = await children.run(
+                    tool, call, key, Caller(self._setup, self._journal.ledger, above, context.update)
+                )
+            else:
+                outcome = await until_aborted(tool.execute(call, context), self._signal, self._setup.patience.grace)
         except Aborted:
             if self._handing.is_late:
                 raise
@@ -401,6 +434,8 @@ class ToolCalls:
             outcome = Outcome(tools.aborted(call), status="aborted")
         finally:
             context.on_update = None
+        if isinstance(outcome, Open):
+            return outcome
         return outcome._replace(elapsed_ms=(time.perf_counter() - began) * 1_000)
 
     def _tool_context(self, call: ToolCall, key: str) -> ToolContext:
@@ -546,9 +581,10 @@ class ToolCalls:
 
 
 class _Started:
-    """Whether the start of a call was published."""
+    """Whether the start of a call was published; and what its end says if it stays open."""
 
     is_published = False
+    stays_open: ToolResultMessage | None = None
 
 
 def _entry(asked: _Call, call: ToolCall, status: str, tool: Tool[Any, Any]) -> LedgerEntry:

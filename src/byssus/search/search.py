@@ -156,10 +156,10 @@ async def search(
     marks: tuple[str, str] = MARKS,
     timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
 ) -> list[SearchHit]:
-    """The messages and tool calls that match a query, each as a dict with a snippet.
+    """Messages and tool calls that match a query, each as a dict with a snippet.
 
-    All words of the query must be there; `"a phrase"` must be there as it is, `-word` and `-"a phrase"` must not.
-    Raises SearchTimeout after `timeout` seconds; with None it never does.
+    All words of the query must match; `"a phrase"` matches these words in sequence; `-word` and `-"a phrase"` exclude.
+    Raises `SearchTimeout` after `timeout` seconds; None is no limit.
     """
     matcher = tokens.parse(query)
     filters = _checked_filters(user_id, session_id, role, since, until)
@@ -189,7 +189,7 @@ async def find_messages(
     offset: int = 0,
     timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - it serves callers without an event loop, too
 ) -> list[FoundMessage]:
-    """The messages that call a tool, the newest first: as in a conversation's history, each with its session."""
+    """Messages that call a tool, newest first, in the shape of a conversation's history, each with its session."""
     if not isinstance(tool_name, str) or not tool_name:
         raise InputError(f"a tool's name must be a string with at least one character, got {tool_name!r:.80}")
     filters = _checked_filters(user_id, session_id, None, since, until)

@@ -101,15 +101,15 @@ class _Method:
 
     _find: Callable[[], Callable[..., Any]]
     _made: Any = None
-    _name = ""
+    _name = _owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        self._owner, self._name = owner.__qualname__, name
 
     def _bound(self, owner: HasStore | None) -> Any:
         if self._made is None:
             function = self._find()
-            self._made = _described(self._make(function), function, self._name)
+            self._made = _described(self._make(function), function, self._name, self._owner)
         return self._made if owner is None else MethodType(self._made, owner)
 
     def _make(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,9 +222,10 @@ class direct(_Method, Generic[P, T]):  # noqa: N801
         return method
 
 
-def _described(method: Any, operation: Callable[..., Any], name: str) -> Any:
-    """Let help() and editors show the operation without its store."""
+def _described(method: Any, operation: Callable[..., Any], name: str, owner: str) -> Any:
+    """Let help(), editors and "was never awaited" show the operation as a method, without its store."""
     method.__doc__, method.__name__ = operation.__doc__, name or operation.__name__
+    method.__qualname__ = f"{owner}.{method.__name__}"
     known = inspect.signature(operation)
     first, *others = known.parameters.values()
     method.__signature__ = known.replace(parameters=[inspect.Parameter("self", first.kind), *others])

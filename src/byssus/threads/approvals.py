@@ -40,8 +40,8 @@ class ToolCallRecord(NamedTuple):
 
     `status` is started, waiting (for a person) or answered; or how it ended: done, failed, denied, aborted, unknown,
     left (by a rewind, unanswered). `arguments` are the model's; `edited_arguments` are those that a person approved
-    instead. `answered_from` is "expiry" if nobody answered before `expires_at`. `approvals` are those of a call that
-    needs several `approvers`.
+    instead. `answered_from` is "expiry" if there was no answer before `expires_at`. `approvals` are those of a call
+    that needs several `approvers`.
     """
 
     call_id: str
@@ -73,7 +73,7 @@ async def pending(
     before: Pending | None = None,
     namespace: str | None = "",
 ) -> list[Pending]:
-    """Tool calls that wait for a person, the one that has waited longest first: of one thread, or of all.
+    """Tool calls that wait for a person, longest waiting first: of one thread, or of all threads.
 
     `user` leaves out the threads of other users. `namespace=None` lists the threads of all namespaces. For the next
     page, pass the last one of this list as `before`.

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from byssus.errors import ByssusError, ForksUndecided, InputError, StoreBusy, StoreFull
-from byssus.queries.log.leases import Unleased
 from byssus.queries.versions import deleting, erasure_notes, erasures
 from byssus.queries.versions.erasures import ErasedRows
 from byssus.store import sharing
@@ -22,7 +21,7 @@ from byssus.store.database import Store
 from byssus.store.operations import Runner
 from byssus.threads import known_backups
 from byssus.threads.retention import empty_trash
-from byssus.threads.waiting import retry_while_driven
+from byssus.threads.waiting import retry_while_any_driven
 from byssus.values.checkpoints import Erased
 from byssus.values.inputs import ThreadId, checked_id, checked_thread, checked_wait
 
@@ -53,15 +52,15 @@ def _checked_forks(forks: object) -> str | None:
 
 
 async def erase_thread(store: Runner, thread_id: ThreadId, *, forks: Forks | None = None, wait: float = 0) -> Erased:
-    """Remove every byte of the thread, also from the files of the database; returns what was removed.
+    """Remove every byte of the thread and its child threads, also from the database's files; returns what was removed.
 
     If the thread has forks, `forks` is required: "keep" leaves them the past that they share, "erase" erases them too.
     Use `export_thread` first if you may need it again. Waits for a run as `append` does.
     """
     decided, thread_key = _checked_forks(forks), checked_thread(thread_id)
-    begun = await retry_while_driven(
+    begun = await retry_while_any_driven(
         store,
-        lambda dead_epoch: store.write(erasures.begin_thread, thread_key, forks=decided, by=Unleased(dead_epoch)),
+        lambda dead: store.write(erasures.begin_thread, thread_key, forks=decided, dead={**dead}),
         checked_wait(wait),
     )
     return await _erase(store, begun, f"thread {thread_key.id!r}")
@@ -73,9 +72,9 @@ async def erase_user(store: Runner, user_id: str, *, forks: Forks | None = None,
     `forks` is for forks of these threads that belong to other users, as in `erase_thread`.
     """
     decided, user = _checked_forks(forks), checked_id(user_id, "a user id")
-    begun = await retry_while_driven(
+    begun = await retry_while_any_driven(
         store,
-        lambda dead_epoch: store.write(erasures.begin_user, user, forks=decided, by=Unleased(dead_epoch)),
+        lambda dead: store.write(erasures.begin_user, user, forks=decided, dead={**dead}),
         checked_wait(wait),
     )
     return await _erase(store, begun, f"user {user!r}")

@@ -73,24 +73,25 @@ def checked_at(at: object, what: str) -> str | int:
 
 
 async def tree(store: Runner, thread_id: ThreadId) -> Tree | None:
-    """The thread with its checkpoints, what rewinds have left, and its forks with theirs; None if it is unknown."""
+    """The thread with its checkpoints, what rewinds have left, its forks and child threads; None if it is unknown."""
     root = checked_thread(thread_id)
-    bare: dict[str, tuple[Tree, list[str]]] = {}
+    bare: dict[str, tuple[Tree, list[str], list[str]]] = {}
     waiting = [root.id]
     while waiting:  # however deep it is
         name = waiting.pop()
         found = await store.read(_bare_tree, ThreadKey(root.namespace, name))
         if found is not None:
             bare[name] = found
-            waiting += [fork for fork in found[1] if fork not in bare]
+            waiting += [each for each in (*found[1], *found[2]) if each not in bare]
     trees: dict[str, Tree] = {}
-    for name, (tree, names) in reversed(bare.items()):  # a fork is found after the thread that it was forked from
-        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees])
+    for name, (tree, names, children) in reversed(bare.items()):  # a fork or child is found after the thread above it
+        below = tuple(trees[child] for child in children if child in trees)
+        trees[name] = tree._replace(forks=[trees[fork] for fork in names if fork in trees], children=below)
     return trees.get(root.id)
 
 
-def _bare_tree(tx: Tx, thread_key: ThreadKey) -> tuple[Tree, list[str]] | None:
-    """A thread as a tree shows it, without its forks; and their ids."""
+def _bare_tree(tx: Tx, thread_key: ThreadKey) -> tuple[Tree, list[str], list[str]] | None:
+    """A thread as a tree shows it, without its forks and children; and their ids."""
     node = forks.node(tx, thread_key)
     if node is None:
         return None
@@ -101,7 +102,8 @@ def _bare_tree(tx: Tx, thread_key: ThreadKey) -> tuple[Tree, list[str]] | None:
     )
     left = [each for branch in reversed(branches_left) for each in branch.checkpoints]
     count, origin, origin_seq = node.thread.message_count, node.origin, node.origin_seq
-    return Tree(name, count, origin, origin_seq, shown, left, [], branches_left), node.forks
+    bare = Tree(name, count, origin, origin_seq, shown, left, [], branches_left, child_of=node.parent)
+    return bare, node.forks, node.children
 
 
 def _metadata(thread_id: str, rows: list[CheckpointRow]) -> list[CheckpointMetadata]:

@@ -47,6 +47,7 @@ class ThreadInfo(NamedTuple):
     state: ThreadState
     title: str  # as `set_title` has set it, else the first words
     first_words: str  # of the first message of a user, on one line; "" if there is none
+    parent_id: str | None = None  # of a child thread: the thread whose tool call it is
 
 
 def state_of(store: Runner, facts: Facts) -> ThreadState:
@@ -88,13 +89,16 @@ async def list_threads(
     user_id: str | None = None,
     state: ThreadState | None = None,
     title: str | None = None,
+    children: bool = False,
 ) -> list[ThreadInfo]:
     """Threads, most recently updated first. For the next page, pass the last one of this list as `before`.
 
     `user_id`, `state` and `title` filter the list. `title` matches a part of the title or of the first words, and
-    ignores case.
+    ignores case. Child threads (see `agent.as_tool`) are listed only with `children=True`.
     """
     checked_count("limit", limit)
+    if not isinstance(children, bool):
+        raise InputError(f"children must be True or False, got {children!r:.80}")
     user = None if user_id is None else checked_id(user_id, "user_id")
     wanted = None if state is None else cast("ThreadState", checked_choice("state", state, get_args(ThreadState)))
     part = "" if title is None else _checked_part(title)
@@ -102,12 +106,17 @@ async def list_threads(
     is_filtered = wanted is not None or part != ""
     while (left := limit - len(found)) > 0:
         size = _PAGE if is_filtered else left
-        rows = await store.read(listing.page, limit=size, before=start, user_id=user, state=wanted)
+        rows = await store.read(listing.page, limit=size, before=start, user_id=user, state=wanted, children=children)
         found += [each for row in rows if _is_meant(each := _info(store, row), wanted, part)]
         if len(rows) < size:
             break
         start = (rows[-1].updated_at, rows[-1].id)
     return found[:limit]
+
+
+async def children(store: Runner, thread_id: ThreadId) -> list[ThreadInfo]:
+    """The child threads of a thread, oldest first: one for each call of a tool that is an agent (`agent.as_tool`)."""
+    return [_info(store, row) for row in await store.read(listing.children, checked_thread(thread_id))]
 
 
 def _checked_part(title: object) -> str:
@@ -139,7 +148,7 @@ async def unfinished(store: Runner) -> list[ThreadInfo]:
 
 
 class Quarantined(NamedTuple):
-    """A thread whose run has ended its process too often. It is left alone until a person lifts it."""
+    """A thread whose run has ended its process too often. No run starts on it until the quarantine is lifted."""
 
     thread_id: str
     user_id: str | None
@@ -149,14 +158,14 @@ class Quarantined(NamedTuple):
 
 
 async def quarantined(store: Runner) -> list[Quarantined]:
-    """Threads that are quarantined, the last one first."""
+    """Quarantined threads, most recently quarantined first."""
     return [Quarantined(*row) for row in await store.read(listing.quarantined)]
 
 
 async def lift_quarantine(store: Runner, thread_id: ThreadId) -> bool:
-    """Let runs start on a thread again: it is interrupted, and its deaths are counted anew. False: it needs no lifting.
+    """Lift the quarantine: the thread counts as interrupted, with no deaths. Returns False if it is not quarantined.
 
-    Find out first why its run has ended its process: the same may happen again.
+    First find out why its run has ended its process: it may happen again.
     """
     return await store.write(listing.lift_quarantine, checked_thread(thread_id))
 
@@ -174,7 +183,7 @@ async def set_title(store: Runner, thread_id: ThreadId, title: str | None) -> No
 
 def _info(store: Runner, row: ListedRow) -> ThreadInfo:
     first_words = "" if row.opening is None else _first_words(row.opening)
-    return ThreadInfo(*row[:5], state_of(store, row.facts), row.title or first_words, first_words)
+    return ThreadInfo(*row[:5], state_of(store, row.facts), row.title or first_words, first_words, row.parent)
 
 
 def _first_words(body: str) -> str:

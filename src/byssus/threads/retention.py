@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from byssus.errors import ByssusError, InputError, StoreFull
-from byssus.queries.log.leases import Unleased
+from byssus.queries.log.leases import NO_EPOCH, Unleased
 from byssus.queries.versions import checkpoints, deleting
 from byssus.queries.versions.checkpoints import CheckpointRef
 from byssus.queries.versions.deleting import Dropped
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
-from byssus.threads.waiting import retry_while_driven
+from byssus.threads.waiting import retry_while_any_driven
 from byssus.values.checkpoints import Pruned, Retention, keep_age, keep_last
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, checked_wait
 from byssus.values.shown import reason
@@ -166,16 +166,17 @@ class _Steps:
 
 
 async def delete_thread(store: Runner, thread_id: ThreadId, *, wait: float = 0) -> int:
-    """Delete the thread and everything that belongs to it; returns the number of its checkpoints.
+    """Delete the thread and everything that belongs to it, child threads included; returns the number of checkpoints.
 
     Forks keep the past that they share. Waits for a run as `append` does.
     """
     thread_key = checked_thread(thread_id)
-    count = await retry_while_driven(
-        store,
-        lambda dead_epoch: store.write(deleting.discard, thread_key, by=Unleased(dead_epoch)),
-        checked_wait(wait),
-    )
+
+    async def discard(dead: Mapping[str, int]) -> int | None:
+        by = Unleased(dead.get(thread_key.id, NO_EPOCH))
+        return await store.write(deleting.discard, thread_key, by=by, dead={**dead})
+
+    count = await retry_while_any_driven(store, discard, checked_wait(wait))
     await empty_trash(store)
     return count or 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from byssus.errors import ThreadBusy
@@ -22,15 +22,23 @@ async def retry_while_driven(store: Runner, attempt: Callable[[int], Awaitable[T
 
     The attempt gets the epoch of a lease that it may write over, because its owner is known to be gone.
     """
+    return await retry_while_any_driven(store, lambda dead: attempt(next(iter(dead.values()), NO_EPOCH)), seconds)
+
+
+async def retry_while_any_driven(
+    store: Runner, attempt: Callable[[Mapping[str, int]], Awaitable[T]], seconds: float
+) -> T:
+    """As `retry_while_driven`, for a write to several threads: the epochs come by the ids of the threads."""
     deadline = time.monotonic() + seconds
-    dead_epoch, pause = NO_EPOCH, _FIRST_PAUSE
+    dead: dict[str, int] = {}
+    pause = _FIRST_PAUSE
     while True:
         try:
-            return await attempt(dead_epoch)
+            return await attempt(dead)
         except ThreadBusy as busy:
             left = deadline - time.monotonic()
-            if busy.epoch != dead_epoch and lease_is_dead(store, busy.owner, busy.until):
-                dead_epoch = busy.epoch
+            if busy.epoch != dead.get(busy.thread_id) and lease_is_dead(store, busy.owner, busy.until):
+                dead[busy.thread_id] = busy.epoch
                 continue
             if left <= 0:
                 raise

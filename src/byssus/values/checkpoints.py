@@ -1,4 +1,4 @@
-"""Checkpoints as values: what is put, what lists and trees show, what is kept and what was removed.
+"""Checkpoints as values: what `put` takes, what lists and trees return, and what a prune keeps.
 
 Checkpoint(CheckpointMetadata("trip", "c7", step=7, tags=["milestone"]), messages=[...], state={"plan": "agreed"})
 """
@@ -20,10 +20,10 @@ from byssus.values.clock import Time
 
 @dataclass(slots=True)
 class CheckpointMetadata:
-    """What a list shows of a checkpoint. `created_at` is ISO 8601 UTC text, and now if it is not given.
+    """A checkpoint without its messages and state. `created_at` is ISO 8601 UTC text; the default is now.
 
     You may pass a datetime, or text with any offset; without an offset it is UTC.
-    `seq` is the place of its last message in the thread, 0 before the first one; None on one that was not stored yet.
+    `seq` is the position of its last message in the thread, 0 before the first one; None before it is stored.
     """
 
     thread_id: str
@@ -59,7 +59,7 @@ class CheckpointMetadata:
 class Checkpoint:
     """A position in a thread: all messages up to it, and a state of its own.
 
-    `messages` are ours or any JSON; each comes back as it was given.
+    `messages` are byssus messages or any JSON; `get` returns them unchanged.
     """
 
     metadata: CheckpointMetadata
@@ -69,7 +69,7 @@ class Checkpoint:
     next_node: str | None = None
 
     def next(self, **changes: Any) -> Self:
-        """The checkpoint after this one: a new id, the next step, this one as its parent, and `changes` elsewhere."""
+        """The checkpoint after this one: a new id, the next step, this one as parent; `changes` sets other fields."""
         about = self.metadata
         new = CheckpointMetadata(about.thread_id, step=about.step + 1, parent_checkpoint_id=about.checkpoint_id)
         return replace(self, metadata=new, **changes)
@@ -102,7 +102,7 @@ class CheckpointBackend(Protocol):
 
 
 class LeftBranch(NamedTuple):
-    """What a rewind or a put has left: where it parts, from which branch, its checkpoints, its forks by their ids."""
+    """A branch that a rewind or a put has left: where and from which branch it parts, its checkpoints and forks."""
 
     parted_at: int  # the seq up to which it shares the past
     within: int | None  # the place of the other left branch in the list that it parts from; None: the thread's line
@@ -111,11 +111,11 @@ class LeftBranch(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A thread, its checkpoints, what rewinds have left, and its forks. `print(tree)` draws it.
+    """A thread, its checkpoints, what rewinds have left, its forks and its child threads. `print(tree)` draws it.
 
-    `checkpoints` are those that were made on this thread, the lowest step first; what it shares with the thread that it
-    was forked from stands there. `left` are those that are not on its line any more: rewind to one to have it back.
-    `left_branches` says which of those belong together.
+    `checkpoints` are those that were made on this thread, lowest step first; checkpoints that a fork shares with its
+    origin are listed at the origin. `left` are those that a rewind has left behind: rewind to one to restore it.
+    `left_branches` groups them by branch. `children` are the threads of calls of other agents.
     """
 
     thread_id: str
@@ -126,13 +126,15 @@ class Tree(NamedTuple):
     left: list[CheckpointMetadata]
     forks: list[Tree]
     left_branches: tuple[LeftBranch, ...] = ()
+    children: tuple[Tree, ...] = ()
+    child_of: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(drawn(self))
 
 
 class Difference(NamedTuple):
-    """Where two threads part: up to which seq they are the same, how many messages that is, and how many follow."""
+    """Where two threads part: the last common seq, the number of shared messages, and how many follow in each."""
 
     seq: int
     shared: int
@@ -141,14 +143,14 @@ class Difference(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What a prune has removed: checkpoints by their ids, and messages that nothing led to any more."""
+    """The result of a prune: the ids of removed checkpoints, and the number of removed messages."""
 
     checkpoints: list[str]
     messages: int
 
 
 class Erased(NamedTuple):
-    """What an erasure has removed. `note` says where copies of it may still be, and what to do about them."""
+    """The result of an erasure. `note` says where copies may still exist, and what to do about them."""
 
     threads: int
     checkpoints: int
@@ -164,7 +166,7 @@ class Erased(NamedTuple):
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay. `|` joins two: what either of them keeps, stays."""
+    """Which checkpoints to keep. `a | b` keeps what either of them keeps."""
 
     last: int = 0
     seconds: float = 0.0
@@ -175,21 +177,21 @@ class Retention:
 
 
 def keep_last(count: int) -> Retention:
-    """Keep so many of the latest."""
+    """Keep the latest n checkpoints."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**53:
         raise InputError(f"keep_last takes a number from 1 up, got {count!r:.80}")
     return Retention(last=count)
 
 
 def keep_age(days: float) -> Retention:
-    """Keep those that are younger than so many days."""
+    """Keep checkpoints that are younger than this number of days."""
     if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days <= 36_500:
         raise InputError(f"keep_age takes a number of days above 0 and up to 36500, got {days!r:.80}")
     return Retention(seconds=days * 86_400.0)
 
 
 def keep_tagged(*tags: str) -> Retention:
-    """Keep those that carry one of these tags."""
+    """Keep checkpoints with at least one of these tags."""
     if not tags or not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"keep_tagged takes one or more tags, which are strings; got {tags!r:.80}")
     return Retention(tags=frozenset(tags))
@@ -244,7 +246,8 @@ def _rows_of(tree: Tree, branch: int | None, dot: str) -> list[_Row]:
         if fork.thread_id in mine.forks if mine else fork.thread_id not in on_left:
             at = fork.forked_at or 0
             rows.append(((bisect_right(lowest, at) - 1, at), (f"message {at}{dot}fork {_titled(fork)}", (fork, None))))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+    below = [(f"child {_titled(child)}", (child, None)) for child in tree.children] if branch is None else []
+    return [*(row for _, row in sorted(rows, key=lambda each: each[0])), *below]
 
 
 def _titled(tree: Tree) -> str:

@@ -67,6 +67,10 @@ def _is_settings(place: str) -> bool:
 
 def redacted(text: str) -> str:
     """The text without the passwords of what looks like a DSN in it. Cut a long text afterwards, never before."""
+    return EXAMPLE.join(map(_redacted, text.split(EXAMPLE)))  # which ends no password
+
+
+def _redacted(text: str) -> str:
     text = _IN_URL.sub(r"\1***@", text)
     if (login := _LOGIN.match(text)) and ":/" not in text:  # it is all of the text: white space may be in its password
         return f"{login[0].partition(':')[0]}:***@{text.rpartition('@')[2]}"

@@ -20,8 +20,10 @@ from byssus import (
     ToolResultMessage,
     UserMessage,
 )
+from byssus.cli import main
 from tests.support.commands import Here, command_here
 from tests.support.databases import Database
+from tests.support.screens import screen_of
 
 pytestmark = pytest.mark.processes
 
@@ -98,6 +100,22 @@ def test_markdown_fences_what_tools_say_and_closes_what_was_left_open(shown: Her
     assert f"````\n{shown_text}\n````" in page
     assert "```python\nnever closed\n```\n" in page
     assert shown("export", "t", "--format", "markdown").stdout == page
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_page_is_right_on_an_output_of_any_encoding(
+    shown: Here, database: Database, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """The page says that it is UTF-8: what the output cannot write so is a character reference."""
+    asyncio.run(_append(database, "page", UserMessage("café 天气")))
+    screen = screen_of(monkeypatch, encoding=encoding)
+    assert main(["show", "page", "--html", "--no-pager", "--db", database.place]) == 0
+    assert "caf&#233; &#22825;&#27668;" in screen.text
+
+
+async def _append(database: Database, thread: str, message: UserMessage) -> None:
+    async with database.checkpointer() as cp:
+        await cp.append(thread, message)
 
 
 def test_only_the_last_messages_are_shown(shown: Here) -> None:

@@ -47,6 +47,7 @@ def test_json_has_all_that_is_known_of_a_thread(byssus: Here) -> None:
         "state": "idle",
         "title": "北京的天气",
         "first_words": "北京的天气",
+        "parent_id": None,
     }
 
 

@@ -49,6 +49,16 @@ def test_the_widest_text_is_cut_to_the_screen_and_numbers_never_are(monkeypatch:
     assert screen.lines[2].endswith("  short")
 
 
+def test_a_time_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = screen_of(monkeypatch, 40)
+    print_table(("THREAD", "TIME", "TEXT"), [("trip", "2026-01-31 08:00:00", "weather " * 9)], whole=[1])
+    print_table(("THREAD", "TIME", "TEXT"), [("a-trip-to-oslo", "2026-01-31 08:00:00", "weather " * 9)], whole=[1])
+    assert [screen.lines[1], screen.lines[3]] == [
+        "trip    2026-01-31 08:00:00  weather we…",
+        "a-trip-…  2026-01-31 08:00:00  weather…",
+    ]
+
+
 def test_where_too_little_would_be_left_each_row_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = screen_of(monkeypatch, 20)
     print_table(HEADERS, [("trip-to-beijing", "7", "weather"), ("other", "12", "")], right=[1])

@@ -1,5 +1,7 @@
 """A follower in a process of its own, while the process that drives the thread is killed at its write boundaries.
 
+A life of the driver goes on with what the one before has left, then prompts until it is killed. The lives differ in the
+boundary at which they end, so that all boundaries of a run are tried: before and after each of its first commits.
 The follower is cut off, too, and goes on with the cursor of the last item that it has seen. In the end, what it has
 seen is the log: each message once. With strict streams, nothing that it, or a listener, was ever shown is taken back.
 """
@@ -7,6 +9,7 @@ seen is the log: each message once. With strict streams, nothing that it, or a l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import random
@@ -15,7 +18,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from byssus import Agent, AssistantMessage, Model, ToolCall, tool
+from byssus import Agent, AssistantMessage, Model, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import NothingToResume
 from byssus.events import Event, MessageUpdate, StreamDone, StreamEvent, StreamStart, TextDelta, ToolCallEnd
@@ -25,10 +28,11 @@ from byssus.signals import Signal
 from byssus.values.following.items import ReplyDelta, ReplyReset, item_from_json
 from tests.crash.place import Place
 from tests.crash.stage.actors import Actor, Broken, Line
+from tests.crash.stage.judge import expect
 from tests.support.following import Client
 
-_WORDS = [f"word{number} " for number in range(12)]
-_LIVES = 40  # processes that are killed at most
+_WORDS = 6
+_BOUNDARIES = range(1, 25)  # as many as a run has, or more
 
 
 def followed(chance: random.Random, directory: Path, place: Place) -> None:
@@ -38,21 +42,18 @@ def followed(chance: random.Random, directory: Path, place: Place) -> None:
     follower = Actor("follower", functools.partial(_follow, place=place, after=None))
     try:
         follower.hear("open")
-        for life in range(_LIVES):
-            dies_at = chance.randint(1, 14) if life < _LIVES - 1 else None
+        for dies_at in (*chance.sample(_BOUNDARIES, len(_BOUNDARIES)), None):
             drive = functools.partial(_drive, place=place, dies_at=dies_at, is_strict=is_strict)
             with Actor("driver", drive) as driver:
                 while driver.listen():
                     pass
                 seen.shown += [line["text"] for line in driver.lines("shown")]
-                is_over = bool(driver.lines("over"))
+                expect(bool(driver.lines("over")) == (dies_at is None), f"a driver was not killed at {dies_at}")
             if chance.random() < 0.4:
                 follower.kill()
                 seen.take(follower)
                 follower = Actor("follower", functools.partial(_follow, place=place, after=seen.client.cursor))
                 follower.hear("open")
-            if is_over:
-                break
         with Actor("judge", functools.partial(_look, place=place)) as judge:
             log = judge.hear("log")["log"]
         while seen.count(follower) < len(log):
@@ -125,7 +126,7 @@ def act(number: int) -> str:
 
 
 class _Model:
-    """Calls two tools, says some words slowly, and says the end once it has said enough."""
+    """Answers each prompt with the calls of two tools, and then with some words, slowly."""
 
     name = "model"
 
@@ -133,19 +134,15 @@ class _Model:
         return self._stream(request, signal)
 
     async def _stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
-        replies = [message for message in request.messages if isinstance(message, AssistantMessage)]
         yield StreamStart()
-        if not any(reply.tool_calls for reply in replies):
+        if isinstance(request.messages[-1], UserMessage):
             for number in range(2):
                 yield ToolCallEnd(number, ToolCall(f"c{number}", "act", {"number": number}))
             yield StreamDone("tool_use")
             return
-        if any(reply.text == "".join(_WORDS) for reply in replies):
-            yield TextDelta(0, "the end")
-            yield StreamDone()
-            return
-        for word in _WORDS:
-            yield TextDelta(0, word)
+        mark = os.urandom(4).hex()  # no two replies begin alike: what was shown of one is not found in another
+        for number in range(_WORDS):
+            yield TextDelta(0, f"{mark} word{number} ")
             await asyncio.sleep(0.02)
         yield StreamDone()
 
@@ -160,9 +157,8 @@ async def _drive(line: Line, place: Place, dies_at: int | None, *, is_strict: bo
             os.kill(os.getpid(), signal.SIGKILL)
 
     async with place.checkpointer(lease_seconds=2.0) as cp:
-        cp.store.boundary = reach
+        cp.store.boundary = reach if dies_at is not None else None
         await _go_on(line, cp, "strict" if is_strict else "normal")
-        cp.store.boundary = None
 
 
 async def _go_on(line: Line, cp: Checkpointer, durability: Any) -> None:
@@ -186,10 +182,10 @@ async def _go_on(line: Line, cp: Checkpointer, durability: Any) -> None:
         wait=30,
     )
     agent.subscribe(hear)
-    try:
+    with contextlib.suppress(NothingToResume):
         await agent.resume()
-    except NothingToResume:
-        await agent.prompt("go" if not agent.state.messages else "go on")
-    while not any(isinstance(m, AssistantMessage) and m.text == "the end" for m in agent.state.messages):
-        await agent.prompt("go on")
-    line.say("over")
+    while True:
+        await agent.prompt("go")
+        if cp.store.boundary is None:
+            line.say("over")
+            return

@@ -16,7 +16,7 @@ from byssus.messages import plain
 from byssus.providers.scripted import ScriptedProvider
 from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
-from tests.support.checkpointers import texts, with_cp
+from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
 from tests.support.leases import CALL_SLOW, Slow, agent_on, die, until, with_two
 from tests.support.tool_calls import Acting, act, interrupt
@@ -257,6 +257,58 @@ def test_a_message_with_an_id_of_its_own_happens_once_while_it_is_in_the_thread(
         assert (await agent_on(cp, []).prompt(said)).run_id == second.run_id
 
     with_cp(database, use)
+
+
+@pytest.mark.parametrize("how", ["heard by a run", "waits for a run", "appended", "the second of two"])
+def test_a_message_that_is_in_the_thread_already_is_not_said_again(database: Database, how: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        message, replies = UserMessage("hi", id="m1"), ["one", "two"]
+        agent = agent_on(cp, replies)
+        if how in ("heard by a run", "waits for a run"):
+            await cp.steer("t", message)
+        if how == "heard by a run":
+            assert (await agent.prompt("go")).text == "two"
+        elif how == "appended":
+            await cp.append("t", message)
+        elif how == "the second of two":
+            await agent.prompt([UserMessage("go", id="m0"), message])
+        result = await agent_on(cp, ["three"]).prompt(message)
+        again = await agent_on(cp, []).prompt(message)
+        assert (again.run_id, again.text) == (result.run_id, result.text)
+        assert len(await cp.runs("t")) == 1
+        log = (await loaded(cp, "t")).messages
+        assert [each.text for each in log].count("hi") == 1
+        assert log[-1].text == result.text
+        assert await cp.inbox("t") == []
+        with pytest.raises(KeyReused, match="m1"):
+            await agent_on(cp, []).prompt(UserMessage("something else", id="m1"))
+
+    with_cp(database, use)
+
+
+def test_a_message_that_waits_for_another_message_is_refused_by_its_id(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.steer("t", UserMessage("hi", id="m1"))
+        with pytest.raises(KeyReused, match="'m1' of thread 't' is the id of another message"):
+            await agent_on(cp, []).prompt(UserMessage("ho", id="m1"))
+        assert len(await cp.inbox("t")) == 1
+
+    with_cp(database, use)
+
+
+def test_a_message_that_is_queued_for_a_run_that_goes_on_is_answered_by_it(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        slow = Slow()
+        run = asyncio.create_task(agent_on(cp, [CALL_SLOW, "heard"], tools=[slow.tool]).prompt("go"))
+        await slow.begun.wait()
+        message = UserMessage("hi", id="m1")
+        await other.steer("t", message)
+        joined = asyncio.create_task(agent_on(other, []).prompt(message))
+        slow.let_go.set()
+        assert (await joined).run_id == (await run).run_id
+        assert [each.text for each in (await loaded(cp, "t")).messages].count("hi") == 1
+
+    with_two(database, use)
 
 
 def test_a_key_is_remembered_over_a_rewind(database: Database) -> None:

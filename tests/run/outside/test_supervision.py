@@ -152,7 +152,7 @@ def test_a_factory_that_fails_for_one_thread_is_reported_and_the_others_go_on(da
             return agent_on(other, ["ok"], "good")
 
         async with other.supervise(factory, report=taken.append, every=OFTEN):
-            await until(lambda: len(taken) >= 2)
+            await until(lambda: {each.thread_id for each in taken} == {"bad", "good"})
         failed = [each for each in taken if each.error is not None]
         assert {each.thread_id for each in failed} == {"bad"}
         assert isinstance(failed[0].error, KeyError if failure == "raises" else InputError)

@@ -16,7 +16,7 @@ from byssus.errors import StoreBusy, StoreError, StoreUnreachable, StoreUnusable
 from byssus.queries.log import threads
 from byssus.store.database import Tx
 from byssus.store.jobs import NO_THREAD
-from byssus.store.postgres import store as postgres
+from byssus.store.postgres import pool
 from byssus.store.postgres.store import PostgresStore
 from byssus.values.thread_key import ThreadKey
 from tests.support.pooler import pooling
@@ -191,7 +191,7 @@ def test_a_restart_in_the_middle_of_everything_loses_and_doubles_nothing(server:
 def test_a_lock_that_a_stranger_holds_for_too_long_is_store_busy_for_whoever_needs_it(
     where: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "200ms")
+    monkeypatch.setitem(pool.SETTINGS, "lock_timeout", "200ms")
     with opened(where) as store, psycopg.connect(where.dsn) as stranger:
         store.write_now(threads.append, ThreadKey("", "locked"), rows("first"))
         stranger.execute(f"SELECT 1 FROM \"{where.name}\".threads WHERE id = 'locked' FOR UPDATE".encode())
@@ -225,13 +225,14 @@ def test_all_that_waits_for_a_server_that_stays_away_shares_one_patience(
     where: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(postgres.time, "sleep", waited.append)  # type: ignore[attr-defined]
+    monkeypatch.setattr(pool.time, "sleep", waited.append)  # type: ignore[attr-defined]
     with opened(where, patience=0.05, pool_size=2) as store:
 
         def refuse() -> Any:
             threading.Event().wait(0.01)
             raise psycopg.OperationalError("it is not there")
 
+        store.pool.close()  # the connection that nobody has used yet
         monkeypatch.setattr(store.server, "connect", refuse)
         reads = [store.submit(appending(str(i))) for i in range(3)]
         futures = [threading.Thread(target=failing_read, args=(store,)) for _ in range(30)]
@@ -394,7 +395,7 @@ def test_every_transaction_is_as_durable_as_was_asked_and_ends_in_time(
                         "idle_in_transaction_session_timeout": "15s",
                         **({} if ask == store.submit_read else {"synchronous_commit": expected}),
                     }
-            assert store.has_pooler is (through == "pooled")
+            assert store.pool.has_pooler is (through == "pooled")
 
 
 def test_settings_that_change_on_a_live_server_make_no_write_less_durable(server: Server, through: str) -> None:
@@ -419,8 +420,8 @@ def test_settings_that_change_on_a_live_server_make_no_write_less_durable(server
 def test_a_session_that_is_stuck_in_a_transaction_is_ended_and_its_locks_are_free(
     where: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(postgres._SETTINGS, "idle_in_transaction_session_timeout", "100ms")
-    monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "5s")
+    monkeypatch.setitem(pool.SETTINGS, "idle_in_transaction_session_timeout", "100ms")
+    monkeypatch.setitem(pool.SETTINGS, "lock_timeout", "5s")
     stuck, free = threading.Event(), threading.Event()
     runs: list[str] = []
 
@@ -432,9 +433,9 @@ def test_a_session_that_is_stuck_in_a_transaction_is_ended_and_its_locks_are_fre
             assert free.wait(PATIENCE)
         return outcome
 
-    with opened(where) as one, opened(where) as two, ThreadPoolExecutor(1) as pool:
+    with opened(where) as one, opened(where) as two, ThreadPoolExecutor(1) as other:
         two.write_now(appending("first"))
-        held = pool.submit(one.write_now, query)
+        held = other.submit(one.write_now, query)
         assert stuck.wait(PATIENCE)
         assert two.write_now(appending("meanwhile")) == (2, 2)  # waits for the row, and gets it
         free.set()

@@ -44,7 +44,7 @@ def comes_in(dsn: str) -> bool:
 
 def test_a_refused_login_has_the_class_of_its_reason(strict: Server) -> None:
     someone = strict.dsn("mine").replace("postgres@", "someone:right@")
-    Place(someone).prepare()
+    Place(someone).prepare().close()
     cases: dict[str, tuple[type[StoreError], str]] = {
         strict.dsn("mine").replace("postgres@", f"someone:{SECRET}@"): (StoreUnusable, "refuses the login"),
         strict.dsn("mine").replace("postgres@", "someone@"): (StoreUnusable, "refuses the login"),
@@ -67,6 +67,7 @@ def test_a_refused_login_is_not_tried_again_and_a_full_server_is(strict: Server)
     place = Schema(strict.dsn("mine").replace("postgres@", "someone:right@"), "byssus")
     with opened(place, patience=0.2, pool_size=2) as store:
         strict.execute("ALTER ROLE someone PASSWORD 'another'")
+        strict.execute("SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE usename = 'someone'")
         outcome = store.submit(appending("x")).exception(PATIENCE)
         assert isinstance(outcome, StoreUnusable)
         strict.execute("ALTER ROLE someone PASSWORD 'right'")

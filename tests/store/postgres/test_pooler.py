@@ -15,7 +15,7 @@ from byssus.errors import StoreError
 from byssus.queries.log import listing, threads
 from byssus.store.database import Tx
 from byssus.store.jobs import Job
-from byssus.store.postgres import store as postgres
+from byssus.store.postgres import pool
 from byssus.store.postgres.store import PostgresStore
 from byssus.values.thread_key import ThreadKey
 from tests.support import pooler as pooler_module
@@ -214,7 +214,7 @@ def submit_together(store: PostgresStore, size: int) -> list[Future[Any]]:
 def test_a_commit_that_stays_under_way_for_longer_than_we_wait_is_in_doubt_and_not_repeated(
     slow: Waiting, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "100ms")
+    monkeypatch.setitem(pool.SETTINGS, "lock_timeout", "100ms")
     with pooling(slow.place.dsn) as pooler, opened(slow.place, dsn=pooler.dsn, patience=0.3) as store:
         store.write_now(appending("first"))
         slow.standby("nobody")
@@ -236,7 +236,7 @@ def test_a_commit_that_stays_under_way_for_longer_than_we_wait_is_in_doubt_and_n
 def test_the_store_notices_the_pooler_by_itself_and_relies_on_no_session(store: PostgresStore, pooler: Pooler) -> None:
     for i in range(20):  # often enough for a statement to be prepared
         assert store.write_now(appending(str(i))) == (i + 1, i + 1)
-    assert store.has_pooler
+    assert store.pool.has_pooler
     assert stored(store) == [*map(str, range(20))]
     pids = [store.write_now(lambda tx: tx.one("SELECT pg_backend_pid()")) for _ in range(6)]
     assert all(one != other for one, other in itertools.pairwise(pids)), "the pooler does not do what it is for"
@@ -249,7 +249,7 @@ def test_a_store_without_a_pooler_does_not_take_itself_for_one_with(where: Schem
     with opened(where) as store:
         for i in range(10):
             store.write_now(appending(str(i)))
-        assert not store.has_pooler
+        assert not store.pool.has_pooler
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -274,7 +274,7 @@ def test_a_pooler_that_passes_the_real_pid_on_is_survived(where: Schema, others:
                     assert store.read_now(listing.one, ThreadKey("", f"{n} b")) is not None
                     store.write_now(threads.save_extra, ThreadKey("", f"{n} c"), f'{{"n": {i}}}')
                     assert len(stored(store, f"{n} b")) == i + 1
-            assert all(store.has_pooler for store in made)
+            assert all(store.pool.has_pooler for store in made)
         finally:
             for each in stores:
                 each.__exit__(None, None, None)

@@ -138,8 +138,8 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_write_does_not_keep_others
     script = (
         OPEN
         + """
-    from byssus.store.postgres import store as postgres
-    postgres._SETTINGS["idle_in_transaction_session_timeout"] = "300ms"
+    from byssus.store.postgres import pool
+    pool.SETTINGS["idle_in_transaction_session_timeout"] = "300ms"
     store = open_store()
 
     def stuck(tx):
@@ -311,7 +311,6 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
         OPEN
         + """
     from byssus.store.postgres import store as postgres
-    postgres._PATIENCE = 0.5
     postgres.PostgresStore.__init__.__defaults__ = (0.5,)
     store = open_store()
     store.write_now(threads.append, ThreadKey("", "t"), rows("x"))

@@ -314,7 +314,7 @@ def test_connections_are_few_and_gone_after_close_and_so_is_every_thread(where: 
 def test_idle_connections_are_given_back_and_made_again(
     where: Schema, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(postgres, "IDLE_SECONDS", 0.05)
     with opened(where, dsn=named(where.dsn, "idle")) as store:
         for i in range(3):
             store.write_now(appending(str(i)))

@@ -433,7 +433,7 @@ def test_many_who_open_and_remove_two_files_never_get_the_other_one(tmp_path: Pa
                     os.unlink(tmp_path / name)
 
     def work(name: str) -> None:
-        for _ in range(60):
+        for _ in range(20):
             with suppress(StoreError), opened(tmp_path / name) as store:
                 if store.path != str(tmp_path / name):
                     wrong.append(f"{name} got {store.path}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,12 +12,9 @@ import pytest
 
 from byssus import Middleware, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, StoreBusy
+from byssus.errors import InputError, LeaseLost, StoreBusy
 from byssus.events import (
     MessageUpdate,
-    StreamDone,
-    StreamEvent,
-    StreamStart,
     TextDelta,
     ThinkingDelta,
     ThinkingEnd,
@@ -25,41 +24,21 @@ from byssus.events import (
     ToolCallStart,
 )
 from byssus.messages import AssistantMessage, TextContent, ThinkingContent
-from byssus.providers.base import Request
 from byssus.queries.following import rows as following
 from byssus.queries.log import threads
-from byssus.signals import Signal
 from byssus.threads.following import arriving, hub, news
+from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.thread import partial_of
+from byssus.values.following.growth import Growth
 from byssus.values.following.items import Lagged, MessageAdded, ReplyDelta, ReplyReset
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, make
 from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
-from tests.support.following import Client, Following, told
+from tests.support.following import Client, Following, Told, told
 from tests.support.leases import agent_on, die, look, until
 
 T = ThreadKey("", "t")
-
-
-class Told:
-    """A scene that sends what it is told to, until it is told to end."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
-
-    def say(self, *events: StreamEvent | str) -> None:
-        for event in events:
-            self._events.put_nowait(TextDelta(0, event) if isinstance(event, str) else event)
-
-    def end(self) -> None:
-        self._events.put_nowait(None)
-
-    async def __call__(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
-        yield StreamStart("m-1")
-        while (event := await self._events.get()) is not None:
-            yield event
-        yield StreamDone()
 
 
 @pytest.fixture
@@ -176,6 +155,54 @@ def test_a_follower_that_does_not_read_is_told_that_it_lagged_and_misses_nothing
         await items.aclose()
 
     with_cp(database, use)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_follower_that_stops_reading_holds_little_of_a_long_reply(
+    database: Database, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "elsewhere":
+        monkeypatch.setattr(arriving, "beside", lambda _store, _key, publish: publish)
+
+    async def use(cp: Checkpointer) -> None:
+        scene, watcher = Told(), Following(cp)
+        run = asyncio.create_task(agent_on(cp, Acted(scene), save_partial=0.005).prompt("go"))
+        for count in range(1, 41):
+            scene.say("x" * 50_000)
+            await watcher.until(lambda count=count: len(watcher.client.text) == count * 50_000)  # type: ignore[misc]
+        await watcher.stop()
+        items = cp.follow("t", after=watcher.items[0].cursor)
+        assert await _held(items, ReplyDelta) < MOST_HELD
+        scene.end()
+        await run
+        await items.aclose()
+
+    with_cp(database, use)
+
+
+def test_a_follower_that_stops_reading_holds_little_of_a_long_log(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", [UserMessage("x" * 50_000) for _ in range(40)])
+        items = cp.follow("t")
+        assert await _held(items, MessageAdded) < MOST_HELD
+        await items.aclose()
+
+    with_cp(database, use)
+
+
+MOST_HELD = 256_000  # bytes
+
+
+async def _held(items: AsyncIterator[Any], kind: type[Any]) -> int:
+    """The bytes that Python holds because somebody has read one item of a kind, and then no more."""
+    tracemalloc.start()
+    try:
+        while not isinstance(await anext(items), kind):
+            pass
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_reply_that_a_hook_shortens_is_reset(database: Database) -> None:
@@ -317,6 +344,19 @@ def test_after_a_save_that_failed_the_whole_is_saved_again(database: Database, m
     async def _is(cp: Checkpointer, text: str) -> bool:
         thread = await cp.load("t")
         return thread is not None and thread.partial is not None and thread.partial.text == text
+
+    with_cp(database, use)
+
+
+def test_without_a_lease_nothing_is_saved_and_the_writer_says_so(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        growth, writer = Growth(), PartialWriter(cp.store, T, lambda: None, "r1", "now")
+        assert writer.save(growth, lambda: AssistantMessage("")) is None
+        growth.add(TextDelta(0, "one"))
+        write = writer.save(growth, lambda: AssistantMessage(""))
+        assert write is not None  # None would let a strict stream publish it
+        with pytest.raises(LeaseLost):
+            write.result()
 
     with_cp(database, use)
 

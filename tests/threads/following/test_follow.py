@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from byssus import ToolCall, UserMessage, tool
+from byssus import AssistantMessage, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import CursorUnknown, InputError, StoreNotOpen
+from byssus.queries.following import rows as following
+from byssus.queries.log import branches, threads
 from byssus.storage import AgentStorage
+from byssus.threads.encoding import message_row
 from byssus.values.following.items import (
     CallAnswered,
     CallEnded,
@@ -31,12 +34,34 @@ from byssus.values.following.items import (
     ThreadRewound,
     TitleChanged,
 )
+from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
 from tests.support.following import Client, Following, told
 from tests.support.leases import agent_on
 
+FORK = """
+import os, sys
+from byssus import UserMessage
+from byssus.errors import StoreNotOpen
+from byssus.storage import AgentStorage
+
+with AgentStorage(sys.argv[1]) as storage:
+    storage.append("t", [UserMessage("one")])
+    items = storage.follow("t")
+    assert [next(items).type, next(items).type] == ["message", "caught_up"]
+    if (child := os.fork()) == 0:
+        try:
+            next(items)
+        except StoreNotOpen as error:
+            os._exit("in this process" not in str(error))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    storage.append("t", [UserMessage("two")])
+    assert next(items).message.text == "two"
+    items.close()
+"""
 WRITE = """
 import asyncio, sys
 from byssus import UserMessage
@@ -129,6 +154,23 @@ def test_a_long_thread_comes_whole_in_order_and_in_short_pages(database: Databas
         await cp.append("t", [UserMessage("x" * 40_000) for _ in range(9)])
         items = [item for item in await told(cp) if isinstance(item, MessageAdded)]
         assert [item.seq for item in items] == list(range(1, 1_510))
+
+    with_cp(database, use)
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_what_was_read_behind_the_place_of_a_slow_tool_is_not_read_again(database: Database, size: int) -> None:
+    async def use(cp: Checkpointer) -> None:
+        calls = 600 if size == 1 else 40
+        reply, place = message_row(AssistantMessage("working")), ThreadKey("", "t")
+        head = cp.store.write_now(threads.append, place, [reply], reserve=calls).head
+        slots = [(seq, message_row(UserMessage("x" * size))) for seq in range(3, head + 1)]
+        cp.store.write_now(threads.fill, place, slots)
+        items = await told(cp)  # it never caught up while it read the same page again and again
+        assert [item.seq for item in items if isinstance(item, MessageAdded)] == [1, *range(3, head + 1)]
+        cp.store.write_now(threads.fill, place, [(2, message_row(UserMessage("late")))])
+        last = Client().see(items).cursor
+        assert [item.seq for item in await told(cp, after=last) if isinstance(item, MessageAdded)] == [2]
 
     with_cp(database, use)
 
@@ -239,6 +281,23 @@ def test_a_run_is_told_when_it_begins_waits_goes_on_and_ends(database: Database)
             "run_began", "message", "message", "message", "message", "run_ended",
             "run_began", "message", "message", "run_ended",
         ]  # fmt: skip
+
+    with_cp(database, use)
+
+
+def test_runs_that_a_rewind_left_behind_hide_none_of_those_that_count(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for _ in range(4):
+            await agent_on(cp, ["ok"]).prompt("go")
+        await cp.rewind("t", to=2)
+        kept = [(await agent_on(cp, ["ok"]).prompt("go")).run_id for _ in range(2)]
+        row = cp.store.read_now(following.find, ThreadKey("", "t"))
+        assert row is not None
+        segments = cp.store.read_now(branches.segments_of, row.branch)
+        found = cp.store.read_now(following.runs, row.key, segments, first=0, upto=3)
+        assert [run.id for run in found if run.branch == row.branch] == kept[:1]
+        began = [item.run_id for item in await told(cp) if isinstance(item, RunBegan)]
+        assert [run for run in began if run in kept] == kept
 
     with_cp(database, use)
 
@@ -376,6 +435,11 @@ def test_it_ends_with_an_error_when_the_checkpointer_is_closed(database: Databas
             await following.until(lambda: False)
 
     asyncio.run(main())
+
+
+@pytest.mark.processes
+def test_in_a_forked_child_a_follower_ends_with_an_error_and_goes_on_in_the_parent(database: Database) -> None:
+    subprocess.run([sys.executable, "-c", FORK, database.place], check=True, timeout=60)
 
 
 def test_breaking_out_of_the_loop_ends_it(database: Database) -> None:

@@ -1,8 +1,12 @@
-"""A follower that is cut anywhere, any number of times, with rewinds, forks and deletions between: it sees the log."""
+"""A follower that is cut anywhere, any number of times, in any of three processes, sees the log.
+
+Between its parts, threads are rewound, forked and deleted, and replies arrive, end or die with their process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -12,27 +16,59 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from byssus import AssistantMessage, UserMessage
+from byssus import Agent, AssistantMessage, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import CursorUnknown
 from byssus.queries.log import threads
 from byssus.threads.encoding import message_row
+from byssus.values.following.items import FollowItem, item_from_json
 from byssus.values.thread_key import ThreadKey
+from tests.support import processes
+from tests.support.agents import Acted
 from tests.support.databases import Database
-from tests.support.following import Client, told
-from tests.support.leases import agent_on
+from tests.support.following import Client, Told, told
+from tests.support.leases import agent_on, die, expire, until
+from tests.support.processes import Child
 
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
 names = st.sampled_from(["t", "u"])
+whichever = st.integers(0, 2)  # 0: the one in which everything happens
+parts = st.none() | st.integers(0, 30)  # how many items a follower reads; None: until it has caught up
+
+FOLLOW = """
+from contextlib import aclosing
+from byssus.checkpointer import checkpointer_for
+
+async def part(cp, name, after, count):
+    items = []
+    async with aclosing(cp.follow(name, after=after)) as following:
+        async for item in following:
+            if len(items) == count:
+                break
+            items.append(item.to_json())
+            if item.type == "caught_up":
+                break
+    return items
+
+async def main():
+    async with checkpointer_for(sys.argv[1]) as cp:
+        for line in sys.stdin:
+            try:
+                print(json.dumps(await part(cp, *json.loads(line))), flush=True)
+            except CursorUnknown:
+                print("null", flush=True)
+
+asyncio.run(main())
+"""
 
 
 class Followed(RuleBasedStateMachine):
     """Two threads, and a client of each that reads a part of what a follower is told whenever it is its turn."""
 
-    def __init__(self, cp: Checkpointer, runner: asyncio.Runner) -> None:
+    def __init__(self, cp: Checkpointer, runner: asyncio.Runner, others: list[Child]) -> None:
         super().__init__()
-        self.cp, self.runner = cp, runner
+        self.cp, self.runner, self.others = cp, runner, others
         self.clients = {"t": Client(), "u": Client()}
         self.number = 0
 
@@ -93,26 +129,60 @@ class Followed(RuleBasedStateMachine):
         if self.run(self._head(name)):
             self.run(self.cp.set_title(name, title))
 
+    @rule(name=names, looks=st.lists(st.tuples(whichever, parts), min_size=1, max_size=3), ends=st.booleans())
+    def arrive(self, name: str, looks: list[tuple[int, int | None]], ends: bool) -> None:
+        """A reply arrives, while the client reads parts of it in any process; it ends, or dies with its process."""
+        scene = Told()
+        agent = agent_on(self.cp, Acted(scene), name, save_partial=0.005)
+        run = self.run(self._prompted(agent, self._new()))
+        for number, (process, count) in enumerate(looks):
+            scene.say(f"{number} said ")
+            self.run(until(lambda number=number: self._is_saved(name, f"{number} said ")))  # type: ignore[misc]
+            self._read(name, process, count)
+        scene.end()
+        self.run(finished(run) if ends else self._died(agent, run))
+
+    async def _died(self, agent: Agent, run: asyncio.Task[Any]) -> None:
+        await die(self.cp, agent, run)
+        await expire(self.cp)
+
+    async def _prompted(self, agent: Agent, text: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(agent.prompt(text))
+
+    async def _is_saved(self, name: str, text: str) -> bool:
+        thread = await self.cp.load(name)
+        return thread is not None and thread.partial is not None and thread.partial.text.endswith(text)
+
     # --- the clients --------------------------------------------------------------------------------------------------
 
-    @rule(name=names, count=st.integers(0, 30))
-    def read_a_part(self, name: str, count: int) -> None:
-        self._read(name, count)
+    @rule(name=names, process=whichever, count=parts)
+    def read_a_part(self, name: str, process: int, count: int | None) -> None:
+        self._read(name, process, count)
 
-    def _read(self, name: str, count: int | None) -> None:
+    def _read(self, name: str, process: int, count: int | None) -> None:
         if not self.run(self._head(name)):
             self.clients[name] = Client()  # there is nothing to follow: a new client begins
             return
         client = self.clients[name]
-        try:
-            client.see(self.run(told(self.cp, name, after=client.cursor))[:count])
-        except CursorUnknown:  # the thread was deleted, or what was read was removed: begin anew
+        items = self._items(name, client.cursor, process, count)
+        if items is None:  # the thread was deleted, or what was read was removed: begin anew
             self.clients[name] = Client()
-            self._read(name, count)
+            self._read(name, process, count)
+        else:
+            client.see(items)
 
-    @rule(name=names)
-    def catch_up(self, name: str) -> None:
-        self._read(name, None)
+    def _items(self, name: str, after: str | None, process: int, count: int | None) -> list[FollowItem] | None:
+        if process:
+            items = json.loads(self.others[process - 1].ask(json.dumps([name, after, count])))
+            return None if items is None else [item_from_json(item) for item in items]
+        try:
+            return self.run(told(self.cp, name, after=after))[:count]
+        except CursorUnknown:
+            return None
+
+    @rule(name=names, process=whichever)
+    def catch_up(self, name: str, process: int) -> None:
+        self._read(name, process, None)
         thread = self.run(self.cp.load(name))
         assert self.clients[name].log == ([] if thread is None else thread.messages)
 
@@ -121,13 +191,22 @@ class Followed(RuleBasedStateMachine):
         assert [client.twice for client in self.clients.values()] == [[], []]
 
 
+async def finished(run: asyncio.Task[Any]) -> None:
+    await run
+
+
 @pytest.mark.large
-def test_a_follower_that_is_cut_anywhere_sees_the_log(database: Database) -> None:
-    with asyncio.Runner() as runner:
+@pytest.mark.processes
+def test_a_follower_that_is_cut_anywhere_in_any_process_sees_the_log(database: Database) -> None:
+    with (
+        asyncio.Runner() as runner,
+        processes.started(FOLLOW, database.place) as one,
+        processes.started(FOLLOW, database.place) as two,
+    ):
         cp = runner.run(database.checkpointer().open())
         try:
             run_state_machine_as_test(
-                lambda: Followed(cp, runner),  # type: ignore[arg-type]
+                lambda: Followed(cp, runner, [one, two]),  # type: ignore[arg-type]
                 settings=settings(
                     max_examples=EXAMPLES,
                     stateful_step_count=15,

@@ -9,6 +9,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpointer
+from byssus.errors import StoreBusy
 from byssus.queries.log import threads
 from byssus.store.jobs import thread_digest
 from byssus.threads.encoding import message_row
@@ -75,6 +76,55 @@ def test_there_is_one_worker_and_it_rests_when_nobody_follows(
         await cp.append("t", UserMessage("x"))
         await again.until_texts("x")
         await again.stop()
+
+    with_cp(database, use)
+
+
+def test_a_look_that_fails_is_tried_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_AWAY", 0.01)
+
+    async def use(cp: Checkpointer) -> None:
+        failures: list[Exception] = [OSError(24, "too many open files"), StoreBusy("not now")]
+        heard = cp.store.heard
+
+        def hear() -> set[str] | None:
+            if failures:
+                raise failures.pop()
+            return heard()
+
+        monkeypatch.setattr(cp.store, "heard", hear)
+        following = Following(cp)
+        await until(lambda: not failures)
+        cp.store.on_commit = None  # as if another process did it
+        await cp.store.write(threads.append, T, [message_row(UserMessage("x"))])
+        await following.until_texts("x")
+        await following.stop()
+
+    with_cp(database, use)
+
+
+def test_without_a_worker_followers_hear_of_this_process_and_the_next_one_starts_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "byssus-hub":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def use(cp: Checkpointer) -> None:
+        center = hub.Hub(cp.store)
+        with monkeypatch.context() as crowded:
+            crowded.setattr(threading.Thread, "start", refuse)
+            first = center.attach(T)
+        assert not center._is_awake
+        center.committed({T})
+        await asyncio.wait_for(first.heard(), 20)
+        second = center.attach(U)
+        assert center._is_awake
+        center.detach(T, first)
+        center.detach(U, second)
 
     with_cp(database, use)
 

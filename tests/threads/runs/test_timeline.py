@@ -40,6 +40,18 @@ def test_a_timeline_has_turns_model_calls_tool_calls_and_the_end(database: Datab
     with_cp(database, use)
 
 
+def test_a_clock_that_was_set_back_mixes_no_messages_up(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        result = await agent_on(cp, [[ToolCall("c1", "look")], "done"], tools=[look]).prompt("go")
+        back = "UPDATE messages SET created_at = '2001-01-01T00:00:00.000000Z' WHERE seq > 2"
+        await cp.store.write(lambda tx: tx.run(back))
+        found = await cp.timeline(result.run_id)
+        assert [step.details["seq"] for step in found if "seq" in step.details] == [1, 2, 3, 4]
+        assert found[-1].kind == "end"
+
+    with_cp(database, use)
+
+
 def test_a_timeline_tells_of_a_crash_and_how_the_unknown_was_decided(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         tools = {policy: Acting(hangs=1, name=policy, recovery=policy) for policy in ("never", "retry", "ask")}

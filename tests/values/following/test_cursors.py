@@ -48,6 +48,13 @@ def test_what_was_read_in_any_order_is_known_and_nothing_else(seqs: list[int]) -
     assert seen == Seen(8)
 
 
+@given(st.lists(st.integers(1, 20), unique=True), st.integers(0, 25))
+def test_its_gaps_are_what_is_not_in_it(seqs: list[int], head: int) -> None:
+    seen = seen_of(sorted(seq for seq in seqs if seq <= head), set())
+    gaps = [seq for after, upto in seen.gaps(head) for seq in range(after + 1, upto + 1)]
+    assert gaps == [seq for seq in range(1, head + 1) if seq not in seen]
+
+
 def test_places_before_a_reply_that_stayed_empty_are_passed_over() -> None:
     assert seen_of([1, 3, 5], {5}) == Seen(5)
     assert seen_of([1, 3, 5, 7], {5}) == Seen(5, ((7, 7),))

@@ -30,15 +30,17 @@ events = st.lists(
 )
 
 
-@given(events, st.lists(st.booleans(), min_size=20, max_size=20))
-def test_the_pieces_of_any_looks_make_the_same_reply(said: list[StreamEvent], looks: list[bool]) -> None:
+@given(events, st.lists(st.booleans(), min_size=20, max_size=20), st.none() | st.integers(1, 4))
+def test_the_pieces_of_any_looks_make_the_same_reply(
+    said: list[StreamEvent], looks: list[bool], most: int | None
+) -> None:
     growth, offsets, bodies = Growth(), dict[tuple[int, str], int](), list[str]()
     growth.add(ThinkingStart(0))
     growth.add(ToolCallStart(2, "c", "look"))
     for event, is_look in zip([*said, TextDelta(1, "end")], [*looks[: len(said)], True], strict=True):
         growth.add(event)
-        if is_look:
-            pieces = growth.since(offsets)
+        while is_look and (pieces := growth.since(offsets, most=most)):
+            assert most is None or all(len(piece.text) <= most for piece in pieces)
             bodies.append(encode_pieces(pieces))
             offsets |= {(piece.block, piece.kind): piece.offset + len(piece.text) for piece in pieces}
     again = Growth()

@@ -44,9 +44,9 @@ _EXTRAS = {
 
 
 def add_to(commands: Any) -> None:
-    more = "Keys are never shown. The exit code is 1 if something is wrong."
+    more = "Keys are never shown. The exit code is 1 if there is a problem."
     add(commands, "doctor", _doctor, more, json=True)
-    more = "Nothing is made."
+    more = "Creates nothing."
     add(commands, "where", _where, more, json=True)
 
 

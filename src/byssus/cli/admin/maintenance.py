@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 def add_to(commands: Any) -> None:
     _add_copy(commands)
     more = (
-        "Others may go on writing meanwhile. FILE must be new; with --incremental it may be an earlier backup of the "
-        "same database, in which only what differs is written."
+        "Other processes can write meanwhile. FILE must not exist; with --incremental, it can be an earlier backup of "
+        "the same database, and only the differences are written."
     )
     parser = add(commands, "backup", _backup, more, json=True)
-    parser.add_argument("file", metavar="FILE", help="the file that is written")
-    parser.add_argument("--incremental", action="store_true", help="bring an earlier backup up to date")
-    more = "The database must be new or empty. An interrupted restore goes on when it is run again."
+    parser.add_argument("file", metavar="FILE", help="the file to write")
+    parser.add_argument("--incremental", action="store_true", help="update an earlier backup")
+    more = "The database must be new or empty. An interrupted restore continues when it is run again."
     parser = add(commands, "restore", _restore, more, json=True)
     parser.add_argument("file", metavar="FILE", help="the backup")
     more = (
-        "It reads everything, and writes nothing without --repair, which makes anew what is derived from something "
-        "else: counters, usage, the index for search. The exit code is 1 while something is wrong."
+        "Reads everything. Writes nothing without --repair, which rebuilds derived data: counters, usage, the search "
+        "index. The exit code is 1 if a problem is left."
     )
     parser = add(commands, "check", _check, more, json=True)
     parser.add_argument("--repair", action="store_true", help="repair derived data")
@@ -49,12 +49,12 @@ def add_to(commands: Any) -> None:
 def _add_copy(commands: Any) -> None:
     description = (
         "Copy everything from SOURCE into TARGET, and verify it. Each is the path of a SQLite file, or a DSN that "
-        "begins with postgresql://. TARGET must be new or empty. An interrupted copy goes on when the same command is "
-        "run again; a finished one is only compared."
+        "begins with postgresql://. TARGET must be new or empty. An interrupted copy continues when the same command "
+        "is run again; a finished one is only verified."
     )
     parser = commands.add_parser("copy", help=COMMANDS["copy"].help, description=description)
-    parser.add_argument("source", metavar="SOURCE", help="the database that is read")
-    parser.add_argument("target", metavar="TARGET", help="the database that is made equal to it")
+    parser.add_argument("source", metavar="SOURCE", help="the database to read")
+    parser.add_argument("target", metavar="TARGET", help="the database to write")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=_copy)
 

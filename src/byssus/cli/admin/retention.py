@@ -21,21 +21,21 @@ from byssus.errors import ForksUndecided, InputError
 
 def add_to(commands: Any) -> None:
     more = (
-        "What any of the options keeps, stays, and so does all that the thread itself or a fork still needs. Without "
-        "THREAD, each thread that has a time to live is pruned by it."
+        "A checkpoint stays if any of the options keeps it. Messages of the thread and of its forks stay. Without "
+        "THREAD, every thread that has a time to live is pruned by it."
     )
     parser = add(commands, "prune", _prune, more)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="the thread's id; 'byssus threads' lists them")
     parser.add_argument("--keep-last", type=number, metavar="N", help="keep the latest N")
     parser.add_argument("--keep-days", type=float, metavar="D", help="keep those that are younger than D days")
     parser.add_argument("--keep-tagged", nargs="+", action="extend", metavar="TAG", help="keep those with such a tag")
-    more = "Forks keep the past that they share. To leave no byte in the files of the database, see 'byssus erase'."
+    more = "Forks keep the history that they share. To leave no byte in the files of the database, use 'byssus erase'."
     parser = add(commands, "delete", _delete, more)
     add_thread(parser)
     _add_yes(parser)
     more = (
-        "The file of a SQLite database is written anew, which takes as long as copying it and free disk space of up to "
-        "twice its size; writers wait meanwhile."
+        "The file of a SQLite database is rewritten. That takes as long as a copy, needs free disk space of up to "
+        "twice its size, and blocks writers."
     )
     parser = add(commands, "erase", _erase, more)
     whose = parser.add_mutually_exclusive_group(required=True)
@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--forks",
         choices=["keep", "erase"],
-        help="what becomes of forks: they keep the past that they share, or are erased too",
+        help="keep: forks keep the history that they share; erase: they are erased too",
     )
     _add_yes(parser)
 

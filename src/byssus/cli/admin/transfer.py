@@ -27,7 +27,7 @@ _PAGE = 500
 
 
 def add_to(commands: Any) -> None:
-    more = "One object a line: messages, tool calls, checkpoints and all else that 'byssus import' brings back."
+    more = "One object per line: messages, tool calls, checkpoints and everything else that 'byssus import' restores."
     parser = add(commands, "export", _export, more)
     parser.add_argument(
         "--format", choices=["jsonl", "markdown"], default="jsonl", help="jsonl (default), or markdown: to read only"
@@ -39,9 +39,9 @@ def add_to(commands: Any) -> None:
         "-o", "--output", metavar="FILE", help="the file, which only you can read (default: -, the standard output)"
     )
     more = (
-        "Everything in the file is imported, or nothing. A thread that is there already is left alone. Only data is "
-        "imported: answers to tool calls, queued messages, tasks, users and usage are left out, unless the file is a "
-        "backup of your own and you say so with --trusted."
+        "The import is atomic, and existing threads are not changed. Only data is imported: answers to tool calls, "
+        "queued messages, tasks, users and usage are left out, unless the file is a backup of your own and you say "
+        "so with --trusted."
     )
     parser = add(commands, "import", _import, more)
     parser.add_argument("file", metavar="FILE", help="the file, or - for the standard input")

@@ -27,10 +27,10 @@ def add_to(commands: Any) -> None:
     parser = add(commands, "checkpoints", _checkpoints, json=True)
     add_thread(parser)
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
-    more = "As JSON it is a flat list: the thread, its forks, theirs; forked_from says whose."
+    more = "The JSON is a flat list of the thread, its forks and children; forked_from and child_of name their origin."
     parser = add(commands, "tree", _tree, more, json=True)
     add_thread(parser)
-    more = "What is written to either side does not show on the other. The new thread's id is printed."
+    more = "Later writes to one of them do not show in the other. Prints the id of the new thread."
     parser = add(commands, "fork", _fork, more)
     add_thread(parser)
     parser.add_argument("--at", type=_point, metavar="POINT", help=f"where they part (default: the end): {_POINT}")
@@ -60,7 +60,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
             )
             for each in listed
         ]
-        table.print_table(("STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"), rows, right=(0, 1))
+        table.print_table(("STEP", "MESSAGE", "CHECKPOINT", "MADE", "TAGS", "SUMMARY"), rows, right=(0, 1), whole=(3,))
         if len(listed) == args.limit:
             terminal.remark(f"(the latest {args.limit}; --limit N shows more)\n")
     else:
@@ -99,8 +99,10 @@ def _flat(tree: Tree) -> list[dict[str, Any]]:
             {**each._asdict(), "checkpoints": [one.checkpoint_id for one in each.checkpoints]}
             for each in node.left_branches
         ]
-        found.append({name: value for name, value in {**node._asdict(), **lists}.items() if name != "forks"})
-        waiting += reversed(node.forks)
+        found.append(
+            {name: value for name, value in {**node._asdict(), **lists}.items() if name not in ("forks", "children")}
+        )
+        waiting += reversed((*node.forks, *node.children))
     return found
 
 

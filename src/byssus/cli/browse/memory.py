@@ -14,7 +14,7 @@ from byssus.memory.stored import entries, list_memories
 
 
 def add_to(commands: Any) -> None:
-    more = "Without SESSION, list them. Threads of agents are among them if something is marked there."
+    more = "Without SESSION, lists all memories, and threads of agents that have marks."
     parser = add(commands, "memory", _memory, more, json=True)
     parser.add_argument("session", metavar="SESSION", nargs="?", help="the session's id")
     parser.add_argument("--user", metavar="ID", help="the user's id (default with SESSION: none)")

@@ -82,7 +82,7 @@ def _runs(args: argparse.Namespace) -> int:
             (run.id, run.thread_id, run.state, _ending(run), str(run.attempts), terminal.when(run.began_at, args.utc))
             for run in listed
         ]
-        print_table(("RUN", "THREAD", "STATE", "STOPPED BY", "ATTEMPTS", "BEGAN"), rows, right=[4])
+        print_table(("RUN", "THREAD", "STATE", "STOPPED BY", "ATTEMPTS", "BEGAN"), rows, right=[4], whole=[5])
         if len(listed) == args.limit:
             terminal.remark(f"(the last {args.limit}; --limit N shows more)\n")
     else:
@@ -133,7 +133,7 @@ def _unfinished(args: argparse.Namespace) -> int:
         return 0
     if listed:
         rows = [(info.id, info.title, terminal.when(info.updated_at, args.utc)) for info in listed]
-        print_table(("THREAD", "TITLE", "UPDATED"), rows)
+        print_table(("THREAD", "TITLE", "UPDATED"), rows, whole=[2])
         terminal.remark("(to finish them: byssus resume)\n")
     else:
         terminal.remark("No run was interrupted.\n")
@@ -188,9 +188,12 @@ def _answer(args: argparse.Namespace) -> int:
     waiting: dict[str, str] = {}  # tools, by the ids of their calls
 
     async def record(cp: Checkpointer) -> bool:
-        waiting.update({call.call_id: call.tool_name for call in await cp.pending(args.thread)})
+        pending = await cp.pending(args.thread)
+        waiting.update({call.call_id: call.tool_name for call in pending})
         call_id = chosen(args.call, [*waiting], "calls")
-        return await cp.answer(args.thread, call_id, answer, by=args.by or _login_name(), source="cli")
+        asking = [call.thread_id for call in pending if call.call_id == call_id]  # the thread, or a child of it
+        thread_id = asking[0] if asking and args.thread not in asking else args.thread
+        return await cp.answer(thread_id, call_id, answer, by=args.by or _login_name(), source="cli")
 
     if _with(args, record):
         more = "" if database.config_of(args).app.value else f" {options_for(waiting.values())}"

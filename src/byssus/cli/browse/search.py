@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Any) -> None:
-    more = "All words must occur, a -word must not. Quote a phrase twice, for the shell and for us: '\"a phrase\"'."
+    more = "A hit has all WORDS; -WORD excludes. Quote a phrase twice, also for the shell: '\"a phrase\"'."
     parser = add(commands, "search", _search, more, json=True)
     parser.set_defaults(takes_more=_take_excluded)
-    parser.add_argument("words", metavar="WORDS", nargs="*", help="all of them must occur")
+    parser.add_argument("words", metavar="WORDS", nargs="*", help="words and phrases to search for; -WORD excludes")
     parser.add_argument("--user", metavar="ID", help="only in threads of this user")
     parser.add_argument("--thread", metavar="ID", help="only in this thread")
     parser.add_argument("--role", choices=["user", "assistant", "system", "tool"], help="only what this role said")
     parser.add_argument("--since", metavar="TIME", help="only from this time on, as 2026-01-31 or 2026-01-31T08:00:00Z")
-    parser.add_argument("--until", metavar="TIME", help="only up to this time; a day is all of it")
+    parser.add_argument("--until", metavar="TIME", help="only up to this time; a date covers the whole day")
     parser.add_argument("--limit", type=number, default=20, metavar="N", help="at most N hits (default: 20)")
     parser.add_argument("--timeout", type=number, default=30, metavar="SECONDS", help="stop after this (default: 30)")
-    parser.add_argument("--relevance", action="store_true", help="the best hits first, not the newest")
+    parser.add_argument("--relevance", action="store_true", help="sort by relevance, not by time")
 
 
 def _search(args: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def _search(args: argparse.Namespace) -> int:
         )
         for hit in hits
     ]
-    print_table(("THREAD", "TIME", "ROLE", "TEXT"), rows)
+    print_table(("THREAD", "TIME", "ROLE", "TEXT"), rows, whole=[1])
     if len(hits) == args.limit:
         terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from byssus.checkpointer import Checkpointer, MessageAdded, ReplyDelta, Thread, ThreadState
+from byssus.checkpointer import Checkpointer, MessageAdded, ReplyDelta, Thread, ThreadInfo, ThreadState
 from byssus.cli import database, ids
 from byssus.cli.screen import pages, terminal
 from byssus.cli.subcommand import add, add_thread, number, work_on
@@ -37,7 +37,7 @@ _STATES: dict[ThreadState, str] = {
 
 
 def add_to(commands: Any) -> None:
-    more = "As JSON: id, messages, extra, state, and what has arrived of a reply that is not complete."
+    more = "The JSON has id, messages, extra, state, children, and partial: what has arrived of an incomplete reply."
     parser = add(commands, "show", _show, more)
     add_thread(parser)
     parser.add_argument("--last", type=number, metavar="N", help="only the last N messages")
@@ -52,15 +52,16 @@ def _show(args: argparse.Namespace) -> int:
     if args.follow:
         return _follow(args)
 
-    async def load(cp: Checkpointer) -> tuple[Thread | None, ThreadState]:
-        return await cp.load(args.thread, last=args.last), await cp.state(args.thread)
+    async def load(cp: Checkpointer) -> tuple[Thread | None, ThreadState, list[ThreadInfo]]:
+        thread = await cp.load(args.thread, last=args.last)
+        return thread, await cp.state(args.thread), await cp.children(args.thread)
 
-    thread, state = work_on(args, load, args.thread)
+    thread, state, children = work_on(args, load, args.thread)
     if thread is None:  # deleted a moment ago
         raise InputError(f"there is no thread {args.thread!r} any more")
     messages = thread.messages
     if args.json:
-        _print_json(args.thread, thread, state)
+        _print_json(args.thread, thread, state, children)
         return 0
     if thread.partial:
         is_arriving = state == "running"
@@ -69,25 +70,40 @@ def _show(args: argparse.Namespace) -> int:
     if args.markdown or args.html:
         page = pages.markdown if args.markdown else pages.html_page
         for piece in page(args.thread, messages, when):
-            print(piece, end="")
+            print(terminal.html_piece(piece) if args.html else piece, end="")
         return 0
     for message in messages:
         _print_message(message, when)
+    _print_remarks(children, state)
+    return 0
+
+
+def _print_remarks(children: list[ThreadInfo], state: ThreadState) -> None:
+    for child in children:
+        print(terminal.line(f"(child thread {child.id}: {child.first_words})"))
     if state != "idle":
         print(f"({_STATES[state]})")
-    return 0
 
 
 def _arriving(partial: AssistantMessage) -> AssistantMessage:
     return msgspec.structs.replace(partial, stop_reason="still arriving")
 
 
-def _print_json(thread_id: str, thread: Thread, state: ThreadState) -> None:
+def _print_json(thread_id: str, thread: Thread, state: ThreadState, children: list[ThreadInfo]) -> None:
     partial = to_value(thread.partial) if thread.partial else None
     if isinstance(partial, dict) and state == "running":
         partial["stop_reason"] = None  # it has not stopped
     told = [to_value(message) for message in thread.messages]
-    terminal.print_json({"id": thread_id, "messages": told, "extra": thread.extra, "partial": partial, "state": state})
+    terminal.print_json(
+        {
+            "id": thread_id,
+            "messages": told,
+            "extra": thread.extra,
+            "partial": partial,
+            "state": state,
+            "children": [child.id for child in children],
+        }
+    )
 
 
 def _print_message(message: Message, when: pages.When) -> None:

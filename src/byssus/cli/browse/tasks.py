@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "tasks", _list, "The most urgent comes first.", json=True)
+    parser = add(commands, "tasks", _list, "Highest priority first.", json=True)
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only those of this thread")
     parser.add_argument("--status", metavar="STATUS", help="only those with this status: pending, running, failed ...")
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
@@ -27,7 +27,7 @@ def _list(args: argparse.Namespace) -> int:
         terminal.print_json([with_thread(task) for task in tasks])
     elif tasks:
         rows = [_row(task, args.utc) for task in tasks]
-        print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4])
+        print_table(("TASK", "THREAD", "TYPE", "STATUS", "PRIORITY", "UPDATED"), rows, right=[4], whole=[5])
         if len(tasks) == args.limit:
             terminal.remark(f"(the first {args.limit}; --limit N shows more)\n")
     else:

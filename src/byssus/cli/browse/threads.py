@@ -19,7 +19,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--state", choices=get_args(ThreadState), help="only those in this state")
     parser.add_argument("--title", metavar="TEXT", help="only those with this text in the title or the first words")
     parser.add_argument("--limit", type=number, default=50, metavar="N", help="at most N of them (default: 50)")
-    more = "An empty title brings the automatic one back: the first words of the thread."
+    parser.add_argument("--children", action="store_true", help="each with its child threads below it")
+    more = "An empty title restores the default: the first words of the thread."
     parser = add(commands, "rename", _rename, more)
     add_thread(parser)
     parser.add_argument("title", metavar="TITLE", help="the new title")
@@ -44,7 +45,13 @@ def _list(args: argparse.Namespace) -> int:
 
 async def _listed(cp: Checkpointer, args: argparse.Namespace) -> list[ThreadInfo]:
     user = None if args.user is None else await known_user(cp, args.user)
-    return await cp.threads(args.limit, user_id=user, state=args.state, title=args.title)
+    listed = await cp.threads(args.limit, user_id=user, state=args.state, title=args.title)
+    return [each for info in listed for each in (info, *await _below(cp, info))] if args.children else listed
+
+
+async def _below(cp: Checkpointer, above: ThreadInfo) -> list[ThreadInfo]:
+    """The child threads of a thread and theirs, each behind its parent."""
+    return [each for info in await cp.children(above.id) for each in (info, *await _below(cp, info))]
 
 
 def _print(listed: list[ThreadInfo], utc: bool) -> None:
@@ -52,7 +59,7 @@ def _print(listed: list[ThreadInfo], utc: bool) -> None:
         (info.id, info.title, info.state, str(info.message_count), terminal.when(info.updated_at, utc))
         for info in listed
     ]
-    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3])
+    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3], whole=[4])
 
 
 def _rename(args: argparse.Namespace) -> int:

@@ -24,10 +24,12 @@ _PERCENTILES = ("p50", "p90", "p95", "p99")
 
 def add_to(commands: Any) -> None:
     parser = add(commands, "usage", _usage, json=True)
-    parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: everybody)")
-    parser.add_argument("--days", type=number, default=7, metavar="N", help="today and the days before (default: 7)")
+    parser.add_argument("user", metavar="USER", nargs="?", help="the user's id (default: all users)")
+    parser.add_argument(
+        "--days", type=number, default=7, metavar="N", help="number of days, including today (default: 7)"
+    )
     parser.add_argument("--plot", action="store_true", help="draw the plots also where the output is not a terminal")
-    parser.add_argument("--recount", action="store_true", help="count everything again, and say what differs")
+    parser.add_argument("--recount", action="store_true", help="count everything again, and list the differences")
 
 
 def _usage(args: argparse.Namespace) -> int:

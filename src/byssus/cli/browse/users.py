@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Any) -> None:
-    parser = add(commands, "users", _list, "The oldest comes first.", json=True)
+    parser = add(commands, "users", _list, "Oldest first.", json=True)
     parser.add_argument("--limit", type=number, default=100, metavar="N", help="at most N of them (default: 100)")
 
 

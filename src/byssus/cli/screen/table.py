@@ -1,7 +1,8 @@
 """Tables on a screen, by display width: a Chinese character and an emoji take two columns, a combining mark none.
 
-On a terminal a table fits its width. The widest text columns are cut with an ellipsis; if that leaves too little of
-them, each row is a block of lines instead, in which nothing is cut. Nor is it in a pipe or a file.
+On a terminal a table fits its width: the widest text columns are cut with an ellipsis, but numbers and times are not.
+If that leaves too little of the text, each row is printed as a block of lines, in which nothing is cut. Nothing is cut
+in a pipe or a file.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ _GAP = "  "
 _LEAST = 8  # columns that must be left of a text that is cut
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> None:
-    """Print the rows under their headers; the columns with these indexes are aligned to the right."""
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    whole: Collection[int] = (),
+) -> None:
+    """Print the rows under their headers. `right` and `whole` are indexes of columns, and neither is ever cut.
+
+    A column of `right` is aligned to the right.
+    """
     lines = [[terminal.printable(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(width, column)) for column in zip(*lines, strict=True)]
     columns = terminal.columns()
-    fitted = widths if columns is None else _fitted(widths, columns, right)
+    fitted = widths if columns is None else _fitted(widths, columns, {*right, *whole})
     if fitted is None:
         _print_blocks(lines, columns or 0)
         return
@@ -53,10 +63,10 @@ def cut(text: str, columns: int) -> str:
     return kept.rstrip() + ellipsis
 
 
-def _fitted(widths: list[int], columns: int, right: Collection[int]) -> list[int] | None:
+def _fitted(widths: list[int], columns: int, whole: Collection[int]) -> list[int] | None:
     """The widths of columns that fit side by side: the widest text gives way first. None if too little is left."""
     fitted = list(widths)
-    texts = [index for index in range(len(widths)) if index not in right]
+    texts = [index for index in range(len(widths)) if index not in whole]
     while (excess := sum(fitted) + len(_GAP) * (len(fitted) - 1) - columns) > 0:
         widest = max(texts, key=fitted.__getitem__, default=None)
         if widest is None or fitted[widest] <= _LEAST:

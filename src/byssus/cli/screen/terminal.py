@@ -7,6 +7,7 @@ escaped as JSON escapes them, whatever the output is: it stays valid, and nothin
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -90,6 +91,15 @@ def json_line(text: str) -> str:
     except UnicodeEncodeError:
         return "".join(each if each.isascii() else json.dumps(each)[1:-1] for each in text)
     return text
+
+
+def html_piece(text: str) -> str:
+    """HTML for an output of any encoding: the page says that it is UTF-8, and ASCII is the same in both."""
+    try:
+        is_utf8 = codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name == "utf-8"
+    except LookupError:
+        is_utf8 = False
+    return text if is_utf8 else text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def printable(text: str) -> str:

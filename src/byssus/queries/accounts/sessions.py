@@ -107,12 +107,13 @@ def update(tx: Tx, thread_key: ThreadKey, changes: dict[str, Any]) -> Session:
 def of_user(
     tx: Tx, user_id: str, *, status: str | None, limit: int, offset: int, namespace: str = ""
 ) -> list[Session] | None:
-    """A user's sessions, most recently updated first; None if there is no such user."""
+    """A user's sessions, most recently updated first, without child threads; None if there is no such user."""
     if users.get(tx, user_id) is None:
         return None
     rows = tx.all(
         f"SELECT {_COLUMNS} FROM threads t WHERE t.owner = :user AND t.namespace = :namespace"
-        " AND (:every = 1 OR t.status = :status) ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit OFFSET :offset",
+        " AND t.parent IS NULL AND (:every = 1 OR t.status = :status)"
+        " ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit OFFSET :offset",
         user=user_id,
         namespace=namespace,
         every=int(status is None),

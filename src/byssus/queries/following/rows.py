@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from byssus.queries.log.branches import Segment
+from byssus.queries.log.threads import END
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
-_AT_ONCE = 250  # names in one statement
+_AT_ONCE = 250  # names or rows in one statement
 
 
 class FollowedRow(NamedTuple):
@@ -30,6 +32,7 @@ class FollowedRow(NamedTuple):
     is_driven: int  # whether a run holds the lease
     latest: int | None  # the checkpoint with the highest step
     saved_at: str | None  # when the partial of a reply was begun
+    has_mail: int  # whether messages wait in the inbox
 
 
 class CallRow(NamedTuple):
@@ -55,6 +58,7 @@ class RanRow(NamedTuple):
 
     key: int
     id: str
+    branch: int | None
     first_seq: int
     last_seq: int | None
     ended_at: str | None
@@ -76,9 +80,13 @@ class MadeRow(NamedTuple):
 
 _CALL = ", ".join(f"c.{name}" for name in CallRow._fields)
 _MADE = ", ".join(f"c.{name}" for name in MadeRow._fields)
+_RUNS = (
+    f"SELECT {', '.join(RanRow._fields)} FROM runs WHERE thread = :thread AND key >= :first ORDER BY key LIMIT :limit"
+)
 _FIND = (
     "SELECT t.key, t.created_at, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
-    " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at"
+    " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at,"
+    " CASE WHEN EXISTS (SELECT 1 FROM inbox i WHERE i.thread = t.key) THEN 1 ELSE 0 END"
     " FROM threads t LEFT JOIN partials p ON p.thread = t.key WHERE t.namespace = :namespace AND t.id = :id"
 )
 
@@ -131,12 +139,7 @@ def partial(tx: Tx, thread: int) -> str | None:
 
 def last_seq(tx: Tx, branch: int) -> int:
     """The last seq of a branch that holds a message; 0 if it has none, or if there is no such branch."""
-    row = tx.one(
-        "SELECT MAX(m.seq) FROM segments s JOIN messages m ON m.branch = s.source AND m.seq > s.after_seq"
-        " AND m.seq <= s.upto_seq WHERE s.branch = :branch",
-        branch=branch,
-    )
-    return (row[0] if row else None) or 0
+    return _highest(tx, "messages", "seq", branch, upto=END)
 
 
 def is_of(tx: Tx, branch: int, thread: int) -> bool:
@@ -148,16 +151,18 @@ def is_of(tx: Tx, branch: int, thread: int) -> bool:
 def calls(tx: Tx, branch: int, *, first: int, last: int) -> list[CallRow]:
     """The calls of the replies from one seq to another, in order."""
     along = (
-        f"SELECT {_CALL}, c.branch FROM segments s JOIN tool_calls c ON c.branch = s.source AND c.reply > s.after_seq"
-        " AND c.reply <= s.upto_seq WHERE s.branch = :branch AND c.reply > 0"
-        " AND c.reply >= :first AND c.reply <= :last"
+        # One bound on either side, as in `threads.ALONG`: with two, SQLite reads all calls of the segment.
+        f"SELECT {_CALL}, c.branch FROM segments s JOIN tool_calls c ON c.branch = s.source"
+        " AND c.reply >= CASE WHEN s.after_seq < :first THEN :first ELSE s.after_seq + 1 END"
+        " AND c.reply <= CASE WHEN s.upto_seq < :last THEN s.upto_seq ELSE :last END"
+        " WHERE s.branch = :branch"
     )
     # A call that was open at a rewind or a fork is asked about again on the new branch.
     own = (
-        f"SELECT {_CALL}, c.branch FROM tool_calls c WHERE c.branch = :branch AND c.reply > 0"
+        f"SELECT {_CALL}, c.branch FROM tool_calls c WHERE c.branch = :branch"
         " AND c.reply >= :first AND c.reply <= :last"
     )
-    rows = tx.all(f"{along} UNION {own}", branch=branch, first=first, last=last)
+    rows = tx.all(f"{along} UNION {own}", branch=branch, first=max(first, 1), last=last)
     found: dict[tuple[int, int], Row] = {}
     for row in sorted(rows, key=lambda row: (row[0], row[1], row[-1] == branch)):
         found[row[0], row[1]] = row
@@ -166,35 +171,43 @@ def calls(tx: Tx, branch: int, *, first: int, last: int) -> list[CallRow]:
 
 def last_call(tx: Tx, branch: int, upto: int) -> int:
     """The seq of the last reply up to a seq whose calls are in the ledger; 0 if there is none."""
+    return _highest(tx, "tool_calls", "reply", branch, upto=upto)
+
+
+def _highest(tx: Tx, table: str, column: str, branch: int, *, upto: int) -> int:
+    """The highest value along a branch, from the end of an index for each segment: a join would read all rows."""
     row = tx.one(
-        "SELECT MAX(c.reply) FROM segments s JOIN tool_calls c ON c.branch = s.source AND c.reply > s.after_seq"
-        " AND c.reply <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END WHERE s.branch = :branch",
+        f"SELECT MAX((SELECT MAX(f.{column}) FROM {table} f WHERE f.branch = s.source AND f.{column} > s.after_seq"
+        f" AND f.{column} <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END))"
+        " FROM segments s WHERE s.branch = :branch",
         branch=branch,
         upto=upto,
     )
     return (row[0] if row else None) or 0
 
 
-def runs(tx: Tx, thread: int, *, first: int, upto: int) -> list[RanRow]:
-    """The runs of a thread from a key on that began up to a seq, in order."""
-    rows = tx.all(
-        f"SELECT {', '.join(RanRow._fields)} FROM runs WHERE thread = :thread AND key >= :first AND first_seq <= :upto"
-        " ORDER BY key",
-        thread=thread,
-        first=first,
-        upto=upto,
-    )
-    return [RanRow(*row) for row in rows]
+def runs(tx: Tx, thread: int, segments: Sequence[Segment], *, first: int, upto: int) -> list[RanRow]:
+    """The runs of a thread from a key on that began up to a seq, in order.
+
+    The runs along a branch have keys in the order of their seqs. So the first one that began later ends the search.
+    """
+    found: list[RanRow] = []
+    while True:
+        rows = tx.all(_RUNS, thread=thread, first=first, limit=_AT_ONCE)
+        for run in map(RanRow._make, rows):
+            if run.first_seq <= upto:
+                found.append(run)
+            elif any(s.source == run.branch and s.after < run.first_seq <= s.upto for s in segments):
+                return found
+        if len(rows) < _AT_ONCE:
+            return found
+        first = rows[-1][0] + 1
 
 
 def first_run(tx: Tx, thread: int, seq: int) -> int:
-    """The key of the first run of a thread that had not ended before a seq; 0 if there is none."""
-    row = tx.one(
-        "SELECT MIN(key) FROM runs WHERE thread = :thread AND (last_seq IS NULL OR last_seq >= :seq)",
-        thread=thread,
-        seq=seq,
-    )
-    return (row[0] if row else None) or 0
+    """A key: all runs of a thread with lower ones had ended before a seq. It looks back from the last run."""
+    row = tx.one("SELECT MAX(key) FROM runs WHERE thread = :thread AND last_seq < :seq", thread=thread, seq=seq)
+    return ((row[0] if row else None) or 0) + 1
 
 
 def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) -> list[MadeRow]:
@@ -203,12 +216,15 @@ def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) ->
     Those that were made up to a version are left out. If there is such a version, the latest checkpoint is listed
     wherever it is.
     """
-    is_wanted = "c.seq > :after AND c.seq <= :upto AND c.version > :version"
     is_own = "EXISTS (SELECT 1 FROM branches b WHERE b.key = c.line AND b.thread = :thread)"
+    is_wanted = f"c.version > :version AND {is_own}"
     rows = tx.all(
-        f"SELECT {_MADE} FROM segments s JOIN checkpoints c ON c.branch = s.source AND c.seq > s.after_seq"
-        f" AND c.seq <= s.upto_seq WHERE s.branch = :branch AND {is_wanted} AND {is_own}"
-        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.branch = :branch AND {is_wanted} AND {is_own}"
+        f"SELECT {_MADE} FROM segments s JOIN checkpoints c ON c.branch = s.source"
+        " AND c.seq > CASE WHEN s.after_seq < :after THEN :after ELSE s.after_seq END"
+        " AND c.seq <= CASE WHEN s.upto_seq < :upto THEN s.upto_seq ELSE :upto END"
+        f" WHERE s.branch = :branch AND {is_wanted}"
+        f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.branch = :branch AND c.seq > :after AND c.seq <= :upto"
+        f" AND {is_wanted}"
         f" UNION SELECT {_MADE} FROM checkpoints c WHERE c.key = :latest AND c.version > :version AND :version >= 0"
         f" AND {is_own} ORDER BY 3, 4",
         thread=thread.key,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from byssus.errors import AlreadyAnswered, InputError, NotFound
 from byssus.queries.log import threads
+from byssus.queries.versions.children import OPEN_BELOW
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -92,24 +93,26 @@ def pending(
 ) -> tuple[list[PendingRow], list[ApprovalRow]]:
     """The questions that wait, the oldest first, and the approvals that they have.
 
-    They are those of one thread, of a namespace or (None) of all, of one user or of all, behind a place in this list.
+    They are those of one thread and its open children, of a namespace or (None) of all, of one user or of all, behind a
+    place in this list.
     Calls of one reply are asked about at the same time, so they are listed in the order in which the reply has them.
     """
     space, thread_id = thread_key or (namespace, "")
+    named = "SELECT key FROM threads WHERE namespace = :namespace AND id = :id"
+    of_thread = "" if thread_key is None else f" AND c.thread IN ({OPEN_BELOW.format(named)} SELECT thread FROM below)"
     rows: list[Row] = tx.all(
         "SELECT t.id, c.call_id, c.name, COALESCE(c.edited, c.arguments), c.reason, c.question, c.asked_at,"
         " t.namespace, t.owner, c.approvers, c.expires_at, c.fallback, c.key FROM tool_calls c"
         " JOIN threads t ON t.key = c.thread"
         f" WHERE {IS_OPEN.format('c')} AND (:everywhere = 1 OR t.namespace = :namespace)"
-        " AND substr(t.namespace, 1, 1) <> :deleted AND (:every = 1 OR t.id = :id)"
-        " AND (:anybody = 1 OR t.owner = :user)"
+        " AND substr(t.namespace, 1, 1) <> :deleted"
+        f"{of_thread} AND (:anybody = 1 OR t.owner = :user)"
         f" AND ({_FIRST}, c.thread, c.reply, c.place) > (:first, :thread, :reply, :place)"
         f" ORDER BY {_FIRST}, c.thread, c.reply, c.place LIMIT :limit",
         now=tx.now(),
         everywhere=int(space is None),
         namespace=space or "",
         deleted="\x7f",
-        every=int(thread_key is None),
         id=thread_id,
         anybody=int(user is None),
         user=user or "",

@@ -19,7 +19,8 @@ from byssus.queries.log.branches import OWN, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import END, UNLEASED, MessageRow
 from byssus.queries.versions.checkpoints import ThreadState, unknown_thread
-from byssus.queries.versions.putting import close_calls, on_its_line
+from byssus.queries.versions.children import close_calls
+from byssus.queries.versions.putting import on_its_line
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from byssus.errors import NotFound
 from byssus.queries.log.answers import IS_OPEN
+from byssus.queries.versions.children import OPEN_BELOW
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -33,10 +34,17 @@ class ListedRow(NamedTuple):
     user_id: str | None
     title: str  # "" if none was set
     opening: str | None  # the first message of a user: the beginning of its body
+    parent: str | None  # the id of the thread whose call it is
     facts: Facts
 
 
-_IS_WAITING = f"EXISTS (SELECT 1 FROM tool_calls c WHERE c.thread = t.key AND {IS_OPEN.format('c')})"
+# A call of the thread waits, or one of an open child. Below most threads, nothing is looked for: they have no child.
+_IS_WAITING = (
+    f"(EXISTS (SELECT 1 FROM tool_calls c WHERE c.thread = t.key AND {IS_OPEN.format('c')})"
+    " OR (EXISTS (SELECT 1 FROM threads k WHERE k.parent = t.key) AND EXISTS"
+    f" ({OPEN_BELOW.format('SELECT t.key')} SELECT 1 FROM below JOIN tool_calls c ON c.thread = below.thread"
+    f" AND {IS_OPEN.format('c')})))"
+)
 _IS_STOPPED = "t.status IN ('paused', 'cancelled')"
 _FACTS = (
     "CASE WHEN t.lease_until > :now THEN t.lease_owner END, COALESCE(t.lease_until, ''), t.run IS NOT NULL,"
@@ -58,7 +66,8 @@ _OPENING = (
     " WHERE s.branch = t.branch AND s.after_seq < 20 AND m.role = 'user' ORDER BY s.after_seq, m.seq LIMIT 1)"
 )
 _SELECT = (
-    f"SELECT t.id, t.message_count, t.created_at, t.updated_at, t.owner, t.title, {_OPENING}, {_FACTS} FROM threads t"
+    f"SELECT t.id, t.message_count, t.created_at, t.updated_at, t.owner, t.title, {_OPENING},"
+    f" (SELECT p.id FROM threads p WHERE p.key = t.parent), {_FACTS} FROM threads t"
 )
 
 
@@ -91,17 +100,19 @@ def page(
     before: tuple[str, str] | None = None,
     user_id: str | None = None,
     state: str | None = None,
+    children: bool = False,
 ) -> list[ListedRow]:
     """Threads, most recently updated first; `before` is the time and the id of the last one of the previous page.
 
-    With `state`, at least the threads that are in it: the caller decides.
+    With `state`, at least the threads that are in it: the caller decides. Child threads only with `children`.
     """
     updated_at, thread_id = before or ("~", "")
     of_user = "" if user_id is None else " AND t.owner = :user"
     in_state = "" if state is None else f" AND {_MAY_BE[state]}"
+    kind = "" if children else " AND t.parent IS NULL"
     rows = tx.all(
-        f"{_SELECT} WHERE t.namespace = :namespace AND (t.updated_at, t.id) < (:updated_at, :id){of_user}{in_state}"
-        " ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit",
+        f"{_SELECT} WHERE t.namespace = :namespace AND (t.updated_at, t.id) < (:updated_at, :id)"
+        f"{of_user}{in_state}{kind} ORDER BY t.updated_at DESC, t.id DESC LIMIT :limit",
         user=user_id or "",
         namespace=namespace,
         updated_at=updated_at,
@@ -112,12 +123,24 @@ def page(
     return [_listed(row) for row in rows]
 
 
+def children(tx: Tx, thread_key: ThreadKey) -> list[ListedRow]:
+    """The child threads of a thread, oldest first."""
+    rows = tx.all(
+        f"{_SELECT} WHERE t.parent = (SELECT key FROM threads WHERE namespace = :namespace AND id = :id)"
+        " ORDER BY t.key",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+        now=tx.now(),
+    )
+    return [_listed(row) for row in rows]
+
+
 def unfinished(tx: Tx, *, namespace: str = "") -> list[ListedRow]:
-    """Threads that are interrupted unless a process still runs them, oldest first."""
+    """Threads that are interrupted unless a process still runs them, oldest first. Children go on with their parent."""
     rows = tx.all(
         # Of the namespace nothing is looked up: the index of unfinished threads is far shorter than that of names.
         f"{_SELECT} WHERE t.run IS NOT NULL AND t.namespace || '' = :namespace AND NOT {_IS_STOPPED}"
-        f" AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL ORDER BY t.key",
+        f" AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL AND t.parent IS NULL ORDER BY t.key",
         namespace=namespace,
         now=tx.now(),
     )
@@ -143,11 +166,14 @@ _DEATHS = (
 
 
 def interrupted(tx: Tx) -> list[InterruptedRow]:
-    """Threads that are interrupted unless a process still runs them, the most recently updated first."""
+    """Threads that are interrupted unless a process still runs them, the most recently updated first.
+
+    Without children: the run of the parent goes on with them.
+    """
     rows = tx.all(
         "SELECT t.id, t.owner, t.lease_epoch, CASE WHEN t.lease_until > :now THEN t.lease_owner END,"
         f" COALESCE(t.lease_until, ''), {_DEATHS} FROM threads t WHERE t.run IS NOT NULL AND t.namespace || '' = ''"
-        f" AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL"
+        f" AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL AND t.parent IS NULL"
         " ORDER BY t.updated_at DESC, t.key DESC",
         now=tx.now(),
     )
@@ -211,6 +237,6 @@ def set_title(tx: Tx, thread_key: ThreadKey, title: str) -> None:
 
 def _listed(row: Row) -> ListedRow:
     *columns, owner, until, has_run, is_waiting, is_stopped, is_quarantined = row
-    name, count, created_at, updated_at, user_id, title, opening = columns
+    name, count, created_at, updated_at, user_id, title, opening, parent = columns
     known = Facts(owner, until, has_run, is_waiting, is_stopped, is_quarantined)
-    return ListedRow(name, count, created_at, updated_at, user_id, title, opening, known)
+    return ListedRow(name, count, created_at, updated_at, user_id, title, opening, parent, known)

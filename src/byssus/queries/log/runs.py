@@ -93,6 +93,20 @@ _IS_IN_THREAD = (
     " AND m.seq <= COALESCE(r.last_seq, t.head) AND m.id = :key)"
 )
 _THIS = "id = :id AND thread = :thread"
+# A message that came another way than with a request key: queued for a run, or appended. Among the last ones.
+_SAID = (
+    "SELECT m.seq, m.branch, m.body FROM threads t JOIN segments s ON s.branch = t.branch JOIN messages m"
+    " ON m.branch = s.source AND m.seq > CASE WHEN s.after_seq < :head - :few THEN :head - :few ELSE s.after_seq END"
+    " AND m.seq <= CASE WHEN s.upto_seq < :head THEN s.upto_seq ELSE :head END"
+    " WHERE t.key = :thread AND m.id = :key AND m.role = 'user' ORDER BY m.seq DESC LIMIT 1"
+)
+# The run in which it was heard, or which was started to answer it.
+_HEARD = (
+    "SELECT key FROM (SELECT * FROM runs WHERE thread = :thread ORDER BY key DESC LIMIT :few) AS r"
+    " WHERE r.branch = :branch AND COALESCE(r.last_seq, :head) >= :seq"
+    " AND (r.first_seq <= :seq OR (r.first_seq = :seq + 1 AND r.cause = 'resume')) ORDER BY key DESC LIMIT 1"
+)
+_FEW = 1_000  # messages, and runs
 _BEGIN = (
     "INSERT INTO runs (thread, id, branch, first_seq, began_at, cause, started_by, request_key, request_digest,"
     " attempts, retries) VALUES (:thread, :id, :branch, :first, :now, :cause, :by, :request, :digest, 1, 0)"
@@ -130,7 +144,7 @@ def begin(
         if before != run.id:
             close(tx, thread, before, head=first - 1)
     if run.request is not None:
-        _refuse_taken(tx, thread, run.request)
+        _refuse_taken(tx, thread, run.request, head=first - 1)
     key, digest, _ = (run.has_prompt and run.request) or (None, None, False)
     tx.run(
         _BEGIN,
@@ -162,9 +176,9 @@ def end(tx: Tx, thread: int, how: RunEnd, *, head: int, epoch: int) -> None:
     tx.run(_END_ATTEMPT, outcome=how.outcome, epoch=epoch, now=now, **this)
 
 
-def request(tx: Tx, thread: int, run_id: str, asked: RequestKey) -> None:
-    """Record the key of a prompt that is stored in the same transaction, of a run that has begun already."""
-    _refuse_taken(tx, thread, asked)
+def request(tx: Tx, thread: int, run_id: str, asked: RequestKey, *, head: int) -> None:
+    """Record the key of a prompt that the same transaction stores behind a seq, in a run that has begun already."""
+    _refuse_taken(tx, thread, asked, head=head)
     tx.run(
         f"UPDATE runs SET request_key = :key, request_digest = :digest WHERE {_THIS}",
         key=asked.key,
@@ -197,19 +211,41 @@ def _lose(tx: Tx, thread: int, run_id: str) -> None:
     )
 
 
-def _refuse_taken(tx: Tx, thread: int, asked: RequestKey) -> None:
+def _refuse_taken(tx: Tx, thread: int, asked: RequestKey, *, head: int) -> None:
     taken = tx.one(
         f"SELECT r.key, {_IS_IN_THREAD} FROM runs r JOIN threads t ON t.key = r.thread"
         " WHERE r.thread = :thread AND r.request_key = :key",
         thread=thread,
         key=asked.key,
     )
-    if taken is None:
-        return
-    if taken[1] or not asked.is_message:
+    if taken is not None and (taken[1] or not asked.is_message):
         raise RequestTaken(f"a run of the thread has the key {asked.key!r}")
-    free = "UPDATE runs SET request_key = NULL, request_digest = NULL WHERE key = :key"
-    tx.run(free, key=taken[0])  # a rewind has left the message
+    if asked.is_message and _said(tx, thread, asked.key, head) is not None:
+        raise RequestTaken(f"the message {asked.key!r} is in the thread, or waits for a run of it")
+    if taken is not None:
+        free = "UPDATE runs SET request_key = NULL, request_digest = NULL WHERE key = :key"
+        tx.run(free, key=taken[0])  # a rewind has left the message
+
+
+def _said(tx: Tx, thread: int, message_id: str, head: int) -> tuple[int | None, str] | None:
+    """A user's message by its id: the run that is about it, if there is one, and its body. None: it can be sent.
+
+    One that a run has not heard is only found where the next run will answer it: as the last one, or in the inbox.
+    """
+    said = tx.one(_SAID, thread=thread, key=message_id, head=head, few=_FEW)
+    if said is not None:
+        seq, branch, body = said
+        heard = tx.one(_HEARD, thread=thread, branch=branch, seq=seq, head=head, few=_FEW)
+        if heard is not None or seq == head:
+            return heard[0] if heard else None, body
+    waiting = tx.one(
+        "SELECT r.key, i.body FROM inbox i JOIN threads t ON t.key = i.thread"
+        " LEFT JOIN runs r ON r.thread = t.key AND r.id = t.run"
+        " WHERE i.thread = :thread AND i.id = :key ORDER BY i.key LIMIT 1",
+        thread=thread,
+        key=message_id,
+    )
+    return (waiting[0], waiting[1]) if waiting else None
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -250,17 +286,34 @@ def page(tx: Tx, thread_key: ThreadKey | None, *, before: int, limit: int) -> li
     return [RunRow(*row) for row in rows]
 
 
-def of_request(tx: Tx, thread_key: ThreadKey, asked: RequestKey) -> RunRow | None:
-    """The run that a request key began."""
+class Requested(NamedTuple):
+    """What a request key stands for. `body` is the message that was found by its id, where no run began with it.
+
+    Without a run, that message waits for one.
+    """
+
+    run: RunRow | None
+    body: str | None = None
+
+
+def of_request(tx: Tx, thread_key: ThreadKey, asked: RequestKey) -> Requested | None:
+    """The run that a request key began, or that has heard the message whose id it is."""
+    names = {"namespace": thread_key.namespace, "id": thread_key.id}
     still = f" AND {_IS_IN_THREAD}" if asked.is_message else ""
     row = tx.one(
         f"{_RUN} WHERE t.namespace = :namespace AND t.id = :id AND r.request_key = :key{still} ORDER BY r.key LIMIT 1",
         key=asked.key,
-        namespace=thread_key.namespace,
-        id=thread_key.id,
         now=tx.now(),
+        **names,
     )
-    return RunRow(*row) if row else None
+    if row is not None:
+        return Requested(RunRow(*row))
+    thread = tx.one("SELECT key, head FROM threads WHERE namespace = :namespace AND id = :id", **names)
+    said = _said(tx, thread[0], asked.key, thread[1]) if thread is not None and asked.is_message else None
+    if said is None:
+        return None
+    row = tx.one(f"{_RUN} WHERE r.key = :key", key=said[0], now=tx.now()) if said[0] is not None else None
+    return Requested(None if row is None else RunRow(*row), said[1])
 
 
 def attempts(tx: Tx, run: int) -> list[AttemptRow]:
@@ -297,6 +350,7 @@ class TimelineCall(NamedTuple):
     started_at: str | None
     ended_at: str | None
     elapsed_ms: float | None
+    thread_id: str | None = None  # the child thread that it ran on
 
 
 def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMessage]:
@@ -315,14 +369,15 @@ def messages(tx: Tx, run: RunRow, *, after: int, limit: int) -> list[TimelineMes
 
 
 def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
-    """The tool calls that a run began, asked about or settled, in order."""
-    columns = ", ".join(f"c.{name}" for name in TimelineCall._fields)
+    """The tool calls that a run began, asked about or settled, in order: its own, and those of the reply before it."""
+    columns = ", ".join(f"c.{name}" for name in TimelineCall._fields[:-1])
     rows = tx.all(
-        f"SELECT {columns} FROM tool_calls c JOIN threads t ON t.key = c.thread"
-        " WHERE t.namespace = :namespace AND t.id = :id AND c.reply > 0"
-        " AND (c.run = :run OR (c.branch = :branch AND c.reply >= :first AND c.reply <= :last)) ORDER BY c.key",
-        namespace=run.namespace,
-        id=run.thread_id,
+        f"SELECT {columns}, k.id FROM tool_calls c"
+        " LEFT JOIN threads k ON k.parent = c.thread AND k.parent_call = c.idempotency_key"
+        " WHERE c.branch = :branch AND c.reply <= :last"
+        " AND c.reply >= COALESCE((SELECT MAX(b.reply) FROM tool_calls b"
+        " WHERE b.branch = :branch AND b.reply > 0 AND b.reply < :first), 1)"
+        " AND (c.run = :run OR c.reply >= :first) ORDER BY c.key",
         run=run.id,
         branch=run.branch or 0,
         first=run.first_seq,

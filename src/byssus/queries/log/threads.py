@@ -52,6 +52,11 @@ _BACK = (
     " ORDER BY s.after_seq DESC, m.seq DESC LIMIT :limit"
 )
 _FEW = 64  # messages: most replies are among the last ones
+# Whether a thread is a child of the one with this key, or a child of such a child.
+_IS_BELOW = (
+    "key IN (WITH RECURSIVE below (key) AS (SELECT key FROM threads WHERE parent = :key"
+    " UNION SELECT k.key FROM below b JOIN threads k ON k.parent = b.key) SELECT key FROM below)"
+)
 
 
 class MessageRow(NamedTuple):
@@ -145,6 +150,7 @@ def _own(tx: Tx, key: int, owner: str) -> None:
     quotas.take(tx, owner)
     # `one`, not `run`: a later query of the same transaction that removes the user must see it.
     tx.one("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key", owner=owner, key=key)
+    tx.run(f"UPDATE threads SET owner = :owner WHERE owner IS NULL AND {_IS_BELOW}", owner=owner, key=key)
 
 
 def _unended(tx: Tx, thread_key: ThreadKey, begins: RunBegin) -> str | None:
@@ -175,7 +181,7 @@ def append_requested(
 ) -> Position:
     """Add a prompt that has a request key, in a run that has begun already."""
     key, position = advance(tx, thread_key, by, size=len(messages), count=len(messages))
-    runs.request(tx, key, run, request)
+    runs.request(tx, key, run, request, head=position.head - len(messages))
     add(tx, position.branch, position.head - len(messages), messages, thread=key)
     tx.run("DELETE FROM partials WHERE thread = :key", key=key)
     return position
@@ -352,12 +358,13 @@ def _forwards(tx: Tx, columns: str, branch: int, after: int, upto: int, limit: i
 
 
 def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
-    """Set the thread's user, who must exist, or remove it (None). The thread is made if it is new."""
+    """Set the user of a thread and its children, who must exist, or remove it (None). A new thread is made."""
     (key,) = take_or_make(tx, thread_key)
     if owner is not None:
         quotas.take(tx, owner)
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
     tx.one(change, owner=owner, key=key)  # `one`, not `run`: see `append`
+    tx.run(f"UPDATE threads SET owner = :owner, version = version + 1 WHERE {_IS_BELOW}", owner=owner, key=key)
 
 
 def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By, piece: str | None = None) -> None:
@@ -394,12 +401,13 @@ def _insert_piece(tx: Tx, key: int, number: int, body: str) -> None:
     )
 
 
-def pieces(tx: Tx, thread: int, *, after: int = 0) -> list[tuple[int, str]]:
+def pieces(tx: Tx, thread: int, *, after: int = 0, limit: int = END) -> list[tuple[int, str]]:
     """The pieces of a partial behind a number, in order: number and body."""
     return tx.all(
-        "SELECT number, body FROM pieces WHERE thread = :thread AND number > :after ORDER BY number",
+        "SELECT number, body FROM pieces WHERE thread = :thread AND number > :after ORDER BY number LIMIT :limit",
         thread=thread,
         after=after,
+        limit=limit,
     )
 
 

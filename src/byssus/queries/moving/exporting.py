@@ -7,7 +7,7 @@ rows are the same wherever the thread is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from byssus.queries.log import branches, runs
@@ -15,7 +15,7 @@ from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.threads import END
 from byssus.queries.moving import tables
 from byssus.queries.moving.tables import Table
-from byssus.queries.versions import checkpoints
+from byssus.queries.versions import checkpoints, children
 from byssus.queries.versions.checkpoints import Source
 from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Row, Tx
@@ -58,19 +58,25 @@ class _Plan(NamedTuple):
         return None if value == LAST else value - self.before
 
 
-def export(tx: Tx, thread_key: ThreadKey) -> Iterator[Line]:
-    """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none."""
+def export(tx: Tx, thread_key: ThreadKey, exported: Container[int] = ()) -> Iterator[Line]:
+    """All rows of a thread, in the order in which an import takes them. Of an unknown thread, there are none.
+
+    `exported` has the keys of the threads that the export has already: a child of one of them stays its child.
+    """
     columns = ", ".join(f"t.{name}" for name in tables.THREADS.exported)
     row = tx.one(
-        f"SELECT {columns}, p.saved_at, p.body, t.key FROM threads t LEFT JOIN partials p ON p.thread = t.key"
+        f"SELECT {columns}, p.saved_at, p.body, o.id, o.key, t.key FROM threads t"
+        " LEFT JOIN partials p ON p.thread = t.key LEFT JOIN threads o ON o.key = t.parent"
         " WHERE t.namespace = :namespace AND t.id = :id",
         namespace=thread_key.namespace,
         id=thread_key.id,
     )
     if row is None:
         return
-    *values, key = row
-    thread = dict(zip((*tables.THREADS.exported, "saved_at", "partial"), values, strict=True))
+    *values, parent, key = row
+    thread = dict(zip((*tables.THREADS.exported, "saved_at", "partial", "below"), values, strict=True))
+    if parent not in exported:
+        thread |= {"below": None, "parent_call": None}
     plan = _planned(tx, key, thread["branch"], thread["line"])
     yield "thread", _numbered(plan, tables.THREADS, thread)
     yield from _branches(tx, plan)
@@ -82,6 +88,16 @@ def export(tx: Tx, thread_key: ThreadKey) -> Iterator[Line]:
     yield from _checkpoints(tx, plan)
     for table in (tables.INBOX, tables.TASKS, tables.USAGE, tables.TOOL_USAGE):
         yield from _by_key(tx, table, thread=key)
+
+
+def family(tx: Tx, thread_key: ThreadKey) -> dict[int, str]:
+    """A thread and its children, and theirs: their keys and ids, each behind its parent."""
+    row = tx.one(
+        "SELECT key, id FROM threads WHERE namespace = :namespace AND id = :id",
+        namespace=thread_key.namespace,
+        id=thread_key.id,
+    )
+    return {} if row is None else {row[0]: row[1], **{child.key: child.id for child in children.below(tx, row[0])}}
 
 
 def account(tx: Tx, user_id: str) -> Iterator[Line]:

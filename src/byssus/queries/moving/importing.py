@@ -37,6 +37,7 @@ class Arrival(NamedTuple):
     id: str
     owner: str | None
     tasks: int = 0
+    below: str | None = None  # the id of the thread whose child it is
 
 
 class Account(NamedTuple):
@@ -95,7 +96,8 @@ def publish(
     Those who own them must exist, or are made.
     """
     mark = _hold(tx, token, 0)
-    for key, namespace, thread_id, owner, tasks in arrivals:
+    _set_parents(tx, arrivals)
+    for key, namespace, thread_id, owner, tasks, _ in arrivals:
         # A row that only holds the name: another writer may be about to make the same thread.
         held = _make(tx, thread_id, namespace)
         if held is None:
@@ -130,6 +132,15 @@ def publish(
     tx.run("DELETE FROM threads WHERE key = :mark", mark=mark)
 
 
+def _set_parents(tx: Tx, arrivals: Sequence[Arrival]) -> None:
+    """Make child threads children again: each line names the parent's id."""
+    keys = {(arrival.namespace, arrival.id): arrival.key for arrival in arrivals}
+    tx.many(
+        "UPDATE threads SET parent = :parent WHERE key = :key",
+        [{"key": each.key, "parent": keys[each.namespace, each.below]} for each in arrivals if each.below is not None],
+    )
+
+
 def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
     """Give tasks the ids that they had, where these are free; else new ones."""
     own = {"thread": thread, "start": len(token) + 2}
@@ -151,7 +162,21 @@ def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
 
 
 def _name_calls(tx: Tx, token: str, thread: int) -> None:
-    """The same for calls: those that an application has logged are looked up by their ids, and no key is shared."""
+    """The same for calls: those that an application has logged are looked up by their ids, and no key is shared.
+
+    A child is found by the key of its call.
+    """
+    tx.run(
+        "UPDATE threads SET parent_call = :token || (SELECT CAST(c.key AS TEXT) FROM tool_calls c WHERE"
+        " c.thread = :thread AND c.reply > 0 AND c.idempotency_key = threads.parent_call) WHERE parent = :thread"
+        " AND EXISTS (SELECT 1 FROM tool_calls c JOIN tool_calls o ON o.idempotency_key = c.idempotency_key"
+        " AND o.thread <> :thread JOIN threads t ON t.key = o.thread WHERE c.thread = :thread AND c.reply > 0"
+        " AND c.idempotency_key = threads.parent_call AND t.namespace <> :trash AND t.namespace <> :importing)",
+        token=f"{token}-",
+        thread=thread,
+        trash=TRASH,
+        importing=IMPORTING,
+    )
     tx.run(
         "UPDATE tool_calls SET idempotency_key = :token || CAST(key AS TEXT) WHERE thread = :thread AND reply > 0"
         " AND EXISTS (SELECT 1 FROM tool_calls o JOIN threads t ON t.key = o.thread"
@@ -255,7 +280,7 @@ def _end_thread(tx: Tx, arriving: Arriving, end: Fields) -> Arriving:
     tx.run(_UPDATE_THREAD, key=key, version=end["version"], **{name: row[name] for name in _THREAD_COLUMNS})
     checkpoints.show_latest(tx, key)
     _find_by_name(tx, key)
-    arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"])
+    arrival = Arrival(key, header["namespace"], header["id"], header["owner"], end["tasks"], header["below"])
     return arriving._replace(whole=(*arriving.whole, arrival), key=0, branches={}, header={})
 
 

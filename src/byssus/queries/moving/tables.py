@@ -124,6 +124,7 @@ _WATCHED = "a follower watches one database"
 _LEASED = "a lease belongs to a process of the source; in the target it would only keep every writer out"
 _FOUND = "found among the imported checkpoints"
 _FORKS = "the last line of a user's export has the forks"
+_CHILDREN = "the line has the id of the parent, as `below`"
 _KEY = Column("key", "key", not_exported="each database gives out its own")
 _THREAD = Column("thread", "row", parent="threads", not_exported=_HERE)
 _BRANCH = Column("branch", "branch", parent="branches")
@@ -145,6 +146,8 @@ THREADS = Table(
         Column("title", "text", since=2, before=""),
         Column("status", "choice", choices=("active", "paused", "completed", "cancelled"), since=2, before="active"),
         Column("model", "text", is_optional=True, since=2),
+        Column("below", "name", is_optional=True, is_stored=False, since=5),  # the id of the parent
+        Column("parent_call", "token", is_optional=True, since=5),
         Column("extra", "object"),
         Column("ttl", "retention", is_optional=True),
         Column("partial", "reply", is_optional=True, is_stored=False),
@@ -154,6 +157,7 @@ THREADS = Table(
         Column("latest_at", "time", is_optional=True, not_exported=_FOUND),
         Column("origin", "row", is_optional=True, not_exported=_FORKS),
         Column("origin_seq", "count", is_optional=True, not_exported=_FORKS),
+        Column("parent", "row", is_optional=True, not_exported=_CHILDREN),
         Column("named", "flag", not_exported="depends on the imported messages"),
         Column("touched", "count", not_exported="counts the changes of one database"),
         Column("watched_until", "time", is_optional=True, not_copied=_WATCHED, not_exported=_WATCHED),

@@ -380,7 +380,7 @@ def drop(tx: Tx, thread: int, doomed: Iterable[CheckpointRef]) -> DroppedCheckpo
             "DELETE FROM checkpoints WHERE key = :key AND (EXISTS"
             " (SELECT 1 FROM branches b WHERE b.key = checkpoints.line AND b.thread = :thread) OR EXISTS"
             " (SELECT 1 FROM hidden h WHERE h.line = checkpoints.line AND h.checkpoint = checkpoints.key))"
-            f" AND NOT EXISTS (SELECT 1 FROM {_HEIRS} AND b.thread <> :thread) RETURNING branch",
+            f" AND NOT EXISTS (SELECT 1 FROM {_INHERITING_LINES} AND b.thread <> :thread) RETURNING branch",
             key=key,
             thread=thread,
         )
@@ -403,7 +403,7 @@ def _hide(tx: Tx, thread: int, key: int) -> bool:
 
 
 # The lines that have inherited a checkpoint and still show it.
-_HEIRS = (
+_INHERITING_LINES = (
     "inherited i JOIN branches b ON b.key = i.line WHERE i.source = checkpoints.line"
     " AND (checkpoints.step, checkpoints.version) <= (i.step, i.version) AND checkpoints.version <= i.as_of"
     " AND NOT EXISTS (SELECT 1 FROM hidden h WHERE h.line = i.line AND h.checkpoint = checkpoints.key)"

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from byssus.queries.accounts import usage
 from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point
-from byssus.queries.log.leases import By
+from byssus.queries.log.leases import NO_EPOCH, By, Unleased
 from byssus.queries.log.threads import UNLEASED
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.checkpoints import CheckpointRef, CheckpointRow
@@ -113,12 +114,23 @@ def _shown(tx: Tx, thread: int, below: int = 2**62) -> set[CheckpointRef]:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
-    """Put a thread into the trash; returns how many checkpoints it showed, or None if there is no such thread."""
+def discard(
+    tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED, dead: Mapping[str, int] = MappingProxyType({})
+) -> int | None:
+    """Put a thread and its children into the trash; returns how many checkpoints they showed, or None if there is no
+    such thread.
+
+    `dead` has the epochs of leases of children whose owners are known to be gone, by the ids of the threads.
+    """
     row = threads.take(tx, thread_key, "key, version, lease_epoch, origin, origin_seq", by=by)
     if row is None:
         return None
     key, version, epoch, origin, seq = row
+    found = tx.all("SELECT id FROM threads WHERE parent = :key ORDER BY key", key=key)
+    counts = [
+        discard(tx, ThreadKey(thread_key.namespace, child), by=Unleased(dead.get(child, NO_EPOCH)), dead=dead)
+        for (child,) in found
+    ]
     shown = _shown(tx, key)
     usage.bequeath(tx, key)
     tx.run(
@@ -131,8 +143,8 @@ def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
     tx.run(
         "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
         " latest_at = NULL, lease_owner = NULL, lease_until = NULL, run = NULL, owner = NULL, ttl = NULL, extra = '{}',"
-        " title = '', status = 'active', model = NULL, metadata = '{}', origin = NULL, origin_seq = NULL"
-        " WHERE key = :key",
+        " title = '', status = 'active', model = NULL, metadata = '{}', origin = NULL, origin_seq = NULL,"
+        " parent = NULL, parent_call = NULL WHERE key = :key",
         trash=TRASH,
         key=key,
     )
@@ -141,7 +153,7 @@ def discard(tx: Tx, thread_key: ThreadKey, *, by: By = UNLEASED) -> int | None:
         " DO UPDATE SET value = CASE WHEN floors.value < :value THEN :value ELSE floors.value END",
         value=max(version, epoch) + 1,
     )
-    return len(shown)
+    return len(shown) + sum(count or 0 for count in counts)
 
 
 class Emptied(NamedTuple):
@@ -264,7 +276,8 @@ def discard_import(tx: Tx, token: str) -> None:
     rows = tx.all(
         "UPDATE threads SET namespace = :trash, id = CAST(key AS TEXT), branch = 0, line = 0, latest = NULL,"
         " latest_at = NULL, lease_until = NULL, run = NULL, ttl = NULL, extra = '{}', title = '', status = 'active',"
-        " model = NULL, metadata = '{}' WHERE namespace = :importing AND (id = :token OR id LIKE :parts) RETURNING key",
+        " model = NULL, metadata = '{}', parent_call = NULL WHERE namespace = :importing AND (id = :token OR id"
+        " LIKE :parts) RETURNING key",
         trash=TRASH,
         importing=IMPORTING,
         token=token,

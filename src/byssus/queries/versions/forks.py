@@ -14,7 +14,7 @@ from byssus.queries.log import branches, marks, threads
 from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED
-from byssus.queries.versions import checkpoints, putting
+from byssus.queries.versions import checkpoints, children, putting
 from byssus.queries.versions.checkpoints import CheckpointRow, NewCheckpointRow, ThreadState
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
@@ -54,7 +54,10 @@ class Left(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks."""
+    """A thread in a tree: how it came to be, what it shows of its own, what it has left, and the ids of its forks.
+
+    `parent` is the thread whose child it is, and `children` are the ids of its own.
+    """
 
     thread: ThreadState
     origin: str | None
@@ -62,6 +65,8 @@ class Node(NamedTuple):
     shown: list[CheckpointRow]
     left: list[Left]
     forks: list[str]
+    parent: str | None
+    children: list[str]
 
 
 def fork(tx: Tx, thread_key: ThreadKey, new_id: str, at: At, *, token: str, owner: str | None = None) -> None:
@@ -123,7 +128,7 @@ def rewind(tx: Tx, thread_key: ThreadKey, to: At, *, token: str, left: NewCheckp
     marks.inherit(tx, marked_point.branch, branch, upto=marked_point.seq)
     upto = (parting.step, parting.version)
     checkpoints.inherit(tx, branch, parting.line, upto=upto, as_of=thread.version)
-    putting.close_calls(tx, key)
+    children.close_calls(tx, key)
     _ask_again(tx, parting.point, key, branch, token)
     putting.go_over(tx, key, parting.point._replace(branch=branch), parting.extra, branch)
     checkpoints.show_latest(tx, key)
@@ -245,7 +250,11 @@ def node(tx: Tx, thread_key: ThreadKey) -> Node | None:
     forks = tx.all("SELECT id, branch, head FROM threads WHERE origin = :key ORDER BY key", key=thread.key)
     name, seq = origin or (None, None)
     left = _left(tx, thread, shown, above, forks)
-    return Node(thread, name, seq, shown, left, [fork_id for fork_id, _, _ in forks])
+    parent = tx.one("SELECT p.id FROM threads t JOIN threads p ON p.key = t.parent WHERE t.key = :key", key=thread.key)
+    names = [fork_id for fork_id, _, _ in forks]
+    return Node(
+        thread, name, seq, shown, left, names, parent[0] if parent else None, children.of_thread(tx, thread_key)
+    )
 
 
 def _left(

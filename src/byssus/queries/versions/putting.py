@@ -15,6 +15,7 @@ from byssus.queries.log.branches import Point
 from byssus.queries.log.leases import By
 from byssus.queries.log.runs import RunEnd
 from byssus.queries.log.threads import ANY, UNLEASED, MessageRow, Position
+from byssus.queries.versions import children
 from byssus.queries.versions.checkpoints import (
     HIGHEST_STEP,
     LINES,
@@ -229,7 +230,7 @@ def _diverge(
     latest = shown(tx, thread.line, limit=1)  # without the one that is replaced
     if not latest or new.step >= latest[0].step:
         leave(tx, thread, left, apart=True)
-        close_calls(tx, thread.key)
+        children.close_calls(tx, thread.key)
         go_over(tx, thread.key, point)
     return point
 
@@ -296,13 +297,3 @@ def go_over(tx: Tx, key: int, point: Point, extra: str | None = None, line: int 
         key=key,
     )
     tx.run("DELETE FROM partials WHERE thread = :key", key=key)
-
-
-def close_calls(tx: Tx, thread: int) -> None:
-    """Close the calls that are open where a thread leaves: they wait for no answer, unless it comes back."""
-    tx.run(
-        "UPDATE tool_calls SET status = CASE WHEN status = 'started' THEN 'unknown' ELSE 'left' END, ended_at = :now"
-        " WHERE thread = :thread AND status IN ('waiting', 'answered', 'started')",
-        thread=thread,
-        now=tx.now(),
-    )

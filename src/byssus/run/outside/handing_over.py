@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from byssus.errors import InputError
 from byssus.signals import Signal
@@ -27,6 +28,7 @@ class HandOver:
         self._signal = signal
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._callbacks: list[Callable[[float], object]] = []
 
     def ask(self, grace: float) -> None:
         """Stop at the next commit, and at the latest after `grace` seconds."""
@@ -39,6 +41,15 @@ class HandOver:
         if self._timer is None or end < self._timer.when():  # a later request can only shorten the time
             self.stop()
             self._timer = self._loop.call_at(end, self._signal.abort, HANDED_OVER)
+            for callback in list(self._callbacks):
+                callback(grace)
+
+    def on_ask(self, callback: Callable[[float], object]) -> Callable[[], None]:
+        """Call back with the seconds that are left when (or if) the run was asked; returns what unregisters it."""
+        self._callbacks.append(callback)
+        if self._timer is not None:
+            callback(max(self._timer.when() - self._loop.time(), 0.0))
+        return lambda: self._callbacks.remove(callback)
 
     def stop(self) -> None:
         """The run is over."""

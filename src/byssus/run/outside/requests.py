@@ -9,7 +9,8 @@ is not stored twice. Sending the key again joins that run:
     it waits for a person        return what it came to so far
     it has ended                 return its result, read from the log
 
-A message that its caller gave an id of its own is found by that id in the same way, as long as it is in the thread.
+A message that its caller gave an id of its own is found by that id in the same way, as long as it is in the thread. It
+may have come there another way: queued for a run, or appended. Then it counts while it is among the last messages.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from byssus.errors import (
 from byssus.events import AgentEnd, AgentStart, MessageEnd, MessageStart
 from byssus.messages import AssistantMessage, Failure, Message, Usage, UserMessage, decode, encode
 from byssus.queries.log import runs, threads
-from byssus.queries.log.runs import RequestKey, RequestTaken, RunRow
+from byssus.queries.log.runs import Requested, RequestKey, RequestTaken, RunRow
 from byssus.signals import Signal
 from byssus.store.database import Store, Tx
 from byssus.stream import Backlog
@@ -81,6 +82,13 @@ def _digest(prompts: Sequence[UserMessage]) -> str:
     return hashlib.sha256("\n".join(contents).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _digest_of(found: Requested) -> str | None:
+    if found.body is None:
+        return found.run.request_digest if found.run is not None else None
+    message = decode(found.body)
+    return _digest([message]) if isinstance(message, UserMessage) else None
+
+
 class Once:
     """A request of an agent on its thread. `going` is the task of the agent's own run that has this key, if any."""
 
@@ -112,17 +120,17 @@ class Once:
 
     async def _begun(self) -> RunResult[Any] | None:
         """Run the prompt, or what is left of its run; None if that run goes on elsewhere, or needs nothing."""
-        row = await self._found()
-        if row is not None and not await self._is_left(row):
+        found = await self._found()
+        if found is not None and found.run is not None and not await self._is_left(found.run):
             return None
         if self._going(self._request) is not None:
             return None
         try:
-            return await self._start(resumes=row is not None)
+            return await self._start(resumes=found is not None)
         except (RequestTaken, ThreadBusy, ThreadMoved, AgentBusy, NothingToResume):
             # Another caller was faster, with this key or with another prompt: its run decides.
             again = await self._found()
-            if self._going(self._request) is None and (again is None or again == row):
+            if self._going(self._request) is None and (again is None or again == found):
                 raise
             return None
 
@@ -134,7 +142,8 @@ class Once:
                 with contextlib.suppress(RequestTaken, ThreadBusy):
                     return await asyncio.shield(task)
                 return None
-            row = await self._found()
+            found = await self._found()
+            row = None if found is None else found.run
             if row is None or await self._is_left(row):
                 return None
             if row.ended_at is not None or not self._is_driven(row):
@@ -142,11 +151,11 @@ class Once:
             await self._store.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _found(self) -> RunRow | None:
-        row = await self._store.read(runs.of_request, self._thread_key, self._request)
-        if row is not None and row.request_digest != self._request.digest:
-            raise KeyReused(self._thread_key.id, self._request.key, row.id)
-        return row
+    async def _found(self) -> Requested | None:
+        found = await self._store.read(runs.of_request, self._thread_key, self._request)
+        if found is not None and _digest_of(found) != self._request.digest:
+            raise KeyReused(self._thread_key.id, self._request.key, None if found.run is None else found.run.id)
+        return found
 
     def _is_driven(self, row: RunRow) -> bool:
         return row.owner is not None and not lease_is_dead(self._store, row.owner, row.until)

@@ -1,12 +1,12 @@
-"""Taking over: a process goes on with the runs that other processes have left.
+"""Supervision: resume runs that other processes have handed over or left unfinished.
 
-- A look at the database finds threads whose run has not ended and that no process drives: handed over, answered by a
-  person, or left behind by a process that died. They are resumed, the newest first, at most `concurrency` at once.
-- Several processes may do so at the same time. Each waits a moment by chance before it takes a thread, and a thread
-  that another one was faster to take is no error.
-- A run that its process has not survived `max_deaths` times is quarantined: it may be what ends the process.
-- An agent that cannot be made, or whose run fails, is reported. The others go on, and its thread is tried again later,
-  after a time that grows.
+- A query finds threads whose run has not ended and that no process drives: handed over, answered by a person, or left
+  by a process that died. They are resumed, most recently updated first, at most `concurrency` at once.
+- Several processes can supervise one database. Each waits a random moment before it takes a thread, and losing that
+  race is not an error.
+- A run that has ended its process `max_deaths` times is quarantined, because it may be the cause.
+- If an agent cannot be created or its run fails, that is reported, and the thread is tried again later with a growing
+  delay. Other threads are not affected.
 - When supervision ends, its runs are handed over.
 """
 
@@ -45,7 +45,7 @@ _FASTER = (ThreadBusy, ThreadMoved, NothingToResume, ThreadInactive, ThreadQuara
 
 
 class Resumable(Protocol):
-    """What supervision needs of an agent."""
+    """The part of an agent that supervision uses."""
 
     @property
     def checkpointer(self) -> Any: ...
@@ -62,7 +62,7 @@ Factory: TypeAlias = Callable[[str, str | None], Resumable | Awaitable[Resumable
 
 
 class TakeOver(NamedTuple):
-    """A thread that was taken over: what its run came to, or what failed; or that it was quarantined."""
+    """A thread that was taken over: the result of its run, or the error, or that it was quarantined."""
 
     thread_id: str
     user_id: str | None
@@ -77,7 +77,7 @@ class _Failures(NamedTuple):
 
 
 class Supervision:
-    """Resumes interrupted runs: `async with cp.supervise(factory):`, or `await cp.supervise(factory)` for ever."""
+    """Resumes interrupted runs: `async with cp.supervise(factory):`, or `await cp.supervise(factory)`."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Supervision:
         await self.stop()
 
     async def stop(self) -> None:
-        """Take nothing more over, and hand the current runs over."""
+        """Take over no more threads, and hand over the current runs."""
         self._is_stopping = True
         self._woken.set()
         if self._supervising is not None:
             await asyncio.shield(self._supervising)
 
     async def drained(self) -> None:
-        """Take over what is interrupted now, one after the other, and return when nothing is left to take."""
+        """Resume all threads that are interrupted now, and return when none is left."""
         while await self._look() or self._tasks:
             await self._next()
         self._is_stopping = True

@@ -130,14 +130,17 @@ class Server:
         connection.silence = self.answer_seconds
         return connection
 
-    def prepare(self) -> None:
-        """Check that the database can be used, and bring its tables up to date."""
-        try:
-            with self.connect() as connection:
+    def prepare(self) -> Connection:
+        """Check that the database can be used, and bring its tables up to date. Returns the connection it has used."""
+        with contextlib.ExitStack() as opened:
+            try:
+                connection = opened.enter_context(contextlib.closing(self.connect()))
                 _check_server(connection, self.name)
                 _migrate(connection, self.schema, self.name)
-        except psycopg.Error as error:
-            raise self.translate(error) from error
+            except psycopg.Error as error:
+                raise self.translate(error) from error
+            opened.pop_all()
+        return connection
 
     def exists(self) -> bool:
         """Whether our tables are there. Makes nothing."""

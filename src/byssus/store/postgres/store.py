@@ -1,7 +1,6 @@
 """Postgres behind the seam: a few writers with group commit, and readers beside them.
 
-- Each of them is a worker with a connection of its own; together they are the pool. A connection is made when it is
-  needed, replaced when it was lost, and closed when it has been idle for a while.
+- Each of them is a worker with a connection of its own (see `pool.py`).
 - Writes of one thread always go to the same writer, so they happen in the order of their submission. A writer takes all
   that waits into one transaction and commits once; when one of them fails, all run again, with a savepoint each. Within
   a transaction they are run in the order of their threads' ids, so that two processes do not lock each other out.
@@ -9,7 +8,6 @@
   the second is the COMMIT.
 - A deadlock and a lost connection are not the caller's business: the transaction is run again. If the answer to a
   COMMIT was lost, the writer's row tells what became of it, so nothing is written twice.
-- Nothing outlives its transaction on a connection to a pooler. Whether there is one is found out.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Hashable, Sequence
@@ -30,18 +27,14 @@ from byssus.store import keeper, owners, sharing
 from byssus.store.database import Durability, Store, Tx
 from byssus.store.jobs import NO_THREAD, Job, deliver
 from byssus.store.postgres.notifications import News
+from byssus.store.postgres.pool import IDLE_SECONDS, PATIENCE, Pool, Retries, WorkerConnection
 from byssus.store.postgres.server import (
-    ANSWER_SECONDS,
     VERSION_TABLE,
     Connection,
     Server,
-    abandon,
-    has_lost_a_statement,
     is_forbidden,
     is_left_behind,
     is_lost,
-    is_passing,
-    is_refused,
     newest,
 )
 from byssus.store.postgres.tx import DIALECT, PostgresTx
@@ -51,21 +44,10 @@ from byssus.values import clock
 
 _GROUP_WRITES = 64  # a group holds the locks of all its threads until its end
 _GATHER = 0.0003  # seconds
-_PATIENCE = 30.0  # seconds without a server, or with a deadlock each time, before it is raised to a caller
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_INTERRUPT_PAUSE = 0.2  # seconds between two tries to interrupt a query
 _SPLIT_AFTER = 3  # lost connections in a row
-_IDLE_SECONDS = 60.0
-_INTERRUPT_SECONDS, _INTERRUPT_PAUSE = 5.0, 0.2
 _SLOW_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0  # for a row that is of no use any more
-_PREPARE_AFTER = 3  # runs of a statement
-# A lock that a stopped process holds is released before those that wait for it give up.
-_SETTINGS = {
-    "lock_timeout": "30s",
-    "idle_in_transaction_session_timeout": "15s",
-    "enable_seqscan": "off",  # a plan that was made while a table was small is kept when it has grown
-    "jit": "off",  # which the cost of a scan would set off
-}
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # The row is refused if the schema is newer than what this process knows (see the table). The subquery reads what is
@@ -94,116 +76,13 @@ _UNMARK = "DELETE FROM writers WHERE id = :id OR written_at < transaction_timest
 _log = logging.getLogger("byssus.store")
 
 
-class _Session:
-    """The connection of one worker."""
-
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
-        self._connection: Connection | None = None
-        self._tx: PostgresTx
-        self._settings: list[str] = []  # what each transaction needs on a connection to a pooler
-
-    def begin(self, mode: str, *, answer: float | None) -> PostgresTx:
-        """A transaction. It begins on the server when something is asked in it; that is answered in so many seconds."""
-        if self._connection is None:
-            self._connection = self._connect()
-            self._tx = PostgresTx(self._connection, self._store.server.schema)
-        self._connection.silence = answer
-        self._tx.begin(mode, *self._settings)
-        return self._tx
-
-    def _connect(self) -> Connection:
-        connection = self._store.server.connect()
-        try:
-            row = connection.execute("SELECT pg_backend_pid()").fetchone()
-            assert row is not None
-            settings = dict(_SETTINGS)
-            if self._store.server.answer_seconds < ANSWER_SECONDS:
-                settings["lock_timeout"] = f"{self._store.server.answer_seconds * 1000 * 2 // 3:.0f}ms"
-            # A pooler introduces itself with a number of its own.
-            if row[0] != connection.info.backend_pid:
-                self._store.has_pooler = True
-            self._settings = []
-            if self._store.has_pooler:
-                self._settings = [f"SET LOCAL {name} = '{value}'" for name, value in settings.items()]
-            else:
-                for name, value in settings.items():
-                    connection.execute(f"SET {name} = '{value}'".encode())
-                _prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def interrupt(self) -> None:
-        """Ask the server, from another thread, to give up the statement that it is at."""
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=_INTERRUPT_SECONDS)
-
-    @property
-    def is_broken(self) -> bool:
-        return self._connection is None or self._connection.broken or self._connection.closed
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Undo what is under way. A connection that may not be fit for the next transaction is closed."""
-        if not self.is_broken and (error is None or not (is_lost(error) or has_lost_a_statement(error))):
-            with contextlib.suppress(psycopg.Error):
-                self._tx.undo("ROLLBACK")
-                return
-        self.close()
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._tx.close()
-            with contextlib.suppress(psycopg.Error):
-                connection.close()
-
-    def abandon(self) -> None:
-        """In a child process: the connection is the parent's."""
-        if self._connection is not None:
-            abandon(self._connection)
-
-
-def _prepare(connection: Connection) -> None:
-    """Let statements be prepared, under unique names.
-
-    Should there be a pooler after all, one that hides itself, a statement can then be unknown, but not another one.
-    """
-    if hasattr(connection._prepared, "_prepared_idx"):
-        connection._prepared._prepared_idx = secrets.randbits(60)
-        connection.prepare_threshold = _PREPARE_AFTER
-
-
-class _Patience:
-    """How long to go on trying, and how often. All who wait for a server that is away have waited since it went."""
-
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
-        self._since: float | None = None
-        self._pause = _FIRST_PAUSE
-
-    def wait(self, error: BaseException) -> None:
-        """Wait a little before the next try; raises the error when it has been long enough."""
-        now = time.monotonic()
-        if is_lost(error):
-            self._store.away_since = self._since = self._store.away_since or now
-        self._since = self._since or now
-        if now - self._since >= self._store.patience or is_refused(error):
-            raise error
-        time.sleep(self._pause)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-
-
 class _Worker:
     """Serves a queue of jobs."""
 
     def __init__(self, store: PostgresStore, name: str, jobs: queue.SimpleQueue[Job[Any] | None]) -> None:
         self._store = store
         self.jobs = jobs
-        self.session = _Session(store)
+        self.connection = WorkerConnection(store.pool)
         self._name = name
         self._running: threading.Thread | None = None
 
@@ -233,14 +112,14 @@ class _Worker:
             self._told(group)
             deliver(group)
         self._leave()
-        self.session.close()
+        self.connection.close()
 
     def _next(self) -> Job[Any] | None:
         while True:
             try:
-                return self.jobs.get(timeout=_IDLE_SECONDS)
+                return self.jobs.get(timeout=IDLE_SECONDS)
             except queue.Empty:
-                self.session.close()
+                self.connection.close()
 
     def _group(self, job: Job[Any]) -> list[Job[Any]]:
         return [job]
@@ -276,6 +155,7 @@ class _Reader(_Worker):
             job.end()
             with self._changing:
                 self._job = None
+            self._store.read_ended()
 
     def _stop_aside(self, job: Job[Any]) -> None:
         threading.Thread(target=self._stop, args=(job,), name="byssus-cancel", daemon=True).start()
@@ -286,23 +166,23 @@ class _Reader(_Worker):
             with self._changing:
                 if self._job is not job:
                     return
-                self.session.interrupt()
+                self.connection.interrupt()
             time.sleep(_INTERRUPT_PAUSE)
 
     def _run(self, job: Job[Any]) -> None:
-        patience = _Patience(self._store)
+        retries = Retries(self._store.pool)
         while not job.is_dropped:
             try:
-                tx = self.session.begin(_READ, answer=self._answer([job]))
+                tx = self.connection.begin(_READ, answer=self._answer([job]))
                 job.run(tx)
                 tx.flush("COMMIT")
-                self._store.away_since = None
+                self._store.pool.away_since = None
                 return
             except BaseException as error:
-                self.session.end(error)
-                if is_forbidden(error) or not self._store.may_try_again(error):
+                self.connection.end(error)
+                if is_forbidden(error) or not self._store.pool.may_try_again(error):
                     raise
-                patience.wait(error)
+                retries.wait(error)
 
 
 class _Writer(_Worker):
@@ -351,22 +231,22 @@ class _Writer(_Worker):
         """Run the group until it is known what became of it."""
         self._number += 1
         self._is_in_doubt = False
-        patience = _Patience(self._store)
+        retries = Retries(self._store.pool)
         carefully, losses = False, 0
         while True:
             try:
                 if not (self._is_in_doubt and self._was_committed()):
                     self._attempt(group, carefully=carefully)
-                self._store.away_since = None
+                self._store.pool.away_since = None
                 break
             except BaseException as error:
-                self.session.end(error)
+                self.connection.end(error)
                 if is_left_behind(error):
                     self._check_version()
                 if self._is_in_doubt:  # whatever it was: nothing may be run again before that is settled
-                    self._wait_in_doubt(patience, error)
-                elif self._store.may_try_again(error):
-                    patience.wait(error)
+                    self._wait_in_doubt(retries, error)
+                elif self._store.pool.may_try_again(error):
+                    retries.wait(error)
                     losses += is_lost(error)
                 elif carefully or len(group) == 1:
                     raise
@@ -390,30 +270,30 @@ class _Writer(_Worker):
 
     def _check_version(self) -> None:
         """Raise what opening this database would raise now."""
-        tx = self.session.begin(_READ, answer=self._answer([]))
+        tx = self.connection.begin(_READ, answer=self._answer([]))
         row = tx.one(f"SELECT version FROM {self._versions}")
         tx.flush("COMMIT")
         check_version(row[0] if row else 0, newest(), self._store.name)
 
-    def _wait_in_doubt(self, patience: _Patience, error: BaseException) -> None:
+    def _wait_in_doubt(self, retries: Retries, error: BaseException) -> None:
         try:
-            patience.wait(error)
+            retries.wait(error)
         except BaseException as last:
             raise StoreUnreachable(
-                f"{self._store.name!r} went away in the middle of a COMMIT, and for {self._store.patience:g} s there "
+                f"{self._store.name!r} went away in the middle of a COMMIT, and for {retries.seconds:g} s there "
                 "was no telling whether the write is stored; look before you repeat it"
             ) from last
 
     def _was_committed(self) -> bool:
         """What became of the transaction whose COMMIT was not answered. Waits for it, should it still be under way."""
-        tx = self.session.begin(_WRITE, answer=self._answer([]))
+        tx = self.connection.begin(_WRITE, answer=self._answer([]))
         row = tx.one(self._ask, id=self._id)
         tx.flush("COMMIT")  # which waits for a standby, should that be what was missing
         self._is_in_doubt = False
         return row is not None and row[0] == self._number
 
     def _attempt(self, group: list[Job[Any]], *, carefully: bool) -> None:
-        tx = self.session.begin(_WRITE, answer=self._answer(group))
+        tx = self.connection.begin(_WRITE, answer=self._answer(group))
         tx.run_along(self._mark, writer=self._id, number=self._number)
         threads = [None, *(job.thread for job in group)]
         if not carefully:  # of those on one thread, the first; those on no thread in particular may be about any
@@ -435,7 +315,7 @@ class _Writer(_Worker):
         try:
             tx.flush("COMMIT")
         except BaseException as error:
-            self._is_in_doubt = is_lost(error) or self.session.is_broken  # else the server has said no
+            self._is_in_doubt = is_lost(error) or self.connection.is_broken  # else the server has said no
             raise
         self._is_in_doubt = False
         if tx.outcome != "COMMIT":
@@ -449,7 +329,7 @@ class _Writer(_Worker):
             job.run(tx)
             tx.flush("RELEASE SAVEPOINT job")
         except BaseException as error:
-            if self._store.may_try_again(error) or self.session.is_broken:
+            if self._store.pool.may_try_again(error) or self.connection.is_broken:
                 raise
             job.error = self._store.server.translate(error)
             tx.undo("ROLLBACK TO SAVEPOINT job")
@@ -457,7 +337,7 @@ class _Writer(_Worker):
     def _leave(self) -> None:
         if self._number:
             with contextlib.suppress(psycopg.Error):
-                tx = self.session.begin(_WRITE, answer=_LEAVE_SECONDS)
+                tx = self.connection.begin(_WRITE, answer=_LEAVE_SECONDS)
                 tx.run(_UNMARK, id=self._id)
                 tx.flush("COMMIT")
 
@@ -472,16 +352,23 @@ class PostgresStore(Store):
         "those expire."
     )
 
-    def __init__(self, server: Server, durability: Durability, pool_size: int, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self,
+        server: Server,
+        durability: Durability,
+        pool_size: int,
+        patience: float = PATIENCE,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """`connection` was made to prepare the database; the first worker takes it."""
         super().__init__()
         self.server = server
+        self.pool = Pool(server, patience, connection)
         self.name = server.name
         self.presence = owners.Presence(owners.in_memory())
         self.durability = durability
         self.pool_size = pool_size
-        self.patience = patience
-        self.has_pooler = False
-        self.away_since: float | None = None  # when the server was last found to be away
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of a queue
         self.news = News(server)
@@ -489,17 +376,24 @@ class PostgresStore(Store):
         self._readers = [_Reader(self, "byssus-read", reads) for _ in range(pool_size // 2)]
         self._writers = [_Writer(self, "byssus-write") for _ in range(pool_size - len(self._readers))]
         self._first = _Writer(self, "byssus-write-first")
+        self._reads = 0  # under way
 
     def _submit(self, job: Job[Any], *, writes: bool, first: bool = False) -> None:
         with self._gate:
             if not self._open:
                 raise StoreNotOpen(f"the store on {self.name!r} is closed; open it again in this process to go on")
-            workers: Sequence[_Worker] = self._readers
-            if writes:
+            if not writes:
+                self._reads += 1
+                workers: Sequence[_Worker] = self._readers[: self._reads]  # no more than there is work for
+            else:
                 workers = [self._first if first else self._writers[hash(job.thread) % len(self._writers)]]
             workers[0].jobs.put(job)
             for worker in workers:
                 worker.start()
+
+    def read_ended(self) -> None:
+        with self._gate:
+            self._reads -= 1
 
     def enter(self) -> None:
         """The caller is a worker of this store: a query on it must not call the store."""
@@ -508,13 +402,6 @@ class PostgresStore(Store):
     def reach(self, boundary: str) -> None:
         if self.boundary is not None:
             self.boundary(boundary)
-
-    def may_try_again(self, error: BaseException) -> bool:
-        """Whether the error is transient."""
-        if has_lost_a_statement(error):
-            self.has_pooler = True
-            return True
-        return is_lost(error) or is_passing(error)
 
     def version(self) -> Hashable:
         if not self._open:
@@ -539,6 +426,7 @@ class PostgresStore(Store):
                 worker.end()
         for worker in self._workers():
             worker.join()
+        self.pool.close()
         self.news.close()
         self._worker_ids.clear()
         self.presence.leave(has_leases=keeper.has_leases(self))
@@ -547,8 +435,9 @@ class PostgresStore(Store):
         self._gate = threading.Lock()  # another thread may have held it when the process forked
         self._open = False
         self.news.abandon()
+        self.pool.abandon()
         for worker in self._workers():
-            worker.session.abandon()
+            worker.connection.abandon()
 
     def _workers(self) -> Sequence[_Worker]:
         return (*self._readers, *self._writers, self._first)
@@ -575,7 +464,7 @@ def open_store(server: Server, *, durability: Durability = "full", pool_size: in
     check_durability(durability)
 
     def make() -> PostgresStore:
-        server.prepare()
-        return PostgresStore(server, durability, pool_size)
+        connection = server.prepare()
+        return PostgresStore(server, durability, pool_size, connection=connection)
 
     return sharing.share(lambda _: server.key, make, lambda store: store.check_same(durability, pool_size))

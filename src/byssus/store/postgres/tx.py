@@ -1,9 +1,9 @@
 """A transaction on Postgres: statements as the server takes them, in as few round trips as possible.
 
-- What is told (`run`, `many`) needs no answer and is held back until something is asked, or until the end; then all of
+- What `run` and `many` send needs no answer and is held back until something is asked, or until the end; then all of
   it goes out in one breath. So nothing is under way on the server between two questions, and a process that stops there
   loses its transaction to the server's time limit instead of holding its locks.
-- What one job of a group told is not needed by a job on another thread: it may wait for the end of the group. There,
+- What one job of a group sends so is not needed by one on another thread: it may wait for the end of the group. There,
   rows for the same table become one INSERT.
 - What the jobs of a group ask first is asked for all of them at once (`foresee`). A query may be repeated, so its first
   question is found by running it until it asks. So a group of any size costs the round trips of one append.
@@ -45,8 +45,8 @@ class Moment(NamedTuple):
 
 
 _NOW = Moment(0.0)
-_Told = tuple[str, dict[str, Any]]
-_Question = _Told | None  # None: there is none, or something else comes before it
+_Statement = tuple[str, dict[str, Any]]
+_Question = _Statement | None  # None: there is none, or something else comes before it
 
 
 class _Asks(BaseException):
@@ -102,12 +102,12 @@ class PostgresTx:
         self._schema = schema
         # Two cursors: results that are not read must not be taken for the one that is.
         self._asking = connection.cursor()
-        self._telling = connection.cursor()
-        self._told: list[_Told] = []  # what the next question depends on
-        self._late: list[list[_Told]] = []  # what only the end depends on, by thread
-        self._rider: _Told | None = None  # what goes with the first question
-        self._foreseen: dict[Job[Any], tuple[_Told, psycopg.Cursor[Row]]] = {}
-        self._answer: tuple[_Told, psycopg.Cursor[Row]] | None = None
+        self._silent = connection.cursor()
+        self._held_back: list[_Statement] = []  # what the next question depends on
+        self._late: list[list[_Statement]] = []  # what only the end depends on, by thread
+        self._rider: _Statement | None = None  # what goes with the first question
+        self._foreseen: dict[Job[Any], tuple[_Statement, psycopg.Cursor[Row]]] = {}
+        self._answer: tuple[_Statement, psycopg.Cursor[Row]] | None = None
         self._cursors: list[psycopg.Cursor[Row]] = []
         self._connection = connection
         self._selector = Selector()
@@ -121,7 +121,7 @@ class PostgresTx:
             self._mode.__exit__(None, None, None)
 
     def begin(self, *statements: str) -> None:
-        self._told = [(statement, {}) for statement in statements]
+        self._held_back = [(statement, {}) for statement in statements]
         self._late = []
         self._rider = None
         self._foreseen, self._answer = {}, None
@@ -136,7 +136,7 @@ class PostgresTx:
         questions = [(job, question) for job in jobs if (question := _first_question(job))]
         if len(questions) < 2:
             return
-        self._send_told()
+        self._send_held_back()
         while len(self._cursors) < len(questions):
             self._cursors.append(self._connection.cursor())
         for (job, question), cursor in zip(questions, self._cursors, strict=False):
@@ -157,11 +157,11 @@ class PostgresTx:
 
     def run(self, statement: str, /, **params: Any) -> None:
         _check(statement)
-        self._told.append((statement, params))
+        self._held_back.append((statement, params))
 
     def many(self, statement: str, rows: Sequence[dict[str, Any]], /) -> None:
         _check(statement)
-        self._told += [(statement, row) for row in rows]
+        self._held_back += [(statement, row) for row in rows]
 
     def now(self) -> Moment:
         return _NOW
@@ -172,24 +172,24 @@ class PostgresTx:
     def leave_thread(self) -> None:
         """The next statements are for another thread, and do not depend on those queued so far."""
         if self.is_answered:
-            self._late.append(self._told)
-            self._told = []
+            self._late.append(self._held_back)
+            self._held_back = []
 
     def flush(self, *last: str) -> None:
         """Send the queued statements and read their results, together with statements that a query may not use."""
         first = [] if self._rider is None else [self._rider]
         # The first statement of each thread, then the second of each: adjacent ones can become one statement.
-        late = [told for same in zip_longest(*self._late) for told in same if told is not None]
-        told = [*late, *self._told, *first, *((statement, {}) for statement in last)]
-        self._late, self._told, self._rider = [], [], None
-        if told:
-            self._send(told)
+        late = [statement for same in zip_longest(*self._late) for statement in same if statement is not None]
+        statements = [*late, *self._held_back, *first, *((statement, {}) for statement in last)]
+        self._late, self._held_back, self._rider = [], [], None
+        if statements:
+            self._send(statements)
             self._sync()
             self.is_answered = True
 
     def undo(self, statement: str) -> None:
         """Drop the queued statements that were not sent, and roll back."""
-        self._told = []
+        self._held_back = []
         with contextlib.suppress(psycopg.Error):  # what has failed is known; the rest of it is of no interest
             self._sync()
         self.flush(statement)
@@ -197,7 +197,7 @@ class PostgresTx:
     @property
     def outcome(self) -> str | None:
         """The server's answer to the last statement."""
-        return self._telling.statusmessage
+        return self._silent.statusmessage
 
     def _ask(self, statement: str, params: dict[str, Any]) -> psycopg.Cursor[Row]:
         if self._answer is not None:
@@ -205,7 +205,7 @@ class PostgresTx:
             if question != (statement, params):
                 raise StoreError(f"a query asks something else when it is repeated: {statement!r:.80}")
             return cursor
-        self._send_told()
+        self._send_held_back()
         self._execute(self._asking, statement, params)
         self._sync()
         self.is_answered = True
@@ -232,14 +232,14 @@ class PostgresTx:
                 is_sent = not unsent and bool(ready & selectors.EVENT_WRITE)  # there is room for the Sync itself
         self._pipeline.sync()
 
-    def _send_told(self) -> None:
-        told, self._told = self._told, []
-        self._send(told)
+    def _send_held_back(self) -> None:
+        statements, self._held_back = self._held_back, []
+        self._send(statements)
 
-    def _send(self, told: list[_Told]) -> None:
-        for statement, params in _gathered(told):
+    def _send(self, statements: list[_Statement]) -> None:
+        for statement, params in _gathered(statements):
             prepare = None if params else False  # a few words are not worth it
-            self._telling.execute(
+            self._silent.execute(
                 _translated(statement, self._schema, _moments(params)), params or None, prepare=prepare
             )
 
@@ -268,9 +268,9 @@ def _clock(seconds: float) -> str:
     return _CLOCK.format(f"clock_timestamp() + interval '{seconds:.6f} s'" if seconds else "transaction_timestamp()")
 
 
-def _gathered(told: list[_Told]) -> Iterator[_Told]:
+def _gathered(statements: list[_Statement]) -> Iterator[_Statement]:
     """The same statements, with neighbours that insert into the same table as one."""
-    for statement, same in groupby(told, key=lambda one: one[0]):
+    for statement, same in groupby(statements, key=lambda one: one[0]):
         rows = [params for _, params in same]
         if len(rows) == 1 or not _INSERT.fullmatch(statement):
             yield from ((statement, params) for params in rows)

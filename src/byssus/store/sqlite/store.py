@@ -44,6 +44,7 @@ from byssus.store.sqlite.file import (
     translate,
 )
 from byssus.store.sqlite.opened_file import OpenedFile, identity, make_private, refuse_second_name
+from byssus.store.sqlite.pauses import Pauses
 from byssus.store.sqlite.reading import Reader
 from byssus.store.sqlite.room import Room
 from byssus.store.sqlite.tx import DIALECT, SQLiteTx
@@ -55,45 +56,11 @@ _GROUP_SECONDS = 0.010
 _BUSY_SECONDS = 30.0
 _READERS = 4
 _ATTEMPTS = 5  # to open a file that others remove or replace meanwhile
-_HURRY_SECONDS = 0.05
 _REPEATS = 5  # of a read that forks interrupt: then they wait for it, or it would never end
 _SCRUB_MILLISECONDS = 1_000  # how long a reader is waited for who keeps erased pages
 _SLOW_SECONDS = 1.0  # a commit that takes longer is worth a word
 _FULL_TEXT = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE % USING fts5 %'"
 _log = logging.getLogger("byssus.store")
-
-
-class _Pauses:
-    """Lets a store be stopped between two pieces of work: `with pauses:` is such a piece."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._working = 0
-        self._paused = False
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._paused)
-            self._working += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._working -= 1
-            if self._paused:
-                self._changed.notify_all()
-
-    def pause(self, hurry: Callable[[], object]) -> None:
-        """Wait until nothing is under way, and keep it so. `hurry` interrupts what can be run again."""
-        with self._changed:
-            self._paused = True
-            while self._working:
-                hurry()  # again and again: what has just begun to work may not be what was interrupted
-                self._changed.wait(_HURRY_SECONDS)
-
-    def go_on(self) -> None:
-        with self._changed:
-            self._paused = False
-            self._changed.notify_all()
 
 
 class SQLiteStore(Store):
@@ -114,7 +81,7 @@ class SQLiteStore(Store):
         self._file: OpenedFile | None = None  # None in memory
         self._room = Room(path)
         self._open_file()
-        self._pauses = _Pauses()
+        self._pauses = Pauses()
         self._generation = 0  # grows when the connections are replaced
         # An entry of `_queue` is a job, None for its end, or `_first` for the next one of those that go ahead of it.
         self._queue: queue.SimpleQueue[Job[Any] | deque[Job[Any]] | None] = queue.SimpleQueue()
@@ -154,7 +121,7 @@ class SQLiteStore(Store):
             if self._file is not None:
                 self._use_writer(connection)
                 return
-            _forsake(connection)
+            _leave_wal(connection)
             connection.close()
         raise StoreUnusable(
             f"{self.path!r} was removed or replaced while it was being opened, {_ATTEMPTS} times; find out what does "
@@ -168,7 +135,7 @@ class SQLiteStore(Store):
         try:
             self.check_place()
         except StoreUnusable:
-            _forsake(connection)
+            _leave_wal(connection)
             connection.close()
             raise
         return connection
@@ -341,7 +308,7 @@ class SQLiteStore(Store):
                 self._file.check_all()
         except StoreUnusable:  # what has the path now, and what lies beside it, is not ours to change
             for connection in self._connections:
-                _forsake(connection)
+                _leave_wal(connection)
         for connection in reversed(self._connections):  # the writer last: it folds the WAL into the file
             connection.close()
 
@@ -537,7 +504,7 @@ class SQLiteStore(Store):
         return translate(error, self.path, self._busy_seconds) if ours else error
 
 
-def _forsake(connection: apsw.Connection) -> None:
+def _leave_wal(connection: apsw.Connection) -> None:
     """Let a connection be closed without folding its WAL."""
     with contextlib.suppress(apsw.Error):  # it is closed already
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -582,7 +549,7 @@ def open_store(
         try:
             is_left = read_only and can_be_left(name)
             if name != MEMORY and not is_left:  # what is only read may have many names
-                _refuse_forsaken(name)
+                _refuse_replaced(name)
                 refuse_second_name(name)
             return SQLiteStore(name, durability, seconds, read_only=is_left)
         except apsw.Error as error:
@@ -591,7 +558,7 @@ def open_store(
     return sharing.share(key, make, lambda store: store.check_same(durability, busy_seconds))
 
 
-def _refuse_forsaken(name: str) -> None:
+def _refuse_replaced(name: str) -> None:
     """Refuse to open a file under a path whose former file is still open here: both would use the same WAL."""
     for store in sharing.still_open():
         if isinstance(store, SQLiteStore) and store.path == name:

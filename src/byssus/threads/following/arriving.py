@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from byssus.errors import StoreNotOpen
+from byssus.errors import LeaseLost, StoreNotOpen
 from byssus.events import AgentEnd, Event, MessageEnd, MessageStart, MessageUpdate
 from byssus.messages import AssistantMessage, encode
 from byssus.queries.following import rows as following
@@ -48,11 +48,15 @@ class PartialWriter:
         self._is_asking = False
 
     def save(self, growth: Growth, so_far: Callable[[], AssistantMessage]) -> Future[None] | None:
-        """Submit what is new, without waiting for the commit. None: there is nothing to save, or no right to."""
+        """Submit what is new, without waiting for the commit. None: there is nothing to save."""
         pieces = growth.since(self._saved if self._number else {})
-        lease = self._lease() if pieces else None
-        if lease is None:
+        if not pieces:
             return None
+        lease = self._lease()
+        if lease is None:
+            refused: Future[None] = Future()
+            refused.set_exception(LeaseLost(self._key.id))
+            return refused
         body = encode_pieces(pieces)
         if self._number:
             write = self._store.submit(threads.add_piece, self._key, self._number + 1, body, by=lease)

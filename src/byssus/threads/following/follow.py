@@ -19,22 +19,23 @@ from byssus.store.operations import Runner
 from byssus.threads.following import hub
 from byssus.threads.following.news import Follower, LogPage, Path, SavedPieces
 from byssus.values.following.cursors import Cursor, Seen, parse, thread_mark
-from byssus.values.following.growth import decode_pieces
+from byssus.values.following.growth import Piece, decode_pieces
 from byssus.values.following.items import FollowItem
 from byssus.values.inputs import ThreadId, checked_thread
 from byssus.values.thread_key import ThreadKey
 
 _FIRST_PAGE, _SHORTEST, _LONGEST = 32, 1, 512  # messages
 _PAGE_CHARS = 64_000  # a page is made shorter when it has more
+_FEW_PIECES = 16  # pieces of a reply in one statement
 _ATTEMPTS, _AWAY = 60, 1.0  # reads, and seconds between them, while the database does not answer
 
 
 def follow(store: Runner, thread_id: ThreadId, after: str | None = None) -> AsyncGenerator[FollowItem, None]:
-    """Everything of the thread behind a cursor, and then what happens, a moment later, by whichever process.
+    """Yield everything behind a cursor, and then new items of any process, shortly after their commit.
 
     `after` is the `cursor` of an item; None begins with the first message. Raises `CursorUnknown` if it is no position
-    in this thread. It goes on until you break out of the loop. A thread that does not exist yet is waited for; one that
-    is deleted meanwhile yields `ThreadDeleted`. The classes of the items are in `byssus.checkpointer`.
+    in this thread. It continues until you break out of the loop. If the thread does not exist yet, it waits for it; if
+    the thread is deleted, it yields `ThreadDeleted`. The classes of the items are in `byssus.checkpointer`.
     """
     thread_key = checked_thread(thread_id)
     cursor = None if after is None else parse(after)
@@ -96,7 +97,7 @@ async def _read_all(
             yield None
         if look.found is not None:
             yield look.found
-        if look.found is None or look.found.is_all:
+        if look.found is None or look.found.is_whole:
             if not look.is_gone:
                 return
         elif look.chars > _PAGE_CHARS:
@@ -140,19 +141,17 @@ def _look(tx: Tx, thread_key: ThreadKey, known: _Known, limit: int) -> _Look:
             seen = seen.cut(branches.parting(path.segments, segments))
             calls_from, made_after = following.last_call(tx, row.branch, seen.upto), min(made_after, seen.upto)
         path = Path(row.key, row.created_at, row.branch, segments)
-    page, chars = _page(tx, row.branch, seen, row.head, limit)
-    is_all = len(page) < limit
+    page, chars, is_all = _page(tx, row.branch, seen, row.head, limit)
     last = row.head if is_all else page[-1][0]
     calls = following.calls(tx, row.branch, first=calls_from, last=last)
     # A checkpoint may be made at a place that was read before: then its version tells that it is new.
     is_live = known.version >= 0 and path is known.path
     after, version = (min(made_after, seen.upto) - 1, known.version) if is_live else (made_after, -1)
-    made = following.made(tx, row, after=after, upto=last, version=version)
-    runs = following.runs(tx, row.key, first=known.runs_from, upto=last + 1)
-    waiting = inbox.waiting(tx, thread_key) if is_all else []
-    fresh = [(seq, message) for seq, message in page if seq not in seen]
+    made = following.made(tx, row, after=after, upto=last, version=version) if row.latest is not None else []
+    runs = following.runs(tx, row.key, path.segments, first=known.runs_from, upto=last + 1)
+    waiting = inbox.waiting(tx, thread_key) if is_all and row.has_mail else []
     arriving = _arriving(tx, row, known.saved) if is_all and row.saved_at is not None and not known.is_local else None
-    return _Look(LogPage(row, path, seen, fresh, last, is_all, calls, made, runs, waiting, arriving), chars)
+    return _Look(LogPage(row, path, seen, page, last, is_all, calls, made, runs, waiting, arriving), chars)
 
 
 def _arriving(tx: Tx, row: FollowedRow, saved: tuple[str, int]) -> SavedPieces | None:
@@ -162,14 +161,29 @@ def _arriving(tx: Tx, row: FollowedRow, saved: tuple[str, int]) -> SavedPieces |
     head = None if body is None else decode(body)
     if not isinstance(head, AssistantMessage) or head.id is None:
         return None
-    rows = threads.pieces(tx, row.key, after=number)
-    pieces = [piece for _, text in rows for piece in decode_pieces(text)]
-    return SavedPieces(head.id, pieces, row.saved_at, rows[-1][0] if rows else number)
+    pieces, chars = list[Piece](), 0
+    while rows := threads.pieces(tx, row.key, after=number, limit=_FEW_PIECES):
+        for last, text in rows:
+            pieces += decode_pieces(text)
+            number, chars = last, chars + len(text)
+            if chars > _PAGE_CHARS:
+                return SavedPieces(head.id, pieces, row.saved_at, number, is_all=False)
+    return SavedPieces(head.id, pieces, row.saved_at, number)
 
 
-def _page(tx: Tx, branch: int, seen: Seen, head: int, limit: int) -> tuple[list[tuple[int, Message]], int]:
-    rows = threads.page(tx, branch, after=seen.upto, upto=head, limit=limit)
-    return [(seq, decode(body)) for seq, body in rows], sum(len(body) for _, body in rows)
+def _page(tx: Tx, branch: int, seen: Seen, head: int, limit: int) -> tuple[list[tuple[int, Message]], int, bool]:
+    """The next messages that were not seen, how many characters they have, and whether they are all.
+
+    What was seen behind a gap is not read again: a slow tool may leave one before any number of long results.
+    """
+    page, chars = list[tuple[int, Message]](), 0
+    for after, upto in seen.gaps(head):
+        for seq, body in threads.page(tx, branch, after=after, upto=upto, limit=limit - len(page)):
+            page.append((seq, decode(body)))
+            chars += len(body)
+            if len(page) == limit or chars > _PAGE_CHARS:
+                return page, chars, False
+    return page, chars, True
 
 
 def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int, int]:

@@ -63,10 +63,17 @@ class Hub:
             self._digests.setdefault(thread_digest(thread_key), set()).add(thread_key)
             store = self._store()
             if not self._is_awake and store is not None:
-                self._is_awake = True
                 store.on_commit = self.committed
-                threading.Thread(target=self._serve, name="byssus-hub", daemon=True).start()
+                self._start()
         return bell
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._serve, name="byssus-hub", daemon=True).start()
+        except RuntimeError as error:  # no more workers: the next follower tries again
+            _log.warning("followers hear of other processes late: %s", error)
+        else:
+            self._is_awake = True
 
     def detach(self, thread_key: ThreadKey, bell: Bell) -> None:
         with self._changed:
@@ -123,9 +130,9 @@ class Hub:
             except StoreNotOpen:
                 self._end()
                 return
-            except StoreError as error:  # followers that read will say so
+            except Exception as error:  # noqa: BLE001 - no files are left, for example; followers that read will say so
                 _log.debug("the followers could not be told what is new: %s", type(error).__name__)
-                not_before = now + _AWAY
+                is_due, not_before = True, now + _AWAY
 
     def _open_store(self) -> Store:
         store = self._store()
@@ -164,5 +171,14 @@ def of(store: Store) -> Hub:
     return _of.get(store) or _of.setdefault(store, Hub(store))
 
 
+def _leave_to_the_parent() -> None:
+    """In a child: no worker rings here. A follower that came along reads, and hears that its store is not usable."""
+    for hub in list(_of.values()):
+        for bells in list(hub._bells.values()):
+            for bell in bells:
+                bell.ring()
+    _of.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_of.clear)
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -84,6 +84,11 @@ class LogPage(NamedTuple):
     inbox: list[InboxRow]
     arriving: SavedPieces | None = None  # what another process has saved of a reply
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is nothing more to read."""
+        return self.is_all and (self.arriving is None or self.arriving.is_all)
+
 
 class SavedPieces(NamedTuple):
     """Pieces of a reply that is arriving. `saved_at` and `number` say up to which saved piece."""
@@ -92,6 +97,7 @@ class SavedPieces(NamedTuple):
     pieces: list[Piece]
     saved_at: str = ""
     number: int = 0
+    is_all: bool = True
 
 
 class Follower:
@@ -213,8 +219,12 @@ class Follower:
             return
         if self.is_behind(reply):
             yield Lagged(self.cursor)
-        known = self._offsets if self._reply == reply_mark(reply.id) else {}
-        yield from self.tell_arriving(SavedPieces(reply.id, reply.growth.since(known)))
+        is_all = False
+        while not is_all:  # a part at a time: a follower that stops reading here holds no more than that
+            known = self._offsets if self._reply == reply_mark(reply.id) else {}
+            pieces = reply.growth.since(known, most=_LONGEST_DELTA)
+            is_all = all(len(piece.text) < _LONGEST_DELTA or piece.kind not in SHOWN for piece in pieces)
+            yield from self.tell_arriving(SavedPieces(reply.id, pieces))
 
     def tell_arriving(self, arriving: SavedPieces) -> Iterator[FollowItem]:
         """What is new in these pieces."""
@@ -292,12 +302,12 @@ class Follower:
 
     def _call(self, call: CallRow) -> Iterator[FollowItem]:
         """What is new of a tool call."""
-        key, cursor = (call.reply, call.place), self.cursor
+        key = (call.reply, call.place)
         status, attempts = self._calls.get(key, ("", 0))
         self._calls[key] = (call.status, call.attempts)
         if (call.status, call.attempts) == (status, attempts):
             return
-        arguments = json.loads(call.arguments)
+        cursor, arguments = self.cursor, json.loads(call.arguments)
         if call.status == WAITING:
             about = (call.call_id, call.name, arguments, call.reply)
             yield CallWaiting(cursor, *about, call.reason or "", call.question or "", call.asked_at or "")
@@ -324,7 +334,7 @@ class Follower:
     def _state(self, found: LogPage) -> Iterator[FollowItem]:
         """What stands beside the log. Each item can be repeated after a reconnect."""
         row, cursor = found.row, self.cursor
-        self.stamp, self.version = row.stamp, row.version
+        self.stamp, self.version = row.stamp if found.is_whole else None, row.version
         if row.title != self._title:
             self._title = row.title
             yield TitleChanged(cursor, row.title)

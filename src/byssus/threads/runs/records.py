@@ -20,7 +20,7 @@ _FIRST = 2**62  # above any key
 async def list_runs(
     store: Runner, thread_id: ThreadId | None = None, limit: int = 50, before: RunInfo | str | None = None
 ) -> list[RunInfo]:
-    """Runs of a thread, or of all threads, newest first. For the next page, pass the last run of this list as `before`.
+    """Runs of a thread, or of all threads, newest first. For the next page, pass the last run of a page as `before`.
 
     An unknown thread has none.
     """
@@ -43,16 +43,16 @@ async def _start(store: Runner, before: RunInfo | str | None) -> int:
 
 
 async def run(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> RunInfo | None:
-    """A run by its id; None if there is none.
+    """A run by its id; None for an unknown id.
 
-    A thread that was imported twice brought its runs along twice: `thread_id` says whose run is meant.
+    If a thread was imported twice, its runs exist twice: `thread_id` selects one of them.
     """
     row = await found(store, run_id, thread_id)
     return None if row is None else info_of(store, row)
 
 
 async def run_attempts(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> list[RunAttempt]:
-    """The attempts of processes to drive a run, in order; of an unknown run, none."""
+    """The attempts of processes to drive a run, in order; [] for an unknown id."""
     row = await found(store, run_id, thread_id)
     rows = [] if row is None else await store.read(runs.attempts, row.key)
     return [RunAttempt(*attempt) for attempt in rows]

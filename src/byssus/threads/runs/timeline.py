@@ -5,8 +5,9 @@ Nothing is stored for it. It is read from the run's rows, its messages and the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -25,21 +26,26 @@ _SHOWN = 120  # characters of a message
 
 
 async def timeline(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> list[RunStep]:
-    """What happened in a run, oldest first; of an unknown run, nothing."""
+    """What happened in a run, oldest first; [] for an unknown id."""
     row = await found(store, run_id, thread_id)
     if row is None:
         return []
-    steps = [*_attempts(await store.read(runs.attempts, row.key))]
-    turn, after = 0, 0
+    attempts = [*_attempts(await store.read(runs.attempts, row.key))]
+    messages, turn, after = list[RunStep](), 0, 0
     while page := await store.read(runs.messages, row, after=after, limit=PAGE):
         for logged in page:
             message = decode(logged.body)
             turn += isinstance(message, AssistantMessage)
-            steps.append(_message(logged, message, turn))
+            messages.append(_message(logged, message, turn))
         after = page[-1].seq
-    steps += [_call(call) for call in await store.read(runs.calls, row)]
-    steps += _end(row)
-    return sorted(steps, key=lambda step: step.at)  # which keeps the order of those that happened at the same time
+    calls = [_call(call) for call in await store.read(runs.calls, row)]
+    return [*_in_order(attempts, messages, *([call] for call in calls)), *_end(row)]
+
+
+def _in_order(*lines: Sequence[RunStep]) -> list[RunStep]:
+    """Several lines of steps as one, by their times. The order of a line stays, also where a clock was set back."""
+    timed = [(at, step) for line in lines for at, step in zip(accumulate((s.at for s in line), max), line, strict=True)]
+    return [step for _, step in sorted(timed, key=lambda each: each[0])]
 
 
 def _attempts(rows: list[AttemptRow]) -> Iterator[RunStep]:
@@ -78,7 +84,8 @@ def _message(logged: TimelineMessage, message: Message, turn: int) -> RunStep:
     took = "" if seconds is None else f", {seconds:.1f} s"
     failed = "" if message.error is None else f": {message.error.kind}: {message.error.message}"
     text = f"turn {turn}: {model} {message.stop_reason}, {usage.input:,} in, {usage.output:,} out{took}{failed}"
-    return RunStep(message.created_at or logged.stored_at, "model_call", text, about)
+    began_at = logged.stored_at if seconds is None else min(message.created_at or "", logged.stored_at)
+    return RunStep(began_at, "model_call", text, about)
 
 
 def _call(call: TimelineCall) -> RunStep:
@@ -86,7 +93,8 @@ def _call(call: TimelineCall) -> RunStep:
     about["decision"] = decision = _decision(call)
     took = "" if call.elapsed_ms is None else f", {call.elapsed_ms / 1_000:.1f} s"
     often = "" if call.attempts <= 1 else f", {call.attempts} attempts"
-    text = f"{call.name} ({call.call_id}) {call.status}{often}{took}{f'; {decision}' if decision else ''}"
+    where = "" if call.thread_id is None else f" on thread {call.thread_id}"
+    text = f"{call.name} ({call.call_id}) {call.status}{where}{often}{took}{f'; {decision}' if decision else ''}"
     return RunStep(call.started_at or call.asked_at or call.ended_at or "", "tool_call", text, about)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _LONGEST = 2_000  # characters
@@ -40,6 +41,14 @@ class Seen(NamedTuple):
     def __contains__(self, seq: object) -> bool:
         assert isinstance(seq, int)
         return seq <= self.upto or any(first <= seq <= last for first, last in self.ranges)
+
+    def gaps(self, head: int) -> Iterator[tuple[int, int]]:
+        """What is not in it, up to a head: behind one seq and up to another."""
+        after = self.upto
+        for first, last in (*self.ranges, (head + 1, head)):
+            if after < first - 1:
+                yield after, first - 1
+            after = last
 
     def with_seq(self, seq: int, *, is_reply: bool) -> Seen:
         """With one more. Before a reply is stored, all calls of the one before it are settled: gaps there stay."""

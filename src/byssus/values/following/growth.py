@@ -60,11 +60,12 @@ class _Text:
     def length(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def behind(self, offset: int) -> str:
+    def behind(self, offset: int, most: int | None) -> str:
         first = bisect_right(self.ends, offset)
-        text = "".join(self.parts[first:])
+        last = None if most is None else bisect_right(self.ends, offset + most) + 1
+        text = "".join(self.parts[first:last])
         begins = self.ends[first - 1] if first else 0
-        return text[offset - begins :]
+        return text[offset - begins : None if most is None else offset - begins + most]
 
 
 class Growth:
@@ -129,14 +130,17 @@ class Growth:
     def offsets(self) -> dict[Strand, int]:
         return {strand: known.length for strand, known in tuple(self._texts.items())}
 
-    def since(self, offsets: Mapping[Strand, int]) -> list[Piece]:
-        """What is behind these offsets. A call whose arguments have not begun is there as an empty piece."""
+    def since(self, offsets: Mapping[Strand, int], *, most: int | None = None) -> list[Piece]:
+        """What is behind these offsets, of each strand so many characters at most.
+
+        A call whose arguments have not begun is there as an empty piece.
+        """
         found = []
         for strand, known in sorted(self._texts.items()):
             offset = offsets.get(strand, -1)
             if known.length > offset and (known.length or known.call):
                 call_id, tool_name = known.call or (None, None)
-                found.append(Piece(*strand, max(offset, 0), known.behind(max(offset, 0)), call_id, tool_name))
+                found.append(Piece(*strand, max(offset, 0), known.behind(max(offset, 0), most), call_id, tool_name))
         return found
 
     def message(self, head: AssistantMessage) -> AssistantMessage:

@@ -32,14 +32,18 @@ class Record(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False
 
     def to_json(self) -> str:
         """The value as one line of JSON, which `from_json` reads; fields that have their default are left out."""
-        kind = type(self)
+        try:
+            return checked_dumps(self.to_value())
+        except (TypeError, ValueError, RecursionError) as error:
+            tag = type(self).__struct_config__.tag
+            raise InputError(f"a {tag} event cannot be written as JSON: {error}") from error
+
+    def to_value(self) -> dict[str, Any]:
+        """The value as a dict of what JSON has; fields that have their default are left out."""
         defaults = dict(zip(reversed(self.__struct_fields__), reversed(self.__struct_defaults__), strict=False))
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         told = {name: plain(value) for name, value in fields.items() if name not in defaults or value != defaults[name]}
-        try:
-            return checked_dumps({"type": kind.__struct_config__.tag, **told})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"a {kind.__struct_config__.tag} event cannot be written as JSON: {error}") from error
+        return {"type": type(self).__struct_config__.tag, **told}
 
 
 def read(text: str | bytes, kinds: Mapping[str, type[Struct]], what: str) -> Any:

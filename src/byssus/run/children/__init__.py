@@ -1,0 +1,1 @@
+"""Child threads: the tool that an agent is for another one, and the calls of it."""
