@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from types import FrameType
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.filters import Condition
@@ -228,11 +228,11 @@ def _ending(app: Application[int]) -> Iterator[None]:
         with suppress(Exception):  # it leaves already
             app.exit(result=128 + number)
 
-    numbers: list[Any] = [signal.SIGTERM, signal.SIGHUP]
-    for number in numbers:
-        loop.add_signal_handler(number, leave, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    def hear(number: int, _: FrameType | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: it leaves already
+            loop.call_soon_threadsafe(leave, number)
+
+    # Not the loop's own handlers: they go with the loop, and a SIGHUP that comes a moment later would kill the process.
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, hear)
+    yield
