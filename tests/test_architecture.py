@@ -331,6 +331,7 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/chat/live/drawn/status.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/drawn/view.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/opening.py": ["cli/chat/live/test_session.py"],
+    "cli/chat/live/printed.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/start.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/typed/completion.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/typed/editor.py": ["cli/chat/live/test_session.py"],

@@ -79,6 +79,22 @@ def test_what_it_denies_or_does_not_say_is_not_run(approval: Callable[[ToolConte
     assert (paid, result.text) == ([], "Done.")
 
 
+def test_what_the_function_adds_to_the_arguments_is_shown_and_passed_on() -> None:
+    def complete(context: ToolContext) -> Ask:
+        context.arguments["amount"] += 1
+        return Ask("Shall it be paid?")
+
+    async def use() -> None:
+        made, paid = agent(complete, pays(5))
+        await made.prompt("go")
+        assert made.pending[0].arguments == {"amount": 6}
+        await made.answer("5", "approve")
+        await made.resume()
+        assert paid == [6]
+
+    asyncio.run(use())
+
+
 def test_arguments_that_do_not_fit_are_an_error_and_no_question() -> None:
     made, paid = agent(_fails, pays("much"))
     result = asyncio.run(made.prompt("go"))

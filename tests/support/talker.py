@@ -50,7 +50,19 @@ async def pay(amount: int, ctx: ToolContext) -> str:
     return f"paid {amount}"
 
 
-TOOLS = {"delete": lambda rest: {"path": rest}, "work": lambda rest: {}, "pay": lambda rest: {"amount": int(rest)}}
+@tool(name="print")
+def printing(text: str) -> str:
+    """Print a text, which no tool should."""
+    print("printed:", text)
+    return "done"
+
+
+TOOLS = {
+    "print": lambda rest: {"text": rest},
+    "delete": lambda rest: {"path": rest},
+    "work": lambda rest: {},
+    "pay": lambda rest: {"amount": int(rest)},
+}
 
 
 class Talker:
@@ -89,7 +101,7 @@ class Talker:
 
 
 def agent(thread_id, user_id):
-    return Agent(provider=Talker(), model=Model("talker-1"), tools=[delete, work, pay])
+    return Agent(provider=Talker(), model=Model("talker-1"), tools=[delete, work, pay, printing])
 '''
 
 

@@ -382,6 +382,8 @@ class ToolCalls:
         if tool.decides_by_call:
             context = self._tool_context(call, asked.key)
             demand = await until_aborted(tool.demand(call, context), signal, setup.patience.grace)
+            if context.arguments != call.arguments and call.malformed is None:
+                call = msgspec.structs.replace(call, arguments=context.arguments)
         if verdict is None or isinstance(demand, Deny):
             return call, demand
         return call, joined(verdict, demand)

@@ -100,7 +100,8 @@ class Tool(Generic[P, R]):
     `timeout` is in seconds. If a reply calls a `sequential` tool, all calls of the reply run one after the other. With
     `approval=True` a person must approve each call before it runs; `approval=Ask(...)` says how many people, and until
     when. `approval=function` decides about each call: it gets the call's `ToolContext` and returns True, False, an
-    `Ask` with a question of its own, or `Deny(reason)`. If it fails, the call is denied.
+    `Ask` with a question of its own, or `Deny(reason)`. What it adds to `context.arguments` is shown with the question,
+    and passed to the tool. If it fails, the call is denied.
 
     `recovery` is the policy for a call that was started and interrupted, so that its outcome is unknown: `never` run it
     again (the model reads that the outcome is unknown), `retry` it with the same idempotency key, `check` with the

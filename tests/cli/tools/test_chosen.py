@@ -95,7 +95,9 @@ def test_after_a_kill_in_the_middle_of_a_command_a_person_is_asked(
         OpenAI.answer("It may have run."),
     )
     assert "waits for a person" in byssus("ask", "Run it.", "--thread", "t", *tools, code=1).stderr
-    assert 'shell with {"command":"echo $$ >> pids; sleep 600"}  Run this command?' in byssus("pending").stdout
+    question = byssus("pending").stdout
+    assert 'shell with {"command":"echo $$ >> pids; sleep 600","folder":' in question
+    assert "Run this command?" in question
     assert byssus("answer", "t", "c1", "approve").stderr.endswith("byssus resume t --tools shell\n")
     killed = subprocess.Popen([sys.executable, "-m", "byssus", "resume", "t", *tools, "--db", database.place])
     pids = tmp_path / "pids"

@@ -9,7 +9,7 @@ import pytest
 from byssus import AssistantMessage, Pending, TextContent, ToolResultMessage, Usage, UserMessage
 from byssus.checkpointer import CallEnded, CallStarted, MessageAdded, ReplyDelta, ReplyReset, ThreadInfo
 from byssus.cli.screen.table import width
-from byssus.cli.watch.rows import Row, followed, overview, question
+from byssus.cli.watch.rows import Row, followed, overview, question, reading
 from byssus.cli.watch.watched import Watched
 from byssus.messages import stamped
 
@@ -64,6 +64,17 @@ def test_a_question_shows_the_difference_in_colours_or_the_arguments() -> None:
         "path: a",
         "b",
     ]
+
+
+def test_a_long_question_says_that_there_is_more_and_is_shown_whole() -> None:
+    run = watched()
+    run.waiting = [asks("Change it?\n" + "\n".join(f"+{number}" for number in range(100)))]
+    assert "... 93 more rows; v shows all" in text(overview([run], "trip", "", 80, 20))
+    assert "... 93 more rows; v shows all" in text(followed(run, "trip", 0, "", 80, 20))
+    first, last = reading(run.waiting, 0, "", 80, 20), reading(run.waiting, 1_000, "", 80, 20)
+    assert "Change it?" in text(first[0])
+    assert "+99" in text(last[0])
+    assert (first[1], last[1]) == (0, 84)
 
 
 def test_what_a_run_does_is_told_in_a_few_words() -> None:

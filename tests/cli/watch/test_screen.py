@@ -74,6 +74,12 @@ def test_two_runs_of_another_process_are_watched_and_one_is_answered(
         window.wait_until(lambda: "bob: running" in window.rows[0] and len(window.rows[0]) <= 40, "a narrow screen")
         window.press("escape")
         window.wait_for_on_screen("2 live runs, 1 question waiting", "THREAD       STATE    DOES")
+        window.type("v")
+        window.wait_for_on_screen("amount: 70", "v: back")
+        window.type("v")
+        window.type("y")
+        window.wait_for_on_screen("press y once more to approve pay in bob")
+        assert "1 question waiting" in window.screen
         window.type("y")
         window.wait_for_on_screen("approved: pay", "0 questions waiting")
         runs.tell()

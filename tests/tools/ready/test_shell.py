@@ -49,6 +49,8 @@ def test_the_output_and_the_exit_code_are_the_result(tmp_path: Path) -> None:
     assert (result.text, result.is_error) == ("[exit code 7]", True)
     assert done(tmp_path, "kill -SEGV $$").text == "[killed by signal 11: segmentation fault]"
     assert "nowhere: not found" in done(tmp_path, "nowhere").text
+    (made,) = shell(tmp_path)
+    assert "this call is for the folder '/'" in run(made, command="true", folder="/").text
     for command in ("", "  ", "a\0b"):
         assert "a command must be text" in done(tmp_path, command).text
 
@@ -122,10 +124,11 @@ def asking(folder: Path, command: str) -> Agent:
     return Agent(provider=provider, model=Model("m"), tools=shell(folder))
 
 
-async def approved(agent: Agent) -> asyncio.Task[Any]:
+async def approved(agent: Agent, folder: Path) -> asyncio.Task[Any]:
     assert (await agent.prompt("go")).stop_reason == "waiting"
     (question,) = agent.pending
     assert question.question == "Run this command?"
+    assert question.arguments["folder"] == str(folder.resolve())
     await agent.answer("1", "approve")
     return asyncio.create_task(agent.resume())
 
@@ -143,7 +146,7 @@ def test_the_output_is_reported_while_it_runs(tmp_path: Path) -> None:
                 begun.set()
 
         agent.subscribe(hear)
-        resumed = await approved(agent)
+        resumed = await approved(agent, tmp_path)
         await begun.wait()
         assert heard == ["one\n"]
         (tmp_path / "fifo").write_text("two\n")
@@ -158,7 +161,7 @@ def test_the_output_is_reported_while_it_runs(tmp_path: Path) -> None:
 def test_an_abort_ends_the_command(tmp_path: Path, command: str) -> None:
     async def use() -> None:
         agent = asking(tmp_path, f"echo $$ > group; {command}")
-        resumed = await approved(agent)
+        resumed = await approved(agent, tmp_path)
         group = await asyncio.to_thread(pid_in, tmp_path / "group")
         agent.abort()
         assert (await resumed).stop_reason == "aborted"

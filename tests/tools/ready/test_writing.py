@@ -105,6 +105,25 @@ def test_what_was_approved_is_not_made_of_another_file(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
+def test_a_call_that_was_approved_for_one_folder_is_not_run_in_another(tmp_path: Path, database: Database) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+
+    async def use() -> None:
+        async with database.checkpointer() as cp:
+            await agent(cp, here, writes(content=NEW)).prompt("go")
+            (call,) = await cp.pending("t")
+            assert call.arguments == {"path": "a.txt", "content": NEW, "folder": str(here.resolve())}
+            await cp.answer("t", "1", "approve")
+            await agent(cp, there, "I see.").resume()
+            (told,) = await results(cp)
+            assert f"this call is for the folder {str(here.resolve())!r}" in told.text
+        assert [*here.iterdir(), *there.iterdir()] == []
+
+    asyncio.run(use())
+
+
 def test_a_new_file_and_an_edit_are_shown_too(tmp_path: Path) -> None:
     async def use() -> None:
         made = agent(None, tmp_path, writes(content=OLD), edits(version=version(OLD), old="two", new="2\n3"), "Done.")

@@ -108,13 +108,14 @@ class Board:
 
     async def _take(self, info: ThreadInfo) -> None:
         """Show a thread, and follow its last run."""
-        run = next(iter(await self._cp.runs(info.id, 1)), None)
         known = self.runs.get(info.id)
-        if known is None or _id(known.run) != _id(run):
-            self._drop(info.id)
-            known = self.runs[info.id] = Watched(info, run)
-            if run is not None:
-                self._followers[info.id] = asyncio.create_task(self._follow(known, run))
+        if known is None or known.is_over:
+            run = next(iter(await self._cp.runs(info.id, 1)), None)
+            if known is None or _id(known.run) != _id(run):
+                self._drop(info.id)
+                known = self.runs[info.id] = Watched(info, run)
+                if run is not None:
+                    self._followers[info.id] = asyncio.create_task(self._follow(known, run))
         known.info, known.state = info, info.state
         known.left_at = None
 

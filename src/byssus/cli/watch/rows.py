@@ -32,7 +32,7 @@ def overview(runs: Sequence[Watched], selected: str | None, note: str, columns: 
     head = f"{count(len(live), 'live run')}, {count(asking, 'question')} waiting"
     rows: list[Row] = [[("bold", cut(head, columns))], [("dim", _line(_heads(columns), columns))]]
     chosen = next((run for run in runs if run.thread_id == selected), None)
-    panel = [] if chosen is None else question(chosen.waiting, columns)[: max(lines // 2, 3)]
+    panel = [] if chosen is None else _panel(chosen.waiting, columns, lines)
     room = max(lines - len(rows) - len(panel) - 2, 1)
     at = next((number for number, run in enumerate(runs) if run is chosen), 0)
     first = max(at - room + 1, 0)
@@ -52,7 +52,7 @@ def followed(run: Watched | None, thread_id: str, back: int, note: str, columns:
         return _framed(head, [], "q: quit", note, columns, lines)
     tokens = f", {run.tokens_a_minute(time.monotonic()):,} tokens/min"
     title = terminal.line(f"{run.thread_id}: {run.state}, {run.doing}{tokens}")
-    panel = question(run.waiting, columns)[: max(lines // 2, 3)]
+    panel = _panel(run.waiting, columns, lines)
     room = max(lines - 1 - len(panel) - 2, 1)
     found: list[Row] = []
     for row in _backwards(run, columns):
@@ -62,6 +62,23 @@ def followed(run: Watched | None, thread_id: str, back: int, note: str, columns:
     shown = found[min(back, max(len(found) - room, 0)) :][:room][::-1]
     keys = "page up/down  esc: all runs  q: quit"
     return _framed([[("bold", cut(title, columns))], *shown], panel, _keys(run, keys), note, columns, lines)
+
+
+def reading(waiting: Sequence[Pending], first: int, note: str, columns: int, lines: int) -> tuple[list[Row], int]:
+    """All of a question, from a row on; and that row, which is in the question."""
+    all_rows = question(waiting, columns)
+    room = max(lines - 2, 1)
+    first = max(min(first, len(all_rows) - room), 0)
+    keys = "y: approve  n: deny  up/down  v: back  q: quit"
+    return _framed(all_rows[first : first + room], [], keys, note, columns, lines), first
+
+
+def _panel(waiting: Sequence[Pending], columns: int, lines: int) -> list[Row]:
+    """As much of a question as half of the screen holds."""
+    all_rows, most = question(waiting, columns), max(lines // 2, 3)
+    if len(all_rows) <= most:
+        return all_rows
+    return [*all_rows[: most - 1], [("asks", cut(f"... {len(all_rows) - most + 1} more rows; v shows all", columns))]]
 
 
 def question(waiting: Sequence[Pending], columns: int) -> list[Row]:

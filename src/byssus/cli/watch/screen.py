@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from types import FrameType
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.filters import Condition
@@ -30,7 +30,7 @@ from byssus.cli.watch.board import Board
 from byssus.cli.watch.watched import Watched
 from byssus.cli.words import in_words, options_for
 from byssus.errors import ByssusError
-from byssus.values.decisions import Answer, Deny
+from byssus.values.decisions import Answer, Deny, Pending
 
 _STYLE = Style.from_dict(
     {
@@ -58,6 +58,9 @@ class Screen:
         self._is_alone = thread_id is not None
         self._back = 0  # rows above the end of the run that is followed
         self._note = ""
+        self._armed = ""  # the call that the next y approves
+        self._asked: tuple[Watched, Pending] | None = None  # the call that is being denied
+        self._read: int | None = None  # the first row of the question, while all of it is shown
         self._tasks: set[asyncio.Task[None]] = set()
         self._reason = TextArea(height=1, multiline=False, prompt="Why not? ", accept_handler=self._deny)
         self._list = Window(FormattedTextControl(self._text, focusable=True, show_cursor=False), wrap_lines=False)
@@ -89,7 +92,9 @@ class Screen:
         lines = size.rows - self._app.layout.has_focus(self._reason)
         note = self._note or self._board.error
         run = self._run()
-        if self._is_following:
+        if self._read is not None and run is not None and run.waiting:
+            drawn, self._read = rows.reading(run.waiting, self._read, note, size.columns, lines)
+        elif self._is_following:
             drawn = rows.followed(run, self._selected or "", self._back, note, size.columns, lines)
         else:
             drawn = rows.overview(self._runs(), self._selected, note, size.columns, lines)
@@ -123,7 +128,8 @@ class Screen:
         keys.add("enter", filter=calm)(self._follow)
         for key in ("escape", "left", "backspace"):
             keys.add(key, filter=calm)(self._go_back)
-        keys.add("y", filter=calm)(lambda _: self._answer("approve"))
+        keys.add("y", filter=calm)(self._approve)
+        keys.add("v", filter=calm)(self._show_all)
         keys.add("n", filter=calm)(self._ask_why)
         keys.add("c-z")(lambda event: event.app.suspend_to_background())
         for key in ("escape", "c-c"):
@@ -131,8 +137,8 @@ class Screen:
         return keys
 
     def _move(self, _: KeyPressEvent, by: int) -> None:
-        if self._is_following:
-            self._back = max(self._back - by, 0)
+        if self._read is not None or self._is_following:
+            self._scroll(_, -by)
             return
         names = list(self._board.runs)
         if names:
@@ -140,38 +146,59 @@ class Screen:
             self._selected = names[min(max(at + by, 0), len(names) - 1)]
 
     def _scroll(self, _: KeyPressEvent, by: int) -> None:
-        self._back = max(self._back + by, 0)
+        if self._read is not None:
+            self._read = max(self._read - by, 0)
+        else:
+            self._back = max(self._back + by, 0)
 
     def _follow(self, _: KeyPressEvent) -> None:
         self._is_following, self._back, self._note = self._run() is not None or self._is_alone, 0, ""
+        self._read, self._armed = None, ""
 
     def _go_back(self, _: KeyPressEvent) -> None:
-        self._is_following, self._note = self._is_alone, ""
+        if self._read is None:
+            self._is_following = self._is_alone
+        self._read, self._note, self._armed = None, "", ""
+
+    def _show_all(self, _: KeyPressEvent) -> None:
+        """Show the whole question, or what was there before."""
+        run = self._run()
+        self._read = 0 if self._read is None and run is not None and run.waiting else None
 
     # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _approve(self, _: KeyPressEvent) -> None:
+        """Approve at the second press: the question may have changed under the finger."""
+        run = self._run()
+        if run is None or not run.waiting:
+            return
+        call = run.waiting[0]
+        name = f"{run.thread_id} {call.call_id} {call.asked_at}"
+        if self._armed == name:
+            self._armed = ""
+            self._answer(run, call, "approve")
+        else:
+            self._armed, self._note = name, f"press y once more to approve {call.tool_name} in {run.thread_id}"
 
     def _ask_why(self, event: KeyPressEvent) -> None:
         run = self._run()
         if run is not None and run.waiting:
-            self._reason.text = ""
+            self._reason.text, self._asked = "", (run, run.waiting[0])
             event.app.layout.focus(self._reason)
 
     def _deny(self, _: object) -> bool:
         self._app.layout.focus(self._list)
         reason = self._reason.text.strip()
-        self._answer(Deny(reason) if reason else "deny")
+        if self._asked is not None:
+            self._answer(*self._asked, Deny(reason) if reason else "deny")
         return False
 
-    def _answer(self, answer: Answer) -> None:
-        run = self._run()
-        if run is None or not run.waiting:
-            return
-        task = asyncio.ensure_future(self._record(run, answer))
+    def _answer(self, run: Watched, call: Pending, answer: Answer) -> None:
+        task = asyncio.ensure_future(self._record(run, call, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _record(self, run: Watched, answer: Answer) -> None:
-        call = run.waiting[0]
+    async def _record(self, run: Watched, call: Pending, answer: Answer) -> None:
         try:
             is_enough = await self._cp.answer(run.thread_id, call.call_id, answer, by=_login_name(), source="watch")
         except ByssusError as error:
@@ -180,6 +207,7 @@ class Screen:
             how = f"; to continue the run: byssus resume {shlex.quote(run.thread_id)} {options_for([call.tool_name])}"
             more = "; it needs more approvals" if not is_enough else "" if run.state == "running" else how
             self._note = f"{'denied' if answer != 'approve' else 'approved'}: {call.tool_name}{more}"
+        self._read = None
         self._board.look_soon()
         self._app.invalidate()
 
@@ -200,11 +228,11 @@ def _ending(app: Application[int]) -> Iterator[None]:
         with suppress(Exception):  # it leaves already
             app.exit(result=128 + number)
 
-    numbers: list[Any] = [signal.SIGTERM, signal.SIGHUP]
-    for number in numbers:
-        loop.add_signal_handler(number, leave, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    def hear(number: int, _: FrameType | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: it leaves already
+            loop.call_soon_threadsafe(leave, number)
+
+    # Not the loop's own handlers: they go with the loop, and a SIGHUP that comes a moment later would kill the process.
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, hear)
+    yield

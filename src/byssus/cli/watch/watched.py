@@ -54,6 +54,7 @@ class Watched:
         self.entries: deque[Entry] = deque(maxlen=_MOST_ENTRIES)
         self.arriving = ""
         self.is_caught_up = run is None
+        self.is_over = run is None  # another run of the thread may have taken its place
         self.left_at: float | None = None  # when it was found to be live no longer, by the monotonic clock
         self._phase = "waits for the model" if run is not None else "no run"
         self._open: dict[str, str] = {}  # tools that run, by the ids of their calls
@@ -99,6 +100,7 @@ class Watched:
             case InboxPut():
                 self._note("user", f"(queued) {item.message.text}")
             case RunBegan():
+                self.is_over = self.run is None or item.run_id != self.run.id
                 self._phase = "waits for the model"
                 if item.attempt > 1:
                     self._note("end", f"attempt {item.attempt} goes on")

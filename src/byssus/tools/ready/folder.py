@@ -14,7 +14,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from byssus.errors import InputError
 
@@ -22,6 +22,10 @@ LARGEST = 10_000_000  # bytes of a file that is read
 _ONLY = os.O_NOFOLLOW | os.O_CLOEXEC
 _AS_FILE = _ONLY | os.O_NONBLOCK | os.O_NOCTTY  # opening a pipe or a device must not block
 _MOST_SCANNED = 200_000  # entries of one directory
+
+
+# What the tools add to a call before a person approves it. See `Folder.check`.
+Where = Annotated[str, "leave it out: it is added for the person who approves the call"]
 
 
 class DirectoryEntry(NamedTuple):
@@ -45,6 +49,11 @@ class Folder:
         if not os.path.isdir(path):  # noqa: PTH112 - as in the rest of this module, names are joined with care
             raise InputError(f"the folder {os.fspath(path)!r} does not exist, or is no directory; name another one")
         self.path = os.path.realpath(path)
+
+    def check(self, folder: str) -> None:
+        """Refuse a call that a person has approved for another folder: it may run long after, and elsewhere."""
+        if folder not in ("", self.path):
+            raise InputError(f"this call is for the folder {folder!r}, and the tool works in {self.path!r}")
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the names of a path below the folder. Raises `InputError` if it leads elsewhere."""
@@ -144,7 +153,7 @@ class Folder:
     def _directory(self, names: Sequence[str], path: str, *, make: bool = False) -> Iterator[int]:
         """Open a directory below the folder, name by name; missing ones are made if `make`."""
         with _told(path, None, self.path):
-            current = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            current = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | _ONLY)
         try:
             for name in names:
                 with _told(path, current, name):
@@ -160,8 +169,8 @@ class Folder:
 
 
 def shown(name: str) -> str:
-    """A file name as text: bytes that are not UTF-8 are shown by their numbers."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """A file name as text on one line: bytes that are not UTF-8 are shown by their numbers."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").replace("\n", "\\n")
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 from byssus.errors import InputError
 from byssus.tools import Tool, ToolContext, tool
 from byssus.tools.execution import in_thread
-from byssus.tools.ready.folder import Folder
-from byssus.values.decisions import Ask
+from byssus.tools.ready.folder import Folder, Where
+from byssus.values.decisions import Ask, Deny
 from byssus.values.results import ToolResult
 
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE")
@@ -42,31 +42,41 @@ def shell(
     `env` adds variables to those of `PASSED_ON`. A command may take `seconds`, unless the model asks for another time.
     If the process dies during a command, a person is asked whether it runs again.
     """
-    runner = _Shell(Folder(folder).path, dict(env or {}), seconds)
-    return [tool(name="shell", recovery="ask", approval=Ask("Run this command?"), sequential=True)(runner.run)]
+    runner = _Shell(Folder(folder), dict(env or {}), seconds)
+    return [tool(name="shell", recovery="ask", approval=runner.asked, sequential=True)(runner.run)]
 
 
 class _Shell:
-    def __init__(self, folder: str, env: dict[str, str], seconds: int) -> None:
+    def __init__(self, folder: Folder, env: dict[str, str], seconds: int) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= _LONGEST:
             raise InputError(f"seconds must be a number from 1 to {_LONGEST:,}, got {seconds!r:.80}")
         self._folder = folder
         self._env = env
         self._seconds = seconds
 
+    def asked(self, context: ToolContext) -> Ask | Deny:
+        """Show a person where the command would run, too."""
+        try:
+            self._folder.check(context.arguments.setdefault("folder", self._folder.path))
+        except InputError as error:
+            return Deny(str(error))
+        return Ask("Run this command?")
+
     async def run(
         self,
         command: Annotated[str, "for /bin/sh"],
         context: ToolContext,
         seconds: Annotated[int | None, "how long it may take; the default is enough for most"] = None,
+        folder: Where = "",
     ) -> ToolResult:
         """Run a shell command. There is no input and no terminal, and nothing goes on in the background afterwards."""
+        self._folder.check(folder)
         if not command.strip() or "\0" in command:
             raise InputError(f"a command must be text without NUL characters, got {command!r:.80}")
         limit = self._seconds if seconds is None else seconds
         if not 1 <= limit <= _LONGEST:
             raise InputError(f"seconds must be from 1 to {_LONGEST:,}, got {limit}")
-        running = _Command(command, self._folder, {**_passed_on(), **self._env}, limit, context)
+        running = _Command(command, self._folder.path, {**_passed_on(), **self._env}, limit, context)
         work = asyncio.ensure_future(in_thread(running.run))
         try:
             return await asyncio.shield(work)

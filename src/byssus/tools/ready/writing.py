@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from byssus.errors import InputError
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown, tool
-from byssus.tools.ready.folder import LARGEST, Folder
+from byssus.tools.ready.folder import LARGEST, Folder, Where
 from byssus.tools.ready.text import decoded, difference, version_of
 from byssus.values.decisions import Ask, Deny
 from byssus.values.results import ToolResult
@@ -46,9 +46,10 @@ class Writer:
         path: Path,
         content: Annotated[str, "the whole new text of the file"],
         version: Annotated[str, "which read_file has named; empty for a file that does not exist yet"] = "",
+        folder: Where = "",
     ) -> ToolResult:
         """Write a text file: a new one, or in place of the version that you have read. A person approves it first."""
-        return self._make(self._rewritten(path, content, version))
+        return self._make(self._rewritten(path, content, version, folder))
 
     def edit_file(
         self,
@@ -56,11 +57,13 @@ class Writer:
         version: Annotated[str, "which read_file has named"],
         old: Annotated[str, "the text to replace; it must be in the file exactly once"],
         new: Annotated[str, "what to put in its place"],
+        folder: Where = "",
     ) -> ToolResult:
         """Replace a piece of text in a file. A person approves it first."""
-        return self._make(self._edited(path, version, old, new))
+        return self._make(self._edited(path, version, old, new, folder))
 
-    def _rewritten(self, path: str, content: str, version: str = "") -> _Change:
+    def _rewritten(self, path: str, content: str, version: str = "", folder: str = "") -> _Change:
+        self._folder.check(folder)
         opened = self._folder.find(path)
         if opened is None:
             if version:
@@ -72,7 +75,8 @@ class Writer:
         _check_version(path, opened.data, version)
         return _Change(path, before, content, opened.mode)
 
-    def _edited(self, path: str, version: str, old: str, new: str) -> _Change:
+    def _edited(self, path: str, version: str, old: str, new: str, folder: str = "") -> _Change:
+        self._folder.check(folder)
         opened = self._folder.read(path)
         before = decoded(path, opened.data)
         _check_version(path, opened.data, version)
@@ -103,6 +107,7 @@ class Writer:
             return Deny(str(error))
         if not change.is_new and change.after == change.before:
             return False
+        context.arguments.setdefault("folder", self._folder.path)
         added, removed, text = difference(change.before, change.after)
         what = "Make the file" if change.is_new else "Change the file"
         return Ask(f"{what} {change.path}? {_count(added, removed)}.\n{text}")
@@ -113,6 +118,7 @@ class Writer:
             self._planned(context)
             return NotDone()  # the file is still what it was
         except InputError:
+            self._folder.check(context.arguments.get("folder", ""))
             opened = self._folder.find(context.arguments["path"])
         now = None if opened is None else opened.data.decode("utf-8", "replace")
         arguments = context.arguments

@@ -150,6 +150,37 @@ def test_a_signal_ends_the_chat_and_what_was_streamed_is_kept(chat: Chat, number
     again.wait_for("[stopped]")
 
 
+def test_a_window_that_is_closed_ends_the_chat_and_what_was_streamed_is_kept(chat: Chat) -> None:
+    window = chat()
+    window.enter("slow 2000")
+    window.wait_for("word5")
+    window.hang_up()
+    assert window.wait_for_its_end() == 128 + signal.SIGHUP
+    again = chat()
+    again.wait_for("word3")
+    again.wait_for("[stopped]")
+
+
+def test_a_chat_can_be_suspended_and_goes_on(chat: Chat) -> None:
+    window = chat()
+    window.type("half a thought")
+    window.wait_for_on_screen("half a thought")
+    window.press("ctrl-z")
+    window.wait_until_it_stops()
+    window.resume()
+    window.wait_for_on_screen("› half a thought")
+    window.press("ctrl-c")
+    window.enter("say it")
+    window.wait_for("You said: say it.")
+
+
+def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:
+    window = chat()
+    window.enter("print 中文")
+    window.wait_for("\nprinted: 中文")
+    window.wait_for("The tool said: done.")
+
+
 def test_a_refused_key_is_one_line_and_the_chat_goes_on(chat: Chat) -> None:
     window = chat()
     window.enter("refuse")

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
+
+from prompt_toolkit.application import in_terminal
 
 from byssus import Agent, UserMessage
 from byssus.checkpointer import Checkpointer, Waiting
@@ -38,6 +42,7 @@ from byssus.values.results import RunResult
 _SECOND = 1.0  # between two Ctrl-C that leave
 _TICK = 0.12  # seconds between two frames of a spinner
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
+_AHEAD = 0.2  # seconds in which keys are read that were typed before
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
 
 Prompt = str | UserMessage
@@ -67,6 +72,7 @@ class Conversation:
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
         self._is_asking = False
+        self._ours_since = 0.0  # the terminal
         self._leaving: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
         self.board.live = self.view.live
@@ -77,6 +83,7 @@ class Conversation:
         """Show the chat until a person leaves; returns the exit code."""
         app = self.screen.application(self.board.layout, keys.bindings(self, self.board), self.board.style)
         ticker = asyncio.create_task(self._tick())
+        self._ours_since = time.monotonic()
         self.spawn(self.open(self.thread_id))
         try:
             return await app.run_async(set_exception_handler=False)
@@ -157,6 +164,20 @@ class Conversation:
 
     def repaint(self) -> None:
         self.screen.repaint()
+
+    @property
+    def is_typed_ahead(self) -> bool:
+        """Whether what comes was typed before the terminal was ours."""
+        return time.monotonic() < self._ours_since + _AHEAD
+
+    def suspend(self) -> None:
+        """Ctrl-Z, until `fg`."""
+        self.spawn(self._suspend())
+
+    async def _suspend(self) -> None:
+        async with in_terminal():
+            os.kill(0, signal.SIGTSTP)  # the whole group, as the terminal would
+        self._ours_since = time.monotonic()
 
     def edit(self) -> None:
         self.spawn(editor.edit(self.screen, self.board.input))
@@ -379,8 +400,9 @@ class Conversation:
         if self.watching is not None:
             self.watching.cancel()
         await self._stop_all()
-        if self.screen.app is not None and self.screen.app.is_running:
-            self.screen.app.exit(result=code)
+        app = self.screen.app
+        if app is not None and app.is_running and not app.is_done:
+            app.exit(result=code)
 
     async def _stop_all(self) -> None:
         """Abort the run, and wait until its end is recorded; but not for a database that does not answer."""

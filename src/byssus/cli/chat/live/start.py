@@ -13,8 +13,11 @@ from byssus.cli.chat import plain
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live.actions import do
 from byssus.cli.chat.live.opening import open_thread
+from byssus.cli.chat.live.printed import to_transcript
 from byssus.cli.chat.live.session import Conversation
 from byssus.cli.screen import terminal
+
+_HUNG_UP = 128 + signal.SIGHUP  # as a shell reports it
 
 
 def run(args: argparse.Namespace, source: AgentSource) -> int:
@@ -32,11 +35,14 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
                     "A small embedded model is speaking: it needs no key and no network, and its answers are weak.",
                     f"For a real one: {plain.switch(args)}",
                 )
-            with _signals(session):
+            with _signals(session), to_transcript(session.view.printed):
                 return await session.talk()
 
     with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
-        return runner.run(main())
+        code = runner.run(main())
+    if code == _HUNG_UP:
+        terminal.abandon_output()  # or Python complains at its end that nobody takes the rest
+    return code
 
 
 @contextlib.contextmanager
@@ -46,7 +52,7 @@ def _signals(session: Conversation) -> Iterator[None]:
 
     def hang_up() -> None:
         session.screen.lose_terminal()
-        session.leave(128 + signal.SIGHUP)
+        session.leave(_HUNG_UP)
 
     loop.add_signal_handler(signal.SIGTERM, session.leave, 128 + signal.SIGTERM)
     loop.add_signal_handler(signal.SIGHUP, hang_up)

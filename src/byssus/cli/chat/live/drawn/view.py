@@ -284,6 +284,10 @@ class View:
         """Several lines of the chat itself, as they are."""
         self._screen.show(lambda drawer: [[], *(line for text in texts for line in drawer.text(text, style) or [[]])])
 
+    def printed(self, line: str) -> None:
+        """A line that a tool or a log has printed."""
+        self._screen.show(lambda drawer: drawer.text(line, "note"))
+
     def fail(self, text: str) -> None:
         """One clear line for what went wrong."""
         sign = terminal.drawn("✗ ", "! ")

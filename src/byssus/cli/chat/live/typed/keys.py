@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, get_common_complete_suffix
 from prompt_toolkit.filters import Condition, FilterOrBool, has_focus, is_searching
 from prompt_toolkit.key_binding import KeyBindings
@@ -35,12 +34,15 @@ class Chat(Protocol):
 
     @property
     def is_running(self) -> bool: ...
+    @property
+    def is_typed_ahead(self) -> bool: ...
     def enter(self, text: str) -> None: ...
     def queue(self, text: str) -> None: ...
     def interrupt(self) -> None: ...
     def leave(self, code: int = 0) -> None: ...
     def unfold(self) -> None: ...
     def repaint(self) -> None: ...
+    def suspend(self) -> None: ...
     def edit(self) -> None: ...
 
 
@@ -54,7 +56,7 @@ def bindings(chat: Chat, board: ChatBoard) -> KeyBindings:
 
     add("enter", when=is_typing & ~is_picking, do=lambda: _enter(chat, board))
     add("escape", "enter", when=is_typing & ~is_picking, do=lambda: _alt_enter(chat, board))
-    add("c-j", when=is_typing & ~is_picking, do=lambda: board.input.insert_text("\n"))
+    add("c-j", when=is_typing & ~is_picking, do=lambda: _ctrl_j(chat, board))
     add("tab", when=is_typing & ~is_picking, do=lambda: _complete(board))
     add("escape", when=is_typing & Condition(lambda: board.question is not None), do=lambda: board.answer(None))
     for name, steps in (("up", -1), ("c-p", -1), ("down", 1), ("c-n", 1), ("pageup", -8), ("pagedown", 8)):
@@ -66,7 +68,7 @@ def bindings(chat: Chat, board: ChatBoard) -> KeyBindings:
     add("c-d", when=is_typing & Condition(lambda: not board.input.text), do=lambda: _end(chat, board))
     add("c-o", do=chat.unfold)
     add("c-l", do=chat.repaint)
-    add("c-z", do=lambda: get_app().suspend_to_background())
+    add("c-z", do=chat.suspend)
     add("c-x", "c-e", when=is_typing & ~is_picking, do=chat.edit)
     return keys
 
@@ -89,6 +91,14 @@ def _enter(chat: Chat, board: ChatBoard) -> None:
         board.answer(board.input.text)
     elif board.input.text.strip():
         chat.enter(_taken(board))
+
+
+def _ctrl_j(chat: Chat, board: ChatBoard) -> None:
+    """A new line. Before the terminal was ours, it made the same of Enter: what was typed ahead is sent."""
+    if chat.is_typed_ahead:
+        _enter(chat, board)
+    else:
+        board.input.insert_text("\n")
 
 
 def _alt_enter(chat: Chat, board: ChatBoard) -> None:
