@@ -133,7 +133,7 @@ def _recount(args: argparse.Namespace) -> int:
     if found["ok"]:
         print("Everything was counted right.")
     else:
-        terminal.remark("'byssus check --repair' mends it.\n")
+        terminal.remark("'byssus check --repair' fixes it.\n")
     return 0 if found["ok"] else 1
 
 
