@@ -70,7 +70,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def other(source: str, tmp_path: Path) -> Iterator[str]:
-    """An empty database of the kind that the source is not. Its tables are there already. One of the two is Postgres."""
+    """An empty database of the kind that the source is not. Its tables are there. One of the two is Postgres."""
     (tmp_path / "other").mkdir()
     made = DATABASES["postgres" if source.endswith(".db") else "sqlite"](tmp_path / "other")
     yield made.place
