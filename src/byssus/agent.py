@@ -11,7 +11,6 @@ works in memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -55,11 +54,10 @@ from byssus.tools import Tool
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Answer, Ask, Pending
-from byssus.values.inputs import ThreadId, checked_id, checked_wait
+from byssus.values.inputs import ThreadId, checked_id, checked_wait, id_of
 from byssus.values.output import Output
 from byssus.values.prompts import Prompt, as_prompts, single
 from byssus.values.results import RunResult
-from byssus.values.thread_key import ThreadKey
 
 T = TypeVar("T")
 InboxMode: TypeAlias = Literal["one-at-a-time", "all"]
@@ -77,8 +75,8 @@ class Agent:
     `tool_mode` is "parallel" or "sequential"; `steering_mode` and `follow_up_mode` are "one-at-a-time" or "all".
     `model` is a `Model`, or a string that names the service too: "anthropic:<model id>", "openai:<model id>", "local".
     A list names fallbacks: if a model fails before any of its reply was shown, the next one is called. `provider` is
-    optional; pass one to set keys in the program, to use another server, or for a provider of your own. With several
-    providers, each model goes to the one that it names.
+    optional: pass one for keys of your own, another server, or another service. With several providers, each model goes
+    to the one that it names.
 
     `max_retries` is how often a model call is repeated after a transient failure (too many requests, an overload, a
     dropped connection), as long as nothing of the reply was shown. `abort_grace` is how long an aborted run waits for a
@@ -145,7 +143,7 @@ class Agent:
             (chain := Chain(middleware)),
             limits or Limits(),
             settings.patience(*times, is_strict=settings.checked_strict(stream_durability, checkpointer)),
-            _id_of(thread_id) if at is None else clock.new_id(),
+            id_of(thread_id) if at is None else clock.new_id(),
             None if user_id is None else checked_id(user_id, "a user id"),
             settings.checked_every(checkpoint_every, checkpointer),
             settings.messages_to_load(history, chain),
@@ -198,7 +196,7 @@ class Agent:
         if self._task is not None or self._journal.history.messages:
             raise InputError("the agent has messages already, which would not be stored; attach() a new agent")
         user = self._setup.user_id if user_id is None else checked_id(user_id, "a user id")
-        setup = msgspec.structs.replace(self._setup, thread_id=_id_of(thread_id), user_id=user)
+        setup = msgspec.structs.replace(self._setup, thread_id=id_of(thread_id), user_id=user)
         self._journal = journal_for(checkpointer, thread_id, setup, self._modes, self._wait, None)
         self._setup, self._checkpointer = setup, checkpointer
 
@@ -525,14 +523,8 @@ class Agent:
             await ended
             return task.result() if task.done() else self._left(run, task)
         except asyncio.CancelledError:
-            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            leaving.watch(left)
             run.signal.abort("cancelled")
-            waits: set[asyncio.Future[Any]] = {task, left}
-            with shielded():
-                while not task.done() and not left.done():  # soon: an aborted run waits for nothing else
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await leaving.until_ended(task)
             if not task.done():
                 self._left(run, task)
             elif not task.cancelled():
@@ -606,7 +598,3 @@ def _outcome(result: RunResult[Any], raises: bool) -> RunResult[Any]:
     if raises:
         result.raise_for_error()
     return result
-
-
-def _id_of(thread: ThreadId | None) -> str | None:
-    return thread.id if isinstance(thread, ThreadKey) else thread

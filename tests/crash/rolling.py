@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,11 +15,11 @@ from pathlib import Path
 
 from byssus.messages import AssistantMessage
 from tests.crash.place import Place
+from tests.support.processes import SLOW
 
 STEPS = 6  # of each run; as in rolling_child.py
 _ROOT = Path(__file__).parents[2]
 _PATIENCE = 120  # seconds
-_SLOW = re.compile(r"^\d+ write\(s\) to .* took [0-9.]+ s$")
 
 
 class Service:
@@ -46,7 +45,7 @@ class Service:
         if number is not None:
             self.process.send_signal(number)
         output, complaints = self.process.communicate(timeout=_PATIENCE)
-        said = [line for line in (output + complaints).splitlines() if not _SLOW.search(line)]
+        said = [line for line in (output + complaints).splitlines() if not SLOW.search(line)]
         assert not said, said
         return self.process.returncode
 

@@ -61,13 +61,21 @@ class Child:
         if self._process.stdout is None or self._process.stdout.closed:
             return
         self._process.kill()
-        rest, _ = self._process.communicate()
-        self.said += [json.loads(line) for line in (rest or "").splitlines(keepends=True) if line.endswith("\n")]
+        rest = self._rest()
+        self.said += [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
         databases.settled(self._place)
 
     def finish(self) -> None:
-        rest, _ = self._process.communicate(timeout=60)
+        rest = self._rest()
         assert (self._process.returncode, rest) == (0, "")
+
+    def _rest(self) -> str:
+        """All that it says until its end. `communicate` does not see what `readline` has read ahead."""
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            rest = output.read()
+        self._process.wait(60)
+        return rest
 
 
 @contextlib.contextmanager

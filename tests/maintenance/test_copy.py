@@ -70,7 +70,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def other(source: str, tmp_path: Path) -> Iterator[str]:
-    """An empty database of the kind that the source is not. Its tables are there already."""
+    """An empty database of the kind that the source is not. Its tables are there. One of the two is Postgres."""
     (tmp_path / "other").mkdir()
     made = DATABASES["postgres" if source.endswith(".db") else "sqlite"](tmp_path / "other")
     yield made.place
@@ -443,6 +443,7 @@ def stop_at(step: str, table: str) -> Callable[[Progress], None]:
     ("step", "table"),
     [("copying", "threads"), ("copying", "messages"), ("verifying", "threads"), ("verifying", "inbox")],
 )
+@pytest.mark.processes
 def test_a_copy_that_was_stopped_goes_on_and_takes_what_the_source_wrote_meanwhile(
     filled: str, other: str, small_pages: None, step: str, table: str
 ) -> None:
@@ -522,6 +523,7 @@ def once(step: str, table: str, act: Callable[[], None]) -> Callable[[Progress],
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("table", ["threads", "messages"])
+@pytest.mark.processes
 def test_what_the_source_writes_during_the_copy_is_in_it(
     source: str, other: str, small_pages: None, change: str, table: str
 ) -> None:
@@ -533,6 +535,7 @@ def test_what_the_source_writes_during_the_copy_is_in_it(
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.processes
 def test_what_the_source_writes_during_the_verification_is_in_the_copy_whole_or_not_at_all(
     source: str, other: str, small_pages: None, change: str
 ) -> None:
@@ -632,6 +635,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.processes
 def test_a_finished_copy_that_differs_is_told_and_left_alone(
     source: str, other: str, small_pages: None, damage: str
 ) -> None:
@@ -647,6 +651,7 @@ def test_a_finished_copy_that_differs_is_told_and_left_alone(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.processes
 def test_an_unfinished_copy_that_differs_is_made_equal(source: str, other: str, small_pages: None, damage: str) -> None:
     say(source, "t", *"1234567")
     with pytest.raises(Stop):
@@ -657,6 +662,7 @@ def test_an_unfinished_copy_that_differs_is_made_equal(source: str, other: str, 
 
 
 @pytest.mark.parametrize("damage", [name for name, (table, _) in DAMAGES.items() if table != "threads"])
+@pytest.mark.processes
 def test_a_copy_that_cannot_be_made_equal_is_never_called_finished(
     source: str, other: str, small_pages: None, damage: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -57,6 +58,18 @@ def test_deltas_become_one_text_block() -> None:
     assert reply(StreamStart(), *TEXT, StreamDone("stop", Usage(1, 2))).message() == AssistantMessage(
         "Hello world", "stop", Usage(1, 2), "asked-model", "test"
     )
+
+
+@given(st.text(st.sampled_from("a\U0001f600\ud800\udc00")), st.lists(st.integers(0, 40)))
+def test_a_surrogate_pair_that_was_cut_in_two_is_one_character(text: str, cuts: list[int]) -> None:
+    halves = "".join(chr(unit) for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"))
+    places = [0, *sorted(min(cut, len(halves)) for cut in cuts), len(halves)]
+    made = Reply("m", "test")
+    parts = [json.loads(json.dumps(halves[a:b])) for a, b in itertools.pairwise(places)]  # as they come from a service
+    shown = [made.add(TextDelta(0, part)) for part in parts]
+    stored = made.broken("aborted").text
+    assert stored == json.loads(json.dumps(halves))
+    assert stored.startswith("".join(event.delta for event in shown if isinstance(event, TextDelta)))
 
 
 def test_the_model_is_the_one_that_answered() -> None:

@@ -77,7 +77,7 @@ def test_whoever_looks_at_the_thread_sees_the_reply_grow_and_then_the_reply(data
         heard = Heard(agent)
         run = asyncio.create_task(agent.prompt("go"))
         seen = ""
-        for word in ("one", " two", " \0\ud800", " 汉字"):
+        for word in ("one", " two", " \0\ud800-", " 汉字"):
             words.put_nowait(word)
             seen += word
             await until(lambda seen=seen: _is_partial(other, seen))  # type: ignore[misc]

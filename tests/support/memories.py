@@ -154,9 +154,16 @@ def child(database: Database, program: str, *args: object) -> subprocess.Popen[s
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """How a process ended, and what it said and complained of."""
-    said, complaints = process.communicate(timeout=60)
-    return process.returncode, said, complaints
+    """How a process ended, and what it said and complained of.
+
+    Not by `communicate`, which does not see what `readline` has read ahead.
+    """
+    assert process.stdin and process.stdout and process.stderr
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdin = None
+    said, complaints = process.stdout.read(), process.stderr.read()
+    return process.wait(60), said, complaints
 
 
 @contextlib.contextmanager

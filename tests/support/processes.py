@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import byssus
+
+# What a process may complain of on a busy machine.
+SLOW = re.compile(r"^\d+ write\(s\) to .* took [\d.]+ s$")
 
 _SOURCE = str(Path(byssus.__file__).parents[1])
 

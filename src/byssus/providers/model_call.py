@@ -195,7 +195,7 @@ class ModelCall:
                 if attempt.aborted:  # the run is over or calls another model: publish nothing more
                     return
                 heard[0] = now()
-                reply.add(event)
+                event = reply.add(event)
                 if (backlog := publish(MessageUpdate(event), signal)) is not None:
                     await watch.aside(backlog.room())
             if strict is not None:

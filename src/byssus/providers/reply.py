@@ -52,6 +52,7 @@ class Reply:
         self._calling = False  # a call was announced, perhaps not yet whole
         self._usage = Usage()
         self._done: StreamDone | None = None
+        self._halves: dict[tuple[int, type], str] = {}  # first halves of surrogate pairs, by block and kind of delta
 
     @property
     def is_empty(self) -> bool:
@@ -62,11 +63,15 @@ class Reply:
     def is_whole(self) -> bool:
         return self._done is not None
 
-    def add(self, event: StreamEvent) -> None:
+    def add(self, event: StreamEvent) -> StreamEvent:
+        """Add an event; returns what is to be shown of it, which is the event in all but rare cases."""
         kind = type(event)
-        self.growth.add(event)
         if kind is TextDelta or kind is ThinkingDelta:
-            return
+            if self._halves or "\ud800" <= event.delta[-1:] <= "\udbff":  # type: ignore[union-attr]
+                event = self._paired(event)  # type: ignore[arg-type]
+            self.growth.add(event)
+            return event
+        self.growth.add(event)
         if isinstance(event, ThinkingStart):
             self._thinking[event.index] = None
         elif isinstance(event, ThinkingEnd):
@@ -81,6 +86,19 @@ class Reply:
         elif isinstance(event, StreamDone):
             self._done = event
             self._usage = self._believed(event.usage)
+        return event
+
+    def _paired(self, event: TextDelta | ThinkingDelta) -> TextDelta | ThinkingDelta:
+        """A delta whose surrogate pairs are whole: a service that counts in UTF-16 may cut one in two.
+
+        JSON would make one character of the halves, and the reply would not be what was shown of it.
+        """
+        strand = (event.index, type(event))
+        text = self._halves.pop(strand, "") + event.delta
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._halves[strand], text = text[-1], text[:-1]
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        return msgspec.structs.replace(event, delta=whole)
 
     def _believed(self, told: object) -> Usage:
         """The usage that a provider reports, clamped to possible values: users pay by it."""
@@ -119,7 +137,7 @@ class Reply:
     def _block(self, index: int) -> Block | None:
         if index in self._calls:
             return self._calls[index]
-        text = self.growth.text(index)
+        text = self.growth.text(index) + "".join(half for (block, _), half in self._halves.items() if block == index)
         if index not in self._thinking:
             return TextContent(text) if text else None
         end = self._thinking[index]

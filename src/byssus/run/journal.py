@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from byssus.errors import AnswerNeeded, NothingToResume
-from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, checked_dumps
 from byssus.providers.model_call import PartialSaver
 from byssus.queries.log.answers import NewAnswer, Question
 from byssus.queries.log.runs import RequestKey
@@ -26,7 +26,7 @@ from byssus.signals import Signal
 from byssus.stream import Publish
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.thread import Thread
-from byssus.tools import Outcome
+from byssus.tools import Outcome, readable
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.decisions import Approval, Pending, Why, kind_of
 from byssus.values.marks import MarkedMessages
@@ -292,6 +292,20 @@ def pending(thread_id: str, journal: Journal) -> list[Pending]:
 
 def is_waiting(ledger: Ledger) -> bool:
     return any(entry.status == WAITING for entry in ledger.entries.values())
+
+
+def entry_of(
+    call: ToolCall, call_index: int, key: str, status: str, recovery: str, *, original: str | None = None
+) -> LedgerEntry:
+    """The ledger's entry of a call. `original` is its arguments before a person replaced them, as JSON."""
+    try:  # null stands for what is no JSON object: the reply has it
+        arguments = checked_dumps(call.arguments if call.malformed is None else None)
+    except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
+        arguments = checked_dumps(readable(call.arguments))
+    first, edited = (arguments, None) if original is None else (original, arguments)
+    return LedgerEntry(
+        *(call_index, call.id, call.name, first, key, status, None, None, None, 1, None, recovery), edited=edited
+    )
 
 
 def nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:

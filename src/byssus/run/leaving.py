@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
-from byssus.signals import Signal
+from byssus.signals import Signal, shielded
 
 _PATIENCE = 1.0  # seconds for which an aborted run may wait for one write
 _LOOK = 0.1  # seconds between two checks
@@ -27,11 +28,19 @@ class Leaving:
         self._loop = asyncio.get_running_loop()
         self.stop = signal.on_abort(self._on_abort)
 
-    def watch(self, ended: asyncio.Future[None]) -> None:
-        """Set another future: the one before was cancelled with its caller."""
-        self._ended = ended
+    async def until_ended(self, run: asyncio.Task[Any]) -> None:
+        """Wait until an aborted run has ended or is left, whatever cancels the waiting: that comes soon.
+
+        It waits for a future of its own: the one before was cancelled with the caller.
+        """
+        self._ended = left = self._loop.create_future()
         if self._aborted_at:
             self._look()
+        waits: set[asyncio.Future[Any]] = {run, left}
+        with shielded():
+            while not run.done() and not left.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     def _on_abort(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the run with it

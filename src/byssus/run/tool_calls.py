@@ -49,7 +49,7 @@ from byssus.queries.log.tool_calls import ANSWERED, STARTED, WAITING, LedgerEntr
 from byssus.run.children import calls as children
 from byssus.run.children.calls import Caller, Open
 from byssus.run.children.tool import Above, AgentTool
-from byssus.run.journal import Journal, Ledger
+from byssus.run.journal import Journal, Ledger, entry_of
 from byssus.run.outside import answering
 from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
@@ -393,10 +393,7 @@ class ToolCalls:
         if isinstance(done, Open):
             self._stay_open(asked, done, started)
             return None
-        outcome = self._noted(asked, done)
-        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
-        return outcome._replace(message=await self._setup.checked(hooks, self._signal, withheld=withheld))
+        return await self._hooked(call, self._noted(asked, done))
 
     def _stay_open(self, asked: _Call, why: Open, started: _Started) -> None:
         """Leave a call to the next run, which goes on with its child."""
@@ -563,14 +560,19 @@ class ToolCalls:
 
     async def _passed(self, call: ToolCall, outcome: Outcome) -> Outcome:
         """Pass a result that does not come from running the tool through the hooks, as any result."""
-        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
-        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
         try:
-            message = await self._setup.checked(hooks, self._signal, withheld=withheld)
+            return await self._hooked(call, outcome)
         except HookFailed as error:
             self._broken = self._broken or error
-            message = tools.failure(call, "A check around this call failed: its result is withheld.")
-        return outcome._replace(message=message)
+            return outcome._replace(
+                message=tools.failure(call, "A check around this call failed: its result is withheld.")
+            )
+
+    async def _hooked(self, call: ToolCall, outcome: Outcome) -> Outcome:
+        """The outcome as the hooks leave it; an aborted run withholds what they have not seen."""
+        withheld = tools.failure(call, "The run was aborted before the result of this call could be checked.")
+        hooks = self._setup.middleware.result(call, outcome.message, self._signal, self._context)
+        return outcome._replace(message=await self._setup.checked(hooks, self._signal, withheld=withheld))
 
     async def _ask_whether_again(self, asked: _Call, question: str) -> None:
         """Ask about a call that was interrupted. As many people must approve it as at first."""
@@ -590,12 +592,4 @@ class _Started:
 
 
 def _entry(asked: _Call, call: ToolCall, status: str, tool: Tool[Any, Any]) -> LedgerEntry:
-    try:  # null stands for what is no JSON object: the reply has it
-        arguments = checked_dumps(call.arguments if call.malformed is None else None)
-    except (TypeError, ValueError, RecursionError):  # a hook may put anything there; the tool itself gets it as it is
-        arguments = checked_dumps(tools.readable(call.arguments))
-    original, edited = (arguments, None) if asked.original is None else (asked.original, arguments)
-    return LedgerEntry(
-        *(asked.call_index, call.id, call.name, original, asked.key, status, None, None, None, 1, None, tool.recovery),
-        edited=edited,
-    )
+    return entry_of(call, asked.call_index, asked.key, status, tool.recovery, original=asked.original)

@@ -76,7 +76,7 @@ class Ask(Struct, frozen=True):
             raise InputError(f"expires must be a number of seconds above 0, or None; got {seconds!r:.80}")
         encode_answer(self.default)  # raises for what is no answer
         if approval_in(self.default).arguments is not None:
-            raise InputError("a default answer cannot change the arguments: nobody would have seen them")
+            raise InputError("a default answer cannot change the arguments, because no person would have seen them")
         if self.lets_run and self.approvers > 1:
             raise InputError(
                 f"approvers={self.approvers} with default='approve' would let the call run without them; "

@@ -36,6 +36,11 @@ def checked_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
     return thread
 
 
+def id_of(thread: ThreadId | None) -> str | None:
+    """The id alone; None for no thread."""
+    return thread.id if isinstance(thread, ThreadKey) else thread
+
+
 def checked_new_thread(thread: ThreadId, what: str = "a thread id") -> ThreadKey:
     """The key of a thread that may not exist yet."""
     key = checked_thread(thread, what)

@@ -336,7 +336,7 @@ def test_an_answer_that_comes_too_late_is_told_so(database: Database) -> None:
         assert await cp.state("t") == "interrupted"
         for status in ("answered", "denied"):
             assert await statuses(cp) == {"c": status}
-            with pytest.raises(AlreadyAnswered, match=r"nobody answered until .* default answer counts") as error:
+            with pytest.raises(AlreadyAnswered, match=r"there was no answer until .* default answer counts") as error:
                 await cp.answer("t", "c", "approve", by="ada")
             assert (error.value.by, error.value.source, error.value.at) == (None, "expiry", question.asked_at)
             if status == "answered":

@@ -283,9 +283,9 @@ def _too_late(tx: Tx, where: str, call_id: str, keys: Sequence[int]) -> InputErr
 def answered(what: str, call_id: str, by: str | None, at: str, source: str | None) -> AlreadyAnswered:
     """The error of an answer that comes after another one, or after the time for it."""
     if source == EXPIRY and by is None:
-        how = f"nobody answered until {at}, and the default answer counts"
+        how = f"there was no answer until {at}, so the default answer counts"
     else:
-        how = f"{by or 'somebody'} answered at {at}{f' from {source}' if source else ''}, and the first answer counts"
+        how = f"{by or 'a person'} answered at {at}{f' from {source}' if source else ''}, and the first answer counts"
     return AlreadyAnswered(f"call {call_id!r} of {what}; {how}", by, at, source)
 
 

@@ -122,7 +122,7 @@ class WorkerConnection:
         return connection
 
     def interrupt(self) -> None:
-        """Ask the server, from another thread, to give up the statement that it is at."""
+        """Ask the server, from another OS thread, to give up the statement that it is at."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(psycopg.Error):

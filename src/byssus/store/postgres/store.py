@@ -432,7 +432,7 @@ class PostgresStore(Store):
         self.presence.leave(has_leases=keeper.has_leases(self))
 
     def abandon(self) -> None:
-        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._gate = threading.Lock()  # another OS thread may have held it when the process forked
         self._open = False
         self.news.abandon()
         self.pool.abandon()

@@ -192,7 +192,7 @@ class SQLiteStore(Store):
         self._file = OpenedFile.of(self.path, before.key, has_wal=not self._read_only) or before
 
     def abandon(self) -> None:
-        self._gate = threading.Lock()  # another thread may have held it when the process forked
+        self._gate = threading.Lock()  # another OS thread may have held it when the process forked
         self._open = False
 
     def close(self) -> None:
