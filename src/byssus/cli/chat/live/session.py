@@ -43,6 +43,7 @@ _SECOND = 1.0  # between two Ctrl-C that leave
 _TICK = 0.12  # seconds between two frames of a spinner
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
 _AHEAD = 0.2  # seconds in which keys are read that were typed before
+_MOMENT = 0.5  # seconds that a command waits for the end of a run
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
 
 Prompt = str | UserMessage
@@ -72,6 +73,8 @@ class Conversation:
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
         self._is_asking = False
+        self._asked: Pending | None = None  # in the input line
+        self._answered_elsewhere = False
         self._ours_since = 0.0  # the terminal
         self._leaving: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -210,6 +213,8 @@ class Conversation:
         self.view.fail(str(in_words(error, self.thread_id)))
 
     async def _command(self, typed: commands.Typed, text: str) -> None:
+        if not typed.command.while_running and self._run is not None:
+            await asyncio.wait({self._run}, timeout=_MOMENT)  # the last words may be there before the end is recorded
         if self.is_running and not typed.command.while_running:
             self.give_back(text)
             self.view.fail(f"/{typed.command.name} has to wait until the answer has ended; Ctrl-C stops it")
@@ -238,9 +243,15 @@ class Conversation:
         """Run to the end, with the questions and the queued messages that come up."""
         agent = await self.ready()
         self._turn = Usage()
-        result = await begin(agent)
-        while await self._goes_on(agent, result):
-            result = await agent.resume(raise_errors=False)
+        self.view.wait()
+        try:
+            result = await begin(agent)
+            while await self._goes_on(agent, result):
+                result = await agent.resume(raise_errors=False)
+        except NothingToResume:  # somebody else was faster
+            await self.look()
+        finally:
+            self.view.end()
 
     async def _goes_on(self, agent: Agent, result: RunResult[Any]) -> bool:
         """Say how a run has ended; whether another one has to follow it at once."""
@@ -259,8 +270,7 @@ class Conversation:
         return False
 
     async def resume(self) -> None:
-        with suppress(NothingToResume):
-            await self.run(lambda agent: agent.resume(raise_errors=False))
+        await self.run(lambda agent: agent.resume(raise_errors=False))
 
     async def ready(self) -> Agent:
         """The agent of the thread."""
@@ -305,11 +315,11 @@ class Conversation:
             decided: approvals.Decided | None = approvals.Decided("approve")
             self.view.note(f"({pending.tool_name}: allowed always in this thread)")
         else:
-            decided = await approvals.ask(self.screen, self.board, pending)
+            decided = await self._asked_here(pending)
             if decided is not None:
                 self.view.note(f"({approvals.told(decided)})")
         if decided is None:
-            return False
+            return self._answered_elsewhere
         if decided.always:
             await allowed.add(pending.tool_name)
         agent = await self.ready()
@@ -318,6 +328,22 @@ class Conversation:
         except AlreadyAnswered as error:
             self.view.note(f"({error})")
             return True
+
+    async def _asked_here(self, pending: Pending) -> approvals.Decided | None:
+        """What a person says here; None if they do not, or if somebody else has answered meanwhile."""
+        self._asked, self._answered_elsewhere = pending, False
+        try:
+            return await approvals.ask(self.screen, self.board, pending)
+        finally:
+            self._asked = None
+
+    async def _look_for_answer(self, asked: Pending) -> None:
+        """Take a question back that was answered elsewhere."""
+        waiting = {each.call_id for each in await self.cp.pending(self.thread_id)}
+        if self._asked is asked and asked.call_id not in waiting:
+            self._answered_elsewhere = True
+            self.view.note("(answered elsewhere)")
+            self.board.answer(None)
 
     # --- what waits ---------------------------------------------------------------------------------------------------
 
@@ -391,8 +417,10 @@ class Conversation:
             if self.view.is_moving:
                 self.screen.refresh()
             if self.is_running and ticks % _LOOKS == 0:
-                with suppress(ByssusError):
+                with suppress(Exception):  # a database that does not answer for a moment; the run tells the rest
                     self.waiting = await self.cp.inbox(self.thread_id)
+                    if self._asked is not None:
+                        await self._look_for_answer(self._asked)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
