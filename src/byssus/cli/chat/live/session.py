@@ -19,7 +19,7 @@ from typing import Any
 from prompt_toolkit.application import in_terminal
 
 from byssus import Agent, UserMessage
-from byssus.checkpointer import Checkpointer, Waiting
+from byssus.checkpointer import Checkpointer, Receipt, Waiting
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live import approvals
 from byssus.cli.chat.live.drawn import status
@@ -87,7 +87,7 @@ class Conversation:
         app = self.screen.application(self.board.layout, keys.bindings(self, self.board), self.board.style)
         ticker = asyncio.create_task(self._tick())
         self._ours_since = time.monotonic()
-        self.spawn(self.open(self.thread_id))
+        self._do(self.open(self.thread_id))
         try:
             return await app.run_async(set_exception_handler=False)
         except (EOFError, KeyboardInterrupt):  # the terminal was closed
@@ -108,6 +108,7 @@ class Conversation:
 
     def enter(self, text: str) -> None:
         """A line was sent. Lines are taken in order: one waits for the end of a command that was typed before."""
+        self._interrupted_at = float("-inf")
         self._lines.append(text)
         self._take_lines()
 
@@ -123,12 +124,16 @@ class Conversation:
             self.view.fail(str(error))
             return
         if typed is not None:
-            self._doing = self.spawn(self._command(typed, text))
-            self._doing.add_done_callback(lambda _: self._take_lines())
+            self._do(self._command(typed, text))
         elif self.is_running:
             self.say(commands.message_in(text), later=False)
         else:
             self.spawn_run(self._prompt(commands.message_in(text)))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Lines that are typed meanwhile are taken afterwards."""
+        self._doing = self.spawn(work)
+        self._doing.add_done_callback(lambda _: self._take_lines())
 
     def queue(self, text: str) -> None:
         self.say(commands.message_in(text), later=True)
@@ -360,13 +365,24 @@ class Conversation:
         kind = "follow_up" if later else "steer"
         self.waiting.append(Waiting(receipt.id, kind, receipt.message, ""))
         self.screen.refresh()
-        self.spawn(self._queued(receipt))
+        self.spawn(self._queued(receipt, text))
 
-    async def _queued(self, receipt: Any) -> None:
-        await receipt
+    async def _queued(self, receipt: Receipt, text: str) -> None:
+        try:
+            await receipt
+        except ByssusError:
+            self.waiting = [each for each in self.waiting if each.id != receipt.id]
+            self.give_back(text)
+            raise
         await self.look()
         if self.waiting and not self.is_running:  # the run ended just before
             self.spawn_run(self.resume())
+
+    async def _look_at_inbox(self) -> None:
+        waiting = await self.cp.inbox(self.thread_id)
+        if waiting != self.waiting:
+            self.waiting = waiting
+            self.screen.refresh()
 
     async def look(self) -> None:
         """What waits, and what was spent, as the database knows it."""
@@ -418,7 +434,7 @@ class Conversation:
                 self.screen.refresh()
             if self.is_running and ticks % _LOOKS == 0:
                 with suppress(Exception):  # a database that does not answer for a moment; the run tells the rest
-                    self.waiting = await self.cp.inbox(self.thread_id)
+                    await self._look_at_inbox()
                     if self._asked is not None:
                         await self._look_for_answer(self._asked)
 
