@@ -67,7 +67,7 @@ docs: $(DOCUMENTED) ## build the documentation in docs/_build; any warning fails
 check: lint types docs test ## all four: what CI runs
 
 bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
-	@for name in start append load loop long follow growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+	@for name in start cli append load loop long follow growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 

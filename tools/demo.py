@@ -1,124 +1,208 @@
-"""Record docs/demo.svg: `byssus chat` in a real terminal is killed in the middle of a reply, and goes on.
+"""Record the animation of the README and the pictures of docs/chat.md: `byssus chat`, in a real terminal.
 
-The command is the real one. Its model is a local server that speaks Anthropic's protocol and whose first reply stalls,
-so the recording needs no service and is the same each time. Times are made up: they depend on the text alone.
+`make demo` writes them. The command is the real one; its model is the script of lisbon.py, and the machine is this one.
+A test plays the same scripts, and compares what they say with the files: the pictures show what the program does.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import re
+import shutil
 import tempfile
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.terminal import Terminal
-from tests.support.wire import Anthropic, Server
+from tests.support.window import Window
+from tools import svg
+from tools.screencast import Frame, Screencast
 
-TARGET = Path(__file__).parent.parent / "docs" / "demo.svg"
-QUESTION = "Plan a day in Lisbon."
-HALF = "Morning: the Alfama, before the crowds. Noon: grilled sardines by the river."
-WHOLE = "Morning: the Alfama. Noon: sardines by the river. Evening: fado, and tram 28 back."
-STYLE = """
-svg { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-rect { fill: #161b22; stroke: #6e7681; } text { fill: #e6edf3; white-space: pre; }
-.typed { fill: #7ee787; } .killed { fill: #ff7b72; }
-tspan { opacity: 0; animation: appear 0.01s forwards; } @keyframes appear { to { opacity: 1; } }
-"""
-
-
-class Screen:
-    """The lines of the recording: pieces of text, each with its class and the second at which it appears."""
-
-    def __init__(self) -> None:
-        self.lines: list[list[tuple[str, str, float]]] = [[]]
-        self.now = 0.5
-
-    def add(self, text: str, kind: str = "", pause: float = 0.06) -> None:
-        """Show the text piece by piece."""
-        pieces = list(text) if kind == "typed" else text.replace(" ", " \0").replace("\n", "\n\0").split("\0")
-        for piece in pieces:
-            self.lines[-1].append((piece.rstrip("\n"), kind, self.now))
-            if piece.endswith("\n"):
-                self.lines.append([])
-            self.now += pause
-
-    def svg(self, width: int = 100) -> str:
-        rows = []
-        for number, line in enumerate(self.lines):
-            spans = "".join(
-                f'<tspan{f" class={kind!r}" if kind else ""} style="animation-delay:{at:.2f}s">{escape(text)}</tspan>'
-                for text, kind, at in line
-                if text
-            )
-            rows.append(f'<text x="16" y="{30 + 20 * number}">{spans}</text>')
-        size = f'width="{width * 8.6:.0f}" height="{30 + 20 * len(rows)}"'
-        box = '<rect x="0.5" y="0.5" width="99.9%" height="99.7%" rx="8"/>'
-        title = "<title>A chat is killed in the middle of a reply, and goes on when it is started again</title>"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{title}<style>{STYLE}</style>{box}'
-        return "\n".join([head, *rows, "</svg>", ""])
+DOCS = Path(__file__).parent.parent / "docs"
+DEMO = DOCS / "demo.svg"
+PICTURES = DOCS / "pictures"
+DEMO_TITLE = "A chat is killed while it books a tour, and the next one knows what is open"
+_APP = Path(__file__).parent / "lisbon.py"
+_PROMPT = "\u203a"
+_NEW_ID = "0198f3c27d5e7b41a6c09e2f4b8d1357"
+_CONFIGURATION = 'database = "chat.db"\napp = "lisbon:agent"\n'
 
 
-def record(screen: Screen, folder: Path) -> None:
-    """Play the scene: ask, kill, start again, let it finish the reply, and show what is stored."""
-    replies = [
-        Anthropic.answer(HALF + " Then, in the evening").stall(after=3 + len(HALF.split())),
-        Anthropic.answer(WHOLE),
-    ]
-    with Server(replies) as server:
-        env = {"BYSSUS_DB": str(folder / "chat.db"), "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "demo"}
-        chat = start(screen, env, "chat", "trip", "--provider", "anthropic")
-        say(screen, chat, QUESTION)
-        screen.add(shown(chat, r"by the river\.? ?"))
-        while not stored(env):
-            pass
-        screen.now += 1
-        chat.close()
-        screen.add("\n", pause=0)
-        screen.add("Killed (kill -9)\n", "killed", 0.2)
-        chat = start(screen, env, "chat", "trip", "--provider", "anthropic", until=r"\[Y/n\] ")
-        chat.type("\n")
-        screen.add("\n", pause=0.5)
-        screen.add(shown(chat, r"28 back\.").lstrip("\n"))
-        chat.wait_for("> ")  # a key that comes earlier is not the end of the input
-        chat.type("\x04")
-        chat.wait_for_its_end()
-        screen.add("\n", pause=1)
-        screen.add(start(screen, env, "show", "trip", until="").wait_for_its_end().replace("\r", ""), pause=0.02)
+class Stage:
+    """A directory with the app, and a screen."""
+
+    def __init__(self, folder: Path, rows: int = 24) -> None:
+        self.folder = folder
+        shutil.copy(_APP, folder)
+        (folder / "byssus.toml").write_text(_CONFIGURATION, "utf-8")
+        self.cast = Screencast(folder, rows=rows)
+
+    def chat(self, thread: str = "trip", until: str = _PROMPT) -> Window:
+        window = self.cast.shell("chat", thread)
+        window.wait_for_on_screen(f"Thread {thread}", until)
+        self.cast.show()
+        return window
+
+    def go(self, window: Window, until: str, seconds: float = 0.6) -> None:
+        """Let the script go on, and show what came."""
+        (self.folder / "go").touch()
+        window.wait_for_on_screen(until)
+        self.cast.show(seconds)
+
+    def plan(self, window: Window) -> None:
+        """Ask for the plan, up to the question about the tour."""
+        cast = self.cast
+        cast.enter(window, "Plan a day in Lisbon, and book the tram tour for two.")
+        window.wait_for_on_screen("the Alfama,")
+        cast.show(0.6)
+        self.go(window, "grilled sardines")
+        self.go(window, "I am booking")
+        self.go(window, "allow?", 1.5)
+
+    def finish(self, window: Window) -> None:
+        """Allow the tour, and read the last words."""
+        self.cast.enter(window, "y")
+        window.wait_for_on_screen("asking the office")
+        self.go(window, "reference L-28.", 1)
 
 
-def start(screen: Screen, env: dict[str, str], *arguments: str, until: str = "> ") -> Terminal:
-    screen.add("$ ")
-    screen.add(f"byssus {' '.join(arguments)}\n", "typed")
-    program = Terminal(sys.executable, "-m", "byssus", *arguments, env=env)
-    if until:
-        screen.add(shown(program, until))
-    return program
+def record_demo(folder: Path) -> list[Frame]:
+    """A chat, a tool that is approved, kill -9 in the middle of it, a restart, and a fork."""
+    stage = Stage(folder)
+    cast = stage.cast
+    window = stage.chat()
+    stage.plan(window)
+    cast.type(window, "y")
+    cast.show(0.5)
+    window.press("enter")
+    window.wait_for_on_screen("asking the office")
+    cast.show(1.5)
+    window.kill()
+    cast.note("Killed (kill -9)")
+    window = stage.chat(until="resume? [Y/n]")
+    cast.show(2)
+    window.press("enter")
+    window.wait_for_on_screen("what now?")
+    cast.show(2)
+    cast.enter(window, "y")
+    window.wait_for_on_screen("attempt 2")
+    cast.show(1)
+    stage.go(window, "17:00, reference L-28.", 2)
+    window.wait_for_on_screen("thread 1.8k")
+    cast.enter(window, "/fork")
+    found = window.wait_for_match(r"Thread (?!trip:)(\S+): \d+ messages so far")[1]
+    cast.hide_id(found, _NEW_ID[: len(found)])
+    window.wait_for_on_screen(f"{found} \u00b7")
+    cast.show(1)
+    cast.enter(window, "Now the same with children, please.")
+    window.wait_for_on_screen("in the morning,")
+    cast.show(0.5)
+    stage.go(window, "afterwards.", 2)
+    window.close()
+    return cast.frames
 
 
-def say(screen: Screen, chat: Terminal, text: str) -> None:
-    screen.add(f"{text}\n", "typed")
-    chat.type(f"{text}\n")
-    chat.wait_for(f"{text}\r\n")  # the terminal's echo
+def record_streaming(folder: Path) -> list[Frame]:
+    stage = Stage(folder, rows=26)
+    window = stage.chat()
+    stage.cast.enter(window, "What does it cost, with the museum?")
+    window.wait_for_on_screen("80 EUR")
+    window.enter("And is it open on Mondays?")
+    window.wait_for_on_screen("1 now And is it open on Mondays?")
+    stage.cast.type(window, "Then we need ")
+    stage.cast.show()
+    window.close()
+    return stage.cast.frames
 
 
-def shown(program: Terminal, pattern: str) -> str:
-    """What appears until the pattern does."""
-    return program.wait_for(pattern).replace("\r", "")
+def record_whole(folder: Path) -> list[Frame]:
+    stage = Stage(folder, rows=26)
+    window = stage.chat()
+    stage.cast.enter(window, "What does it cost, with the museum?")
+    window.wait_for_on_screen("80 EUR")
+    stage.go(window, "is worth it")
+    window.wait_for_on_screen("thread 916")
+    stage.cast.show()
+    window.close()
+    return stage.cast.frames
 
 
-def stored(env: dict[str, str]) -> bool:
-    """Whether the half reply is on disk: what has arrived is saved every second."""
-    check = Terminal(sys.executable, "-m", "byssus", "show", "trip", env=env)
-    return "sardines" in check.wait_for_its_end()
+def record_approval(folder: Path) -> list[Frame]:
+    stage = Stage(folder)
+    window = stage.chat()
+    stage.plan(window)
+    window.close()
+    return stage.cast.frames
+
+
+def record_interrupted(folder: Path) -> list[Frame]:
+    stage = Stage(folder)
+    window = stage.chat()
+    stage.plan(window)
+    window.enter("y")
+    window.wait_for_on_screen("asking the office")
+    window.kill()
+    stage.cast.display.reset()
+    window = stage.chat(until="resume? [Y/n]")
+    window.press("enter")
+    window.wait_for_on_screen("what now?")
+    stage.cast.show()
+    window.close()
+    return stage.cast.frames
+
+
+def record_picker(folder: Path) -> list[Frame]:
+    stage = Stage(folder, rows=20)
+    window = stage.chat("costs")
+    stage.cast.enter(window, "What does it cost?")
+    window.wait_for_on_screen("80 EUR")
+    (folder / "go").touch()
+    window.wait_for_on_screen("thread 916")
+    window.enter("/new family")
+    window.wait_for_on_screen("Thread family")
+    window.enter("A day with children, please.")
+    window.wait_for_on_screen("in the morning,")
+    (folder / "go").touch()
+    window.wait_for_on_screen("thread 916", "family \u00b7")
+    window.enter("/threads")
+    window.wait_for_on_screen("costs", "What does it cost?")
+    stage.cast.show()
+    window.close()
+    return stage.cast.frames
+
+
+# The pictures of docs/chat.md: what each shows, and the script whose last step it is.
+SCENES: dict[str, tuple[str, Callable[[Path], list[Frame]]]] = {
+    "streaming": ("An answer that is arriving, and the next message in the input line", record_streaming),
+    "answer": ("A table, code and Chinese text, and the status line", record_whole),
+    "approval": ("A tool call that asks for approval, with its arguments", record_approval),
+    "interrupted": ("A run that was interrupted, and a call whose outcome is unknown", record_interrupted),
+    "picker": ("A list of threads to choose from, with a preview", record_picker),
+}
+
+
+def recorded(record: Callable[[Path], list[Frame]]) -> list[Frame]:
+    """Play a script in a directory of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return record(Path(folder))
+
+
+def said(svg_text: str) -> list[str]:
+    """What a picture says, row by row."""
+    return [re.sub(r"<[^>]*>", "", line) for line in svg_text.splitlines() if "<text" in line]
+
+
+def pictures() -> dict[Path, str]:
+    """Each file with what belongs into it."""
+    made = {DEMO: svg.animation(recorded(record_demo), DEMO_TITLE)}
+    for name, (title, record) in SCENES.items():
+        made[PICTURES / f"{name}.svg"] = svg.picture(recorded(record)[-1], title)
+    return made
 
 
 def main() -> None:
-    screen = Screen()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["COLUMNS"] = "96"
-        record(screen, Path(folder))
-    TARGET.write_text(screen.svg(), "utf-8")
+    PICTURES.mkdir(exist_ok=True)
+    for path, text in pictures().items():
+        path.write_text(text, "utf-8")
+        print(f"{path}: {len(text) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Display(pyte.Screen):
     def __init__(self, columns: int, lines: int, answer: Callable[[str], None] = lambda _: None) -> None:
         self.history: list[Row] = []
         self._main: _Main | None = None
-        self._answer = answer
+        self.answer = answer
         super().__init__(columns, lines)
         self.buffer = defaultdict(lambda: Row(self.default_char))
 
@@ -164,7 +164,7 @@ class Display(pyte.Screen):
             super().report_device_status(mode)
 
     def write_process_input(self, data: str) -> None:
-        self._answer(data)
+        self.answer(data)
 
     # --- size ---------------------------------------------------------------------------------------------------------
 

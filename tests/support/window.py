@@ -75,7 +75,11 @@ class Window:
         cwd: Path | None = None,
         columns: int = 80,
         rows: int = 24,
+        display: Display | None = None,
     ) -> None:
+        """`display`: a screen that shows what earlier programs have written, and has a size."""
+        if display is not None:
+            columns, rows = display.columns, display.lines
         self._master, slave = os.openpty()
         _set_size(slave, columns, rows)
         started = forked.start(
@@ -83,7 +87,8 @@ class Window:
         )
         self.process = started.process
         self._shell = started.answer
-        self.display = Display(columns, rows, self.type)
+        self.display = display or Display(columns, rows)
+        self.display.answer = self.type
         self.output = ""  # all that the program has written, with its escape sequences
         self.exit_code: int | None = None
         self.is_stopped = False

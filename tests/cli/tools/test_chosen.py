@@ -63,6 +63,19 @@ def test_a_model_uses_the_tools_that_were_chosen(
     assert "has '..'" in told[1]
 
 
+def test_pending_shows_the_difference_that_a_write_would_make(
+    database: Database, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.script(OpenAI.answer(ToolCall("1", "write_file", {"path": "a.txt", "content": "one\ntwo\x1b[2J\n"})))
+    assert cli.main(["ask", "Write.", "--thread", "t", *MODEL, "--tools", "files", "--db", database.place]) == 1
+    capsys.readouterr()
+    assert cli.main(["pending", "--db", database.place]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("t  1  approval: write_file with {")
+    assert head.endswith("Make the file a.txt? 2 lines added, 0 removed.")
+    assert rows == ["    @@ -0,0 +1,2 @@", "    +one", "    +two\\x1b[2J"]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -30,7 +30,7 @@ _FIXED = {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "
 _HEAD, _TAIL = 8_000, 24_000  # bytes of the output that are kept
 _LONGEST = 3_600  # seconds
 _LOOK, _BETWEEN, _MOST_SHOWN = 0.05, 0.1, 4_000  # seconds between looks and updates, characters of an update
-_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+_GRACE, _ABORTED = 2.0, 0.5  # seconds between SIGTERM and SIGKILL; less in an abort, after which the program may end
 _DRAIN = 0.5  # seconds for what is left in the pipe
 
 
@@ -78,11 +78,12 @@ class _Shell:
             raise InputError(f"seconds must be from 1 to {_LONGEST:,}, got {limit}")
         running = _Command(command, self._folder.path, {**_passed_on(), **self._env}, limit, context)
         work = asyncio.ensure_future(in_thread(running.run))
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come after a cancellation
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             running.is_stopped = True
-            await asyncio.wait({work}, timeout=_GRACE + 2 * _DRAIN)
+            await asyncio.wait({work}, timeout=_ABORTED + 2 * _DRAIN)
             raise
 
 
@@ -140,7 +141,7 @@ class _Command:
                 if killed_at is None and (is_late or self.is_stopped or self._context.signal.aborted):
                     killed_at = now
                     _kill(process, signal.SIGTERM)
-                elif killed_at is not None and now > killed_at + _GRACE:
+                elif killed_at is not None and now > killed_at + (_GRACE if is_late else _ABORTED):
                     _kill(process, signal.SIGKILL)
         return is_late
 

@@ -108,6 +108,16 @@ def test_a_call_that_asks_for_approval_shows_its_arguments_and_takes_every_answe
     again.wait_for("d.txt is gone")
 
 
+def test_a_question_that_was_answered_elsewhere_is_taken_back(chat: Chat, tmp_path: Path) -> None:
+    window = chat()
+    window.enter("delete a.txt")
+    window.wait_for_on_screen("allow?")
+    with Window("answer", "main", "c1", "approve", home=tmp_path) as other:
+        assert other.wait_for_its_end() == 0
+    window.wait_for("(answered elsewhere)")
+    window.wait_for("a.txt is gone")
+
+
 def test_a_run_that_was_killed_is_offered_and_the_outcome_of_its_call_asked_for(chat: Chat, tmp_path: Path) -> None:
     window = chat()
     window.enter("pay 5")

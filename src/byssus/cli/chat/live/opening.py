@@ -97,8 +97,7 @@ async def _answer(session: Conversation) -> None:
 
 
 async def _driven(session: Conversation, thread: Thread) -> None:
-    owner = (thread.owner or "another process").split(" ", 1)[0]
-    session.view.lines("ask", f"This thread is being driven by {owner}.")
+    session.view.lines("ask", f"This thread is being driven by {await _driver(session)}.")
 
     def choices(drawer: Drawer) -> list[Line]:
         return drawer.text("w watch it (what you type reaches it), l wait for its end, f fork, Esc nothing", "faint")
@@ -113,6 +112,14 @@ async def _driven(session: Conversation, thread: Thread) -> None:
         await session.open(new)
     else:
         session.watching = asyncio.create_task(_watch(session, thread, is_shown=word != "l"))
+
+
+async def _driver(session: Conversation) -> str:
+    """The host and the process that drive the thread."""
+    for run in await session.cp.runs(session.thread_id, 1):
+        if attempts := await session.cp.run_attempts(run.id):
+            return attempts[-1].owner.partition(" ")[0]
+    return "another process"
 
 
 async def _watch(session: Conversation, thread: Thread, *, is_shown: bool) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from prompt_toolkit.application import in_terminal
 
 from byssus import Agent, UserMessage
-from byssus.checkpointer import Checkpointer, Waiting
+from byssus.checkpointer import Checkpointer, Receipt, Waiting
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live import approvals
 from byssus.cli.chat.live.drawn import status
@@ -43,6 +43,7 @@ _SECOND = 1.0  # between two Ctrl-C that leave
 _TICK = 0.12  # seconds between two frames of a spinner
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
 _AHEAD = 0.2  # seconds in which keys are read that were typed before
+_MOMENT = 0.5  # seconds that a command waits for the end of a run
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
 
 Prompt = str | UserMessage
@@ -72,6 +73,8 @@ class Conversation:
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
         self._is_asking = False
+        self._asked: Pending | None = None  # in the input line
+        self._answered_elsewhere = False
         self._ours_since = 0.0  # the terminal
         self._leaving: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -84,7 +87,7 @@ class Conversation:
         app = self.screen.application(self.board.layout, keys.bindings(self, self.board), self.board.style)
         ticker = asyncio.create_task(self._tick())
         self._ours_since = time.monotonic()
-        self.spawn(self.open(self.thread_id))
+        self._do(self.open(self.thread_id))
         try:
             return await app.run_async(set_exception_handler=False)
         except (EOFError, KeyboardInterrupt):  # the terminal was closed
@@ -105,6 +108,7 @@ class Conversation:
 
     def enter(self, text: str) -> None:
         """A line was sent. Lines are taken in order: one waits for the end of a command that was typed before."""
+        self._interrupted_at = float("-inf")
         self._lines.append(text)
         self._take_lines()
 
@@ -120,12 +124,16 @@ class Conversation:
             self.view.fail(str(error))
             return
         if typed is not None:
-            self._doing = self.spawn(self._command(typed, text))
-            self._doing.add_done_callback(lambda _: self._take_lines())
+            self._do(self._command(typed, text))
         elif self.is_running:
             self.say(commands.message_in(text), later=False)
         else:
             self.spawn_run(self._prompt(commands.message_in(text)))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Lines that are typed meanwhile are taken afterwards."""
+        self._doing = self.spawn(work)
+        self._doing.add_done_callback(lambda _: self._take_lines())
 
     def queue(self, text: str) -> None:
         self.say(commands.message_in(text), later=True)
@@ -210,6 +218,8 @@ class Conversation:
         self.view.fail(str(in_words(error, self.thread_id)))
 
     async def _command(self, typed: commands.Typed, text: str) -> None:
+        if not typed.command.while_running and self._run is not None:
+            await asyncio.wait({self._run}, timeout=_MOMENT)  # the last words may be there before the end is recorded
         if self.is_running and not typed.command.while_running:
             self.give_back(text)
             self.view.fail(f"/{typed.command.name} has to wait until the answer has ended; Ctrl-C stops it")
@@ -238,9 +248,15 @@ class Conversation:
         """Run to the end, with the questions and the queued messages that come up."""
         agent = await self.ready()
         self._turn = Usage()
-        result = await begin(agent)
-        while await self._goes_on(agent, result):
-            result = await agent.resume(raise_errors=False)
+        self.view.wait()
+        try:
+            result = await begin(agent)
+            while await self._goes_on(agent, result):
+                result = await agent.resume(raise_errors=False)
+        except NothingToResume:  # somebody else was faster
+            await self.look()
+        finally:
+            self.view.end()
 
     async def _goes_on(self, agent: Agent, result: RunResult[Any]) -> bool:
         """Say how a run has ended; whether another one has to follow it at once."""
@@ -259,8 +275,7 @@ class Conversation:
         return False
 
     async def resume(self) -> None:
-        with suppress(NothingToResume):
-            await self.run(lambda agent: agent.resume(raise_errors=False))
+        await self.run(lambda agent: agent.resume(raise_errors=False))
 
     async def ready(self) -> Agent:
         """The agent of the thread."""
@@ -305,11 +320,11 @@ class Conversation:
             decided: approvals.Decided | None = approvals.Decided("approve")
             self.view.note(f"({pending.tool_name}: allowed always in this thread)")
         else:
-            decided = await approvals.ask(self.screen, self.board, pending)
+            decided = await self._asked_here(pending)
             if decided is not None:
                 self.view.note(f"({approvals.told(decided)})")
         if decided is None:
-            return False
+            return self._answered_elsewhere
         if decided.always:
             await allowed.add(pending.tool_name)
         agent = await self.ready()
@@ -318,6 +333,22 @@ class Conversation:
         except AlreadyAnswered as error:
             self.view.note(f"({error})")
             return True
+
+    async def _asked_here(self, pending: Pending) -> approvals.Decided | None:
+        """What a person says here; None if they do not, or if somebody else has answered meanwhile."""
+        self._asked, self._answered_elsewhere = pending, False
+        try:
+            return await approvals.ask(self.screen, self.board, pending)
+        finally:
+            self._asked = None
+
+    async def _look_for_answer(self, asked: Pending) -> None:
+        """Take a question back that was answered elsewhere."""
+        waiting = {each.call_id for each in await self.cp.pending(self.thread_id)}
+        if self._asked is asked and asked.call_id not in waiting:
+            self._answered_elsewhere = True
+            self.view.note("(answered elsewhere)")
+            self.board.answer(None)
 
     # --- what waits ---------------------------------------------------------------------------------------------------
 
@@ -334,13 +365,24 @@ class Conversation:
         kind = "follow_up" if later else "steer"
         self.waiting.append(Waiting(receipt.id, kind, receipt.message, ""))
         self.screen.refresh()
-        self.spawn(self._queued(receipt))
+        self.spawn(self._queued(receipt, text))
 
-    async def _queued(self, receipt: Any) -> None:
-        await receipt
+    async def _queued(self, receipt: Receipt, text: str) -> None:
+        try:
+            await receipt
+        except ByssusError:
+            self.waiting = [each for each in self.waiting if each.id != receipt.id]
+            self.give_back(text)
+            raise
         await self.look()
         if self.waiting and not self.is_running:  # the run ended just before
             self.spawn_run(self.resume())
+
+    async def _look_at_inbox(self) -> None:
+        waiting = await self.cp.inbox(self.thread_id)
+        if waiting != self.waiting:
+            self.waiting = waiting
+            self.screen.refresh()
 
     async def look(self) -> None:
         """What waits, and what was spent, as the database knows it."""
@@ -391,8 +433,10 @@ class Conversation:
             if self.view.is_moving:
                 self.screen.refresh()
             if self.is_running and ticks % _LOOKS == 0:
-                with suppress(ByssusError):
-                    self.waiting = await self.cp.inbox(self.thread_id)
+                with suppress(Exception):  # a database that does not answer for a moment; the run tells the rest
+                    await self._look_at_inbox()
+                    if self._asked is not None:
+                        await self._look_for_answer(self._asked)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

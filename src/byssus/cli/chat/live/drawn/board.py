@@ -158,7 +158,7 @@ class ChatBoard:
     def _prepare(self) -> None:
         """Once for each frame: what is drawn above the input."""
         drawer, rows = self._screen.drawer, self._rows()
-        self._picker_lines = [] if self.picker is None else self.picker.lines(drawer, rows)
+        self._picker_lines = [] if self.picker is None else [[], *self.picker.lines(drawer, rows - 1)]
         self._live_lines = self.live(drawer, max(rows - len(self._picker_lines), _LEAST))
 
     def _live_text(self) -> StyleAndTextTuples:

@@ -88,6 +88,11 @@ class View:
     def _is_thinking(self) -> bool:
         return self._reply is not None and self._reply.thinking_since is not None
 
+    def wait(self) -> None:
+        """A run is about to begin."""
+        self._waits_since = time.monotonic()
+        self._screen.refresh()
+
     # --- what is heard ------------------------------------------------------------------------------------------------
 
     def hear(self, event: Event) -> None:  # noqa: C901 - one case for each event
