@@ -2,7 +2,7 @@
 
 prompt_toolkit draws the lower part, on the last lines of the terminal and not on a screen of its own. Each frame is one
 write: it removes the lower part, prints what was finished meanwhile, and draws the lower part again, so nothing
-flickers. Frames come at most every 16 ms, and less often where drawing takes long: drawing never takes more than a
+flickers. Frames come at most every 20 ms, and less often where drawing takes long: drawing never takes more than a
 quarter of the time.
 
 After the width has changed, no program can know where its lines are. So the visible part is cleared, and the end of
@@ -31,7 +31,7 @@ from byssus.cli.chat.live.drawn.drawing import Appearance, Drawer, Line, are_col
 
 Piece = Callable[[Drawer], list[Line]]  # a part of the transcript, drawn for a width
 
-_FRAME = 0.016  # seconds between two frames
+_FRAME = 0.02  # seconds between two frames
 _SHARE = 4  # a frame that took a while is followed by a pause that is so many times longer
 _KEPT = 300  # pieces that are drawn again when the width changes
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # terminals that know it show nothing in between
