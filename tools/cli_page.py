@@ -1,4 +1,5 @@
-"""The parts of docs/cli.md that are made from the code: the list of commands, and the options of each.
+"""The parts of docs/cli.md that are made from the code: the list of commands, what can be typed in
+a chat, and the options of each command.
 
 `python -m tools.cli_page` writes them; a test compares them. What all commands share stands on the page once.
 """
@@ -10,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from byssus.cli.chat.live.typed import commands as chat_commands
+from byssus.cli.chat.live.typed import keys
 from byssus.cli.commands import COMMANDS
 from byssus.cli.parser import commands_of, parser_for
 
@@ -19,7 +22,9 @@ _SHARED = {"help", "db", "utc", "no_pager", "debug"}
 
 def with_commands(page: str) -> str:
     """The page with the parts that are made."""
-    return _filled(_filled(page, "commands", _list()), "reference", _reference())
+    for name, lines in (("commands", _list()), ("chat", _chat()), ("reference", _reference())):
+        page = _filled(page, name, lines)
+    return page
 
 
 def _filled(page: str, name: str, lines: Iterator[str]) -> str:
@@ -34,6 +39,13 @@ def _list() -> Iterator[str]:
     yield "|---|---|"
     for name, command in COMMANDS.items():
         yield f"| [`{name}`](#{name}) | {_plain(command.help)} |"
+
+
+def _chat() -> Iterator[str]:
+    yield from ("| command | what it does |", "|---|---|")
+    yield from (f"| `{_cell(each.usage)}` | {_plain(each.help)} |" for each in chat_commands.COMMANDS)
+    yield from ("", "| key | what it does |", "|---|---|")
+    yield from (f"| {key} | {_plain(does)} |" for key, does in keys.HELP)
 
 
 def _reference() -> Iterator[str]:
@@ -72,6 +84,10 @@ def _meaning(action: argparse.Action) -> str:
     told = _plain((action.help or "") % {"default": action.default, "prog": "byssus"})
     choices = ", ".join(f"`{each}`" for each in action.choices or ())
     return ": ".join(part for part in (told, choices) if part)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _plain(text: str) -> str:

@@ -35,16 +35,16 @@ class Stage:
         (folder / "byssus.toml").write_text(_CONFIGURATION, "utf-8")
         self.cast = Screencast(folder, rows=rows)
 
-    def chat(self, thread: str = "trip", until: str = _PROMPT) -> Window:
+    def chat(self, thread: str = "trip", *until: str) -> Window:
         window = self.cast.shell("chat", thread)
-        window.wait_for_on_screen(f"Thread {thread}", until)
+        window.wait_for_on_screen(f"Thread {thread}", *(until or (_PROMPT, "thread 0 tok")))
         self.cast.show()
         return window
 
-    def go(self, window: Window, until: str, seconds: float = 0.6) -> None:
+    def go(self, window: Window, *until: str, seconds: float = 0.6) -> None:
         """Let the script go on, and show what came."""
         (self.folder / "go").touch()
-        window.wait_for_on_screen(until)
+        window.wait_for_on_screen(*until)
         self.cast.show(seconds)
 
     def plan(self, window: Window) -> None:
@@ -55,13 +55,7 @@ class Stage:
         cast.show(0.6)
         self.go(window, "grilled sardines")
         self.go(window, "I am booking")
-        self.go(window, "allow?", 1.5)
-
-    def finish(self, window: Window) -> None:
-        """Allow the tour, and read the last words."""
-        self.cast.enter(window, "y")
-        window.wait_for_on_screen("asking the office")
-        self.go(window, "reference L-28.", 1)
+        self.go(window, "allow?", "thread 916", seconds=1.5)
 
 
 def record_demo(folder: Path) -> list[Frame]:
@@ -77,7 +71,7 @@ def record_demo(folder: Path) -> list[Frame]:
     cast.show(1.5)
     window.kill()
     cast.note("Killed (kill -9)")
-    window = stage.chat(until="resume? [Y/n]")
+    window = stage.chat("trip", "resume? [Y/n]", "thread 916")
     cast.show(2)
     window.press("enter")
     window.wait_for_on_screen("what now?")
@@ -85,8 +79,7 @@ def record_demo(folder: Path) -> list[Frame]:
     cast.enter(window, "y")
     window.wait_for_on_screen("attempt 2")
     cast.show(1)
-    stage.go(window, "17:00, reference L-28.", 2)
-    window.wait_for_on_screen("thread 1.8k")
+    stage.go(window, "17:00, reference L-28.", "thread 1.8k", seconds=2)
     cast.enter(window, "/fork")
     found = window.wait_for_match(r"Thread (?!trip:)(\S+): \d+ messages so far")[1]
     cast.hide_id(found, _NEW_ID[: len(found)])
@@ -95,7 +88,7 @@ def record_demo(folder: Path) -> list[Frame]:
     cast.enter(window, "Now the same with children, please.")
     window.wait_for_on_screen("in the morning,")
     cast.show(0.5)
-    stage.go(window, "afterwards.", 2)
+    stage.go(window, "afterwards.", "turn 916", seconds=2)
     window.close()
     return cast.frames
 
@@ -118,7 +111,7 @@ def record_whole(folder: Path) -> list[Frame]:
     window = stage.chat()
     stage.cast.enter(window, "What does it cost, with the museum?")
     window.wait_for_on_screen("80 EUR")
-    stage.go(window, "is worth it")
+    stage.go(window, "is worth it", "thread 916")
     window.wait_for_on_screen("thread 916")
     stage.cast.show()
     window.close()
@@ -141,7 +134,7 @@ def record_interrupted(folder: Path) -> list[Frame]:
     window.wait_for_on_screen("asking the office")
     window.kill()
     stage.cast.display.reset()
-    window = stage.chat(until="resume? [Y/n]")
+    window = stage.chat("trip", "resume? [Y/n]", "thread 916")
     window.press("enter")
     window.wait_for_on_screen("what now?")
     stage.cast.show()
@@ -163,7 +156,7 @@ def record_picker(folder: Path) -> list[Frame]:
     (folder / "go").touch()
     window.wait_for_on_screen("thread 916", "family \u00b7")
     window.enter("/threads")
-    window.wait_for_on_screen("costs", "What does it cost?")
+    window.wait_for_on_screen("threads:", "user: A day with")
     stage.cast.show()
     window.close()
     return stage.cast.frames
@@ -190,17 +183,21 @@ def said(svg_text: str) -> list[str]:
     return [re.sub(r"<[^>]*>", "", line) for line in svg_text.splitlines() if "<text" in line]
 
 
-def pictures() -> dict[Path, str]:
-    """Each file with what belongs into it."""
-    made = {DEMO: svg.animation(recorded(record_demo), DEMO_TITLE)}
-    for name, (title, record) in SCENES.items():
-        made[PICTURES / f"{name}.svg"] = svg.picture(recorded(record)[-1], title)
-    return made
+def drawn(path: Path) -> str:
+    """What belongs into one of the files."""
+    if path == DEMO:
+        return svg.animation(recorded(record_demo), DEMO_TITLE)
+    title, record = SCENES[path.stem]
+    return svg.picture(recorded(record)[-1], title)
+
+
+FILES = [DEMO, *(PICTURES / f"{name}.svg" for name in SCENES)]
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
-    for path, text in pictures().items():
+    for path in FILES:
+        text = drawn(path)
         path.write_text(text, "utf-8")
         print(f"{path}: {len(text) / 1000:.0f} kB")
 

@@ -109,6 +109,7 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["memory"],
         ["memory", f"m{NASTY}", "--user", f"m{NASTY}"],
         ["pending"],
+        ["watch"],
         ["runs"],
         ["run", run_id],
         ["inbox", f"p{NASTY}"],

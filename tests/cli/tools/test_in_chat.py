@@ -21,7 +21,7 @@ def test_after_kill_9_in_a_command_the_chat_asks_what_to_do_about_it(tmp_path: P
     with Server([OpenAI.answer(write), OpenAI.answer(run), OpenAI.answer("So be it.")]) as server:
         env = {"BYSSUS_DB": str(tmp_path / "a.db"), "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "sk-secret"}
         chat = ("chat", "t", "--tools", "files,shell", "--model", "openai:gpt-x")
-        with Window(*chat, home=tmp_path, env=env, rows=40) as window:
+        with Window(*chat, home=tmp_path, env=env, columns=160, rows=40) as window:
             window.wait_for("gpt-x")
             window.enter("Do it.")
             window.wait_for_on_screen("Make the file new.txt? 2 lines added, 0 removed.", "+hello", "+world", "allow?")
@@ -34,7 +34,7 @@ def test_after_kill_9_in_a_command_the_chat_asks_what_to_do_about_it(tmp_path: P
             window.kill()
         group = int(pids.read_text())
         try:
-            with Window(*chat, home=tmp_path, env=env, rows=40) as window:
+            with Window(*chat, home=tmp_path, env=env, columns=160, rows=40) as window:
                 window.wait_for_on_screen("The last run on this thread was interrupted.", "resume?")
                 window.enter("y")
                 window.wait_for_on_screen("it may or may not have taken effect", "what now?")

@@ -50,8 +50,10 @@ class AgentSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Who will answer."""
-        return self.app.name if self.app is not None else "" if self.plain is None else self.plain[1].id
+        """Who will answer: the app, or the model."""
+        if self.app is not None:
+            return self.app.name.partition(" ")[0].strip("'")
+        return "" if self.plain is None else self.plain[1].id
 
     @property
     def is_local(self) -> bool:

@@ -206,15 +206,13 @@ class ChatBoard:
             return []
         drawer, chosen = self._screen.drawer, state.complete_index or 0
         first = max(0, min(chosen - _MENU_ROWS + 2, len(state.completions) - _MENU_ROWS))
+        shown = state.completions[first : first + _MENU_ROWS]
+        broad = max(table.width(each.display_text) for each in shown)
         lines: list[Line] = []
-        for number, each in enumerate(state.completions[first : first + _MENU_ROWS], first):
-            is_chosen = number == state.complete_index
-            lines.append(
-                drawer.line(
-                    ("you" if is_chosen else "", f"  {each.display_text}  "),
-                    ("faint", each.display_meta_text),
-                )
-            )
+        for number, each in enumerate(shown, first):
+            style = "you" if number == state.complete_index else ""
+            name = each.display_text + " " * (broad - table.width(each.display_text))
+            lines.append(drawer.line((style, f"  {name}  "), ("faint", each.display_meta_text)))
         return _fragments(drawer, [_fitted(line, drawer.width) for line in lines])
 
 

@@ -6,6 +6,7 @@ not wrapped: what is copied out of the terminal is what was said.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from collections.abc import Iterable
@@ -81,13 +82,19 @@ class _Table(TableElement):
 
 
 class _Markdown(Markdown):
-    """A block that was parsed by us."""
+    """Markdown with our headings and tables."""
 
     elements = {**Markdown.elements, "heading_open": _Heading, "table_open": _Table}  # noqa: RUF012
 
-    def __init__(self, source: str) -> None:
-        super().__init__("", hyperlinks=False)
-        self.parsed = markdown.parse(source)
+
+_EMPTY = _Markdown("", hyperlinks=False)
+
+
+def _parsed(source: str) -> _Markdown:
+    """A block that was parsed by us. A new one would make another parser each time."""
+    found = copy.copy(_EMPTY)
+    found.parsed = markdown.parse(source)
+    return found
 
 
 class Appearance(NamedTuple):
@@ -137,7 +144,7 @@ class Drawer:
         if block.number is not None:  # a list that is drawn item by item goes on with its number
             _, dot, rest = source.lstrip(" ").partition("." if "." in source[:14] else ")")
             source = f"{block.number}{dot}{rest}"
-        return [*lines, *self._lines(_Markdown(source))]
+        return [*lines, *self._lines(_parsed(source))]
 
     def text(self, text: str, style: str = "", *, indent: int = 0) -> list[Line]:
         """Plain text, wrapped at words. It is cleaned here: it may come from anywhere."""
