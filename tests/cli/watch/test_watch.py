@@ -99,8 +99,10 @@ def test_a_board_knows_the_run_and_not_what_was_said_before_it(database: Databas
             await made.answer("b1", "approve")
             await made.resume()
             await heard.wait()
-            assert [entry.text for entry in run.entries][3:] == [
-                "attempt 2 goes on",
+            later = [entry.text for entry in run.entries][3:]
+            assert [
+                text for text in later if text != "attempt 2 goes on"
+            ] == [  # it may begin and end between two reads
                 'pay {"amount":70}',
                 "pay: paid 70",
                 "It is paid.",

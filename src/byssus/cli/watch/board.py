@@ -120,13 +120,14 @@ class Board:
         known.left_at = None
 
     async def _leave(self, run: Watched) -> None:
-        """A run that is over stays for a while."""
+        """A run that is over stays for a while. It may go on and end between two looks, so each look asks its state."""
         now = time.monotonic()
-        if run.left_at is None:
-            info = await self._cp.info(run.thread_id)
-            run.left_at, run.state = now, "deleted" if info is None else info.state
-        elif now > run.left_at + _SHOWN_AFTER:
+        run.left_at = now if run.left_at is None else run.left_at
+        if now > run.left_at + _SHOWN_AFTER:
             self._drop(run.thread_id)
+            return
+        info = await self._cp.info(run.thread_id)
+        run.state = "deleted" if info is None else info.state
 
     def _drop(self, thread_id: str) -> None:
         self.runs.pop(thread_id, None)
