@@ -82,7 +82,7 @@ floors: $(INSTALLED) ## test the providers on the oldest SDKs that pyproject.tom
 	@$(FLOORS)/bin/python -m pip list 2>/dev/null | grep -E '^(anthropic|openai|httpx2?) '
 	@PYTHONPATH=src $(FLOORS)/bin/python -m pytest -q tests/providers $(ARGS)
 
-demo: $(INSTALLED) ## record docs/demo.svg: a chat that survives kill -9
+demo: $(INSTALLED) ## record docs/demo.svg and docs/pictures: the chat, in a real terminal
 	@$(BIN)/python -m tools.demo
 
 # All but agentscope, which cannot be installed beside mcp.

@@ -123,7 +123,7 @@ def main() -> None:
     report("a chat that is ready for input, against its libraries", figure, ready / libraries, 2, at_least=False)
     stream(folder)
     asyncio.run(fill(folder))
-    short, long = alternate(5, lambda: opened(folder, "short"), lambda: opened(folder, "long"))
+    short, long = alternate(9, lambda: opened(folder, "short"), lambda: opened(folder, "long"))
     figure = f"{long * 1e3:.0f} ms, {short * 1e3:.0f} ms"
     report(f"opening a thread of {MESSAGES:,} messages against one of 10", figure, long / short, 1.2, at_least=False)
 

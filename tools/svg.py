@@ -103,7 +103,8 @@ def _shown(frames: Sequence[Frame]) -> Iterator[Shown]:
 def _document(last: Frame, title: str, style: str, elements: Sequence[str]) -> str:
     columns = max((run.column + run.width for row in last.rows for run in row), default=0)
     width, height = 2 * _MARGIN + max(columns, 84) * _WIDTH, 2 * _MARGIN + len(last.rows) * _HEIGHT
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}">'
+    size = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" {size}>'
     box = f'<rect width="100%" height="100%" rx="8" fill="{_BACKGROUND}"/>'
     name = f"<title>{escape(title)}</title>"
     return "\n".join([head, name, f"<style>{_STYLE}{style}</style>", box, *elements, "</svg>", ""])

@@ -145,9 +145,10 @@ class Window:
         self._master = -1
 
     def kill(self) -> None:
-        """`kill -9`, and wait until it is dead."""
+        """`kill -9`, and wait until it is dead; what it has shown stays."""
         self.send(signal.SIGKILL)
         self.wait_for_its_end()
+        self.close()
 
     def send(self, signal_number: int) -> None:
         os.kill(self.process, signal_number)

@@ -121,7 +121,7 @@ def test_a_question_that_was_answered_elsewhere_is_taken_back(chat: Chat, tmp_pa
 def test_a_run_that_was_killed_is_offered_and_the_outcome_of_its_call_asked_for(chat: Chat, tmp_path: Path) -> None:
     window = chat()
     window.enter("pay 5")
-    window.wait_for_on_screen("pay amount=5")
+    window.wait_for_on_screen("pay amount=5", "waiting for go")
     window.kill()
     again = chat()
     again.wait_for("The last run on this thread was interrupted.")
@@ -146,6 +146,19 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     first.wait_for_on_screen("1 now say from the other side")
     first.press("ctrl-c")
     second.wait_for("(that run has ended)")
+
+
+def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat) -> None:
+    first, second = chat(), chat()
+    second.enter("say it there")
+    second.wait_for("thread 120 tok")
+    first.enter("say it here")
+    first.wait_for("You said: say it here.")
+    expected = "(meanwhile, from elsewhere:)\n\n› say it there\n\nYou said: say it there.\n\n› say it here"
+    assert expected in first.transcript
+    first.enter("say more")
+    first.wait_for("You said: say more.")
+    assert first.transcript.count("(meanwhile, from elsewhere:)") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -44,6 +44,8 @@ _TICK = 0.12  # seconds between two frames of a spinner
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
 _AHEAD = 0.2  # seconds in which keys are read that were typed before
 _MOMENT = 0.5  # seconds that a command waits for the end of a run
+_NEWS = 20  # messages of others that are shown at most
+_KNOWN = 100  # threads that Tab completes
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
 
 Prompt = str | UserMessage
@@ -70,8 +72,11 @@ class Conversation:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = Usage()
         self._spent = ThreadCosts()
+        self._seen = 0  # the seq of the last message that was shown
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
+        self._is_stopping = False
+        self._ended_well = False
         self._is_asking = False
         self._asked: Pending | None = None  # in the input line
         self._answered_elsewhere = False
@@ -113,7 +118,7 @@ class Conversation:
         self._take_lines()
 
     def _take_lines(self) -> None:
-        while self._lines and (self._doing is None or self._doing.done()):
+        while self._lines and (self._doing is None or self._doing.done()) and not self._is_stopping:
             self._take(self._lines.popleft())
 
     def _take(self, text: str) -> None:
@@ -149,13 +154,14 @@ class Conversation:
         elif self.board.input.text:
             self.board.input.append_to_history()
             self.board.input.reset()
-            if self.is_running:  # the next one stops the answer, however soon it comes
+            if self.is_running and not self._is_stopping:  # the next one stops the answer, however soon it comes
                 self._interrupted_at = float("-inf")
         elif is_second:
             self.leave()
         elif self.watching is not None:
             self.watching.cancel()
-        elif self.is_running and self.agent is not None:
+        elif self.is_running and not self._is_stopping and self.agent is not None:
+            self._is_stopping = self.watching is None
             self.agent.abort()
         else:
             self.view.note("(Ctrl-C again leaves, /help shows what else there is)")
@@ -200,8 +206,15 @@ class Conversation:
         return task
 
     def spawn_run(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin a run. There is at most one."""
+        """Begin a run. There is at most one. A line that is sent after it was stopped is the next prompt."""
         self._run = self.spawn(work)
+        self._run.add_done_callback(lambda _: self._run_is_over())
+
+    def _run_is_over(self) -> None:
+        self._is_stopping = False
+        if self._ended_well and self.waiting and self._leaving is None:  # said while its end was recorded
+            self.spawn_run(self.resume())
+        self._take_lines()
 
     async def _guarded(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -239,6 +252,7 @@ class Conversation:
             raise
         self._was_taken = False
         try:
+            await self._show_news()
             await self.run(lambda agent: agent.prompt(message, raise_errors=False))
         finally:
             if not self._was_taken:
@@ -247,7 +261,7 @@ class Conversation:
     async def run(self, begin: Callable[[Agent], Awaitable[RunResult[Any]]]) -> None:
         """Run to the end, with the questions and the queued messages that come up."""
         agent = await self.ready()
-        self._turn = Usage()
+        self._turn, self._ended_well = Usage(), False
         self.view.wait()
         try:
             result = await begin(agent)
@@ -257,6 +271,8 @@ class Conversation:
             await self.look()
         finally:
             self.view.end()
+            with suppress(Exception):  # the run has said what is wrong with its database
+                await self.look()
 
     async def _goes_on(self, agent: Agent, result: RunResult[Any]) -> bool:
         """Say how a run has ended; whether another one has to follow it at once."""
@@ -269,6 +285,7 @@ class Conversation:
         if result.stop_reason == "waiting":
             return await self.ask_for_answers(agent.pending)
         if result.stop_reason in ("stop", "stopped"):
+            self._ended_well = True
             return bool(self.waiting) and self._leaving is None
         if result.stop_reason not in ("aborted", "length"):
             self.view.note(f"[ended: {result.stop_reason}; /retry goes on]")
@@ -389,7 +406,18 @@ class Conversation:
         self.waiting = await self.cp.inbox(self.thread_id)
         user = self.agent.user_id if self.agent is not None else self.source.user
         self._spent = await status.spent_on(self.cp, self.thread_id, user)
+        last = await self.cp.load(self.thread_id, last=1)
+        self._seen = last.seqs[-1] if last is not None and last.seqs else 0
         self.screen.refresh()
+
+    async def _show_news(self) -> None:
+        """Show what others have added to the thread since the last look: the model will read it too."""
+        end = await self.cp.load(self.thread_id, last=_NEWS)
+        news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq > self._seen] if end else []
+        if news:
+            self.view.note("(meanwhile, from elsewhere:)")
+        for message in news:
+            self.view.show_message(message)
 
     def give_back(self, text: str) -> None:
         """Put a line back that could not be used, unless something else was typed meanwhile."""
@@ -405,6 +433,7 @@ class Conversation:
         assert self.opened is not None
         await self.opened()
         await self.look()
+        self.known_threads = [(info.id, info.title) for info in await self.cp.threads(_KNOWN)]
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
 
