@@ -43,7 +43,7 @@ def command(home: Path, place: str | None = None) -> Command:
 
     def run(*args: object, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
         done = forked.run(
-            [*map(str, args)],
+            ["-m", "byssus", *map(str, args)],
             env={**os.environ, "HOME": str(home), "PYTHONUTF8": "1", **usual},
             cwd=home,
             input="" if input is None else input,

@@ -1,4 +1,4 @@
-"""Runs of the command `byssus` in processes of their own, through the server that forks them: see fork_server.py."""
+"""Programs in processes of their own, through the server that forks them: see fork_server.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,107 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 _ROOT = Path(__file__).parents[2]
+PIPE = subprocess.PIPE
+
+
+class Process:
+    """As `subprocess.Popen` of a Python in UTF-8 mode, with these arguments; its streams are text.
+
+    What takes long to import, the server can import once for many programs that use it.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        imports: Sequence[str] = (),
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        self.args = [*arguments]
+        self.returncode: int | None = None
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        asked = {
+            "arguments": self.args,
+            "environment": dict(env),
+            "directory": str(cwd),
+            "imports": [*imports],
+            "has_terminal": False,
+        }
+        with contextlib.ExitStack() as ends:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ends.callback(theirs.close)
+            given = [0, 1, 2, theirs.fileno()]
+            for place, (name, wish) in enumerate((("stdin", stdin), ("stdout", stdout), ("stderr", stderr))):
+                if wish == PIPE:
+                    reads, writes = os.pipe()
+                    given[place], kept = (writes, reads) if place else (reads, writes)
+                    ends.callback(os.close, given[place])
+                    newline = None if place else "\n"
+                    vars(self)[name] = open(kept, "r" if place else "w", encoding="utf-8", newline=newline)  # noqa: SIM115
+                elif wish is not None:
+                    given[place] = wish
+            socket.send_fds(_server().socket, [json.dumps(asked).encode()], given)
+        self._told = ours
+        self.pid = int(ours.recv(100))
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                self.returncode = int(self._told.recv(100))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._told.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(BlockingIOError):
+            return self.wait(0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, input: str = "", timeout: float | None = None) -> tuple[str, str]:
+        """Tell it something, and hear the rest of what it says. It is killed if that takes too long."""
+        with ThreadPoolExecutor(3) as streams:
+            if self.stdin is not None:
+                streams.submit(_write, self.stdin, input)
+            said, complained = (streams.submit(_read, stream) for stream in (self.stdout, self.stderr))
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.wait()
+                raise
+            return said.result(), complained.result()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As that of Popen: its streams are closed, and it is waited for."""
+        for stream in (self.stdout, self.stderr, self.stdin):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self.wait()
 
 
 class Started(NamedTuple):
@@ -34,11 +132,12 @@ def start(
     streams: tuple[int, int, int],
     has_terminal: bool = False,
 ) -> Started:
-    """Start the command with these standard streams, which are closed here; `has_terminal`: its own is the first."""
+    """Start the command `byssus` with these standard streams, which are closed here; its terminal may be the first."""
     asked = {
-        "arguments": [*arguments],
+        "arguments": ["-m", "byssus", *arguments],
         "environment": dict(env),
         "directory": str(cwd),
+        "imports": [],
         "has_terminal": has_terminal,
     }
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -56,32 +155,30 @@ def start(
 
 
 def run(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, input: str, timeout: float
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    imports: Sequence[str] = (),
+    input: str = "",
+    timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` with captured output in UTF-8."""
-    (stdin, said), (heard, stdout), (complained, stderr) = os.pipe(), os.pipe(), os.pipe()
-    with ThreadPoolExecutor(3) as streams:
-        started = start(arguments, env=env, cwd=cwd, streams=(stdin, stdout, stderr))
-        with started.answer as answer:
-            streams.submit(_write, said, input)
-            output, errors = streams.submit(_read, heard), streams.submit(_read, complained)
-            answer.settimeout(timeout)
-            try:
-                code = int(answer.recv(100))
-            except TimeoutError:
-                os.kill(started.process, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(["byssus", *arguments], timeout) from None
-        return subprocess.CompletedProcess(["byssus", *arguments], code, output.result(), errors.result())
+    """As `subprocess.run` of a Python in UTF-8 mode with these arguments, with captured output."""
+    process = Process(arguments, env=env, cwd=cwd, imports=imports, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    output, errors = process.communicate(input, timeout)
+    return subprocess.CompletedProcess(process.args, process.wait(), output, errors)
 
 
-def _write(stream: int, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError), open(stream, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+def _write(stream: IO[str], text: str) -> None:
+    with contextlib.suppress(BrokenPipeError), stream:
+        stream.write(text)
 
 
-def _read(stream: int) -> str:
-    with open(stream, encoding="utf-8") as file:
-        return file.read()
+def _read(stream: IO[str] | None) -> str:
+    if stream is None or stream.closed:
+        return ""
+    with stream:
+        return stream.read()
 
 
 class _Server(NamedTuple):

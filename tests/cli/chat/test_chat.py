@@ -54,7 +54,7 @@ def db(tmp_path: Path) -> Path:
 def on_file(tmp_path: Path, db: Path) -> Command:
     def run(*args: str, say: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HOME": str(tmp_path), "BYSSUS_DB": str(db), "PYTHONUTF8": "1", **variables}
-        return forked.run(args, env=env, cwd=ROOT, input=say, timeout=100)
+        return forked.run(["-m", "byssus", *args], env=env, cwd=ROOT, input=say, timeout=100)
 
     return run
 
