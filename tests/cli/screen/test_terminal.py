@@ -131,6 +131,7 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
         ["doctor"],
         ["where"],
         ["usage", "--recount"],
+        ["watch"],
     ]  # without any such text
     parsers = commands_of(parser_for())
     with_json = {name for name, parser in parsers.items() if "--json" in parser.format_help()}
