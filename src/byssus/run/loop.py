@@ -19,7 +19,6 @@ from byssus.errors import (
     HookFailed,
     InputError,
     LeaseLost,
-    OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
     ToolMissing,
@@ -63,7 +62,7 @@ from byssus.threads.encoding import encode_extra
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.output import Output
+from byssus.values.output import Output, Reading
 from byssus.values.release import Release
 from byssus.values.results import RunResult, StopReason
 
@@ -101,10 +100,7 @@ class Run:
         self._driver = Driver(run_id, self.signal, request=request)
         self._history = history
         self._publish_to = publish
-        self._output = output
-        self._value: Any = None
-        self._repair: UserMessage | None = None
-        self._repaired = False
+        self._reading = Reading(output)
         self._error: ByssusError | None = None
         self._messages: list[Message] = []
         self._usage = Usage()
@@ -235,7 +231,8 @@ class Run:
     def _result(self) -> RunResult[Any]:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
         text = replies[-1].text if replies else ""
-        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, self._value)
+        output = self._reading.value
+        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, output)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -374,41 +371,25 @@ class Run:
             self._stop_reason = _ending_of(reply)
         elif stops:
             self._stop_reason = "stopped"
-            self._conclude(reply)
+            self._error = self._reading.end(reply.text) or self._error
         elif done and self._is_satisfied(reply):
             self._stop_reason = "error" if self._error else _ending_of(reply)
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
-            self._conclude(reply)
+            self._error = self._reading.end(reply.text) or self._error
         elif self.handing.is_asked:
             self._stop_reason = "handed_over"
         else:
             return True
         return False
 
-    def _conclude(self, reply: AssistantMessage) -> None:
-        """Read the output from the last reply of a run that ends early, if it is valid."""
-        if self._output is not None:
-            try:
-                self._value = self._output.read(reply.text)
-            except OutputInvalid as error:
-                self._error = error
-
     def _is_satisfied(self, reply: AssistantMessage) -> bool:
         """Whether the final reply is valid output; the model gets one chance to correct it."""
-        if self._output is None:
+        error = self._reading.end(reply.text)
+        if error is None or not self._reading.corrects(error):
+            self._error = error or self._error
             return True
-        try:
-            self._value = self._output.read(reply.text)
-        except OutputInvalid as error:
-            if self._repaired:
-                self._error = error
-                return True
-            # Not by way of the inbox: it must not outlive the run.
-            self._repair = UserMessage(f"{error}. {self._output.instruction()}")
-            self._repaired = True
-            return False
-        return True
+        return False
 
     def _abort_reason(self) -> StopReason:
         if self.handing.is_late and self._has_begun:
@@ -417,8 +398,8 @@ class Run:
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
         """Move the messages that are due into the history; False if there are none."""
-        if self._repair is not None:
-            taken, self._repair = [stamped(self._repair)], None
+        if (correction := self._reading.correction) is not None:  # not by way of the inbox: it must not outlive the run
+            taken, self._reading.correction = [stamped(UserMessage(correction))], None
             await self._journal.history.append(taken)
         elif self._journal.inbox.has_mail(stopping=stopping):
             taken = await self._journal.inbox.take(stopping=stopping)
@@ -510,7 +491,7 @@ class Run:
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the lease can be released in the commit of this reply, which saves a commit."""
-        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls or self.handing.is_late:
+        if not self._setup.middleware.is_empty or self._reading.schema or reply.tool_calls or self.handing.is_late:
             return None
         return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
 
@@ -525,9 +506,8 @@ class Run:
                 f"{len(self._journal.history.messages)} messages"
             )
         system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
-        schema = self._output.schema if self._output else None
         specs = [tool.spec for tool in setup.tools.values()]
-        return Request(setup.routes[0].model, history, system_prompt, specs, schema)
+        return Request(setup.routes[0].model, history, system_prompt, specs, self._reading.schema)
 
     def _context(self) -> HookContext:
         provider, model = self._setup.routes[0]
