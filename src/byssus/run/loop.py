@@ -64,7 +64,7 @@ from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.output import Output, Reading
 from byssus.values.release import Release
-from byssus.values.results import RunResult, StopReason
+from byssus.values.results import RunResult, StopReason, usage_of
 
 _ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
@@ -112,6 +112,7 @@ class Run:
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
+        self._reply_before: AssistantMessage | None = None  # of an earlier attempt, and nothing was left to ask
         self._open_calls: dict[str, ToolExecutionStart] = {}
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
         self._is_left = False  # a tool call of the last reply is left to the process that the run is handed over to
@@ -230,8 +231,8 @@ class Run:
 
     def _result(self) -> RunResult[Any]:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
-        text = replies[-1].text if replies else ""
-        output = self._reading.value
+        reply = replies[-1] if replies else self._reply_before
+        text, output = "" if reply is None else reply.text, self._reading.value
         return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, output)
 
     # --- turns --------------------------------------------------------------------------------------------------------
@@ -256,7 +257,8 @@ class Run:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
-            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else "stop"
+            ended = "stop" if self._reply_before is None else _ending_of(self._reply_before)
+            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else ended
             self._end_turn(None, [])
         if self.signal.reason == LOST:
             raise LeaseLost(self._setup.thread_id or "")
@@ -329,13 +331,32 @@ class Run:
             raise _HandedOver
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
         if self._is_waiting or self._is_ended:
+            self._reply_before = recovery.last_reply(self._journal.history.messages)
+            if self._is_ended and self._reply_before is not None:
+                self._error = self._reading.end(self._reply_before.text)
             raise _NothingToSay
         if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
             if self._journal.history.unfinished is None:
                 raise nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
-            raise _NothingToSay
+            if await self._had_replied():
+                raise _NothingToSay
+            await self._take_from_inbox(stopping=True)
+
+    async def _had_replied(self) -> bool:
+        """Whether only the end of the run was not recorded. Then its result is what the run has said, from the log."""
+        messages = await self._journal.history.messages_of(self.id)
+        reply = recovery.last_reply(messages)
+        if reply is None:
+            return True  # it had not even its prompt
+        if not self._is_satisfied(reply):
+            return False
+        self._publish(MessageStart(reply))  # the process may have died before it published the reply
+        self._publish(MessageEnd(reply))
+        self._messages[:] = messages
+        self._usage, self._reply_before = usage_of(messages), reply
+        return True
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
         """The usual case: with nothing to settle, the lease and the prompts are one commit."""
