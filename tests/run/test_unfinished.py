@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,12 @@ from byssus.errors import (
     NothingToResume,
     ProviderError,
 )
-from byssus.events import MessageEnd
-from byssus.messages import stamped
+from byssus.events import AgentEnd, MessageEnd
+from byssus.messages import Usage
 from byssus.providers.scripted import ScriptedProvider
-from byssus.queries.log import listing, threads
+from byssus.queries.log import listing
 from byssus.store.database import Tx
-from byssus.threads.encoding import message_row
-from byssus.values.thread_key import ThreadKey
-from tests.support.agents import Heard, check_whole, history
+from tests.support.agents import Heard, check_whole, history, hooks
 from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
@@ -104,27 +103,72 @@ def test_only_interrupted_threads_are_listed_the_oldest_first(database: Database
     with_two(database, use)
 
 
-@pytest.mark.parametrize("way", ["resume", "prompt"])
+async def died_behind_its_reply(cp: Checkpointer, script: list[Any]) -> None:
+    """A run whose last reply is stored, and whose end is not."""
+    begun = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    agent = agent_on(cp, script, tools=[look], middleware=[hooks(on_run_end=hang)], abort_grace=0)
+    run = asyncio.create_task(agent.prompt("go", key="k"))
+    await begun.wait()
+    await die(cp, agent, run)
+
+
+@pytest.mark.parametrize("way", ["resume", "key", "prompt"])
 def test_a_run_that_died_behind_its_last_reply_is_ended_by_the_next_one(database: Database, way: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        lease = await claim(cp, dead_owner(cp), "go")
-        await cp.store.write(
-            threads.append, ThreadKey("", "t"), [message_row(stamped(AssistantMessage("ok")))], by=lease
-        )
+        said = AssistantMessage("that is", stop_reason="length", usage=Usage(input=7, output=2))
+        script: list[Any] = [[ToolCall("c1", "look")], said]
+        whole = await agent_on(cp, script, "whole", tools=[look]).prompt("go")
+        await died_behind_its_reply(cp, script)
         assert await unfinished(other) == ["t"]
-        provider = ScriptedProvider([] if way == "resume" else ["more"])
-        agent = agent_on(other, provider)
+        provider = ScriptedProvider(["more"] if way == "prompt" else [])
+        agent = agent_on(other, provider, tools=[look])
         heard = Heard(agent)
-        result = await (agent.resume() if way == "resume" else agent.prompt("and?"))
-        assert result.stop_reason == "stop"
+        if way == "prompt":
+            assert (await agent.prompt("and?")).text == "more"
+        else:
+            result = await (agent.resume() if way == "resume" else agent.prompt("go", key="k"))
+            assert (result.text, result.stop_reason, result.error) == ("that is", "length", None)
+            assert brief(result.messages) == brief(whole.messages) == await history(cp, "t")
+            assert result.usage == whole.usage != Usage()
+            assert [event.message for event in heard.of(MessageEnd)] == result.messages[-1:]
+            (end,) = heard.of(AgentEnd)
+            assert (end.messages, end.usage, end.stop_reason) == (result.messages, result.usage, "length")
+            assert await agent_on(cp, []).prompt("go", key="k") == result  # as it is read from the log
+            with pytest.raises(NothingToResume):
+                await agent.resume()
         check_whole(heard)
         provider.assert_done()
         assert await unfinished(other) == []
         assert await is_free(cp)
-        if way == "resume":
-            assert (result.text, result.messages) == ("", [])
-            with pytest.raises(NothingToResume):
-                await agent.resume()
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize(("said", "asked"), [("[7]", []), ("seven", ["[7]"])])
+def test_the_output_of_a_run_that_died_behind_its_reply_is_read(
+    database: Database, said: str, asked: list[str]
+) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await died_behind_its_reply(cp, [said])
+        provider = ScriptedProvider(asked)  # what is no valid output is corrected, as in a run that was not interrupted
+        result = await agent_on(other, provider).resume(output=list[int])
+        assert (result.output, result.text, result.stop_reason) == ([7], "[7]", "stop")
+        provider.assert_done()
+
+    with_two(database, use)
+
+
+def test_a_run_that_died_before_it_said_anything_has_no_reply_of_an_earlier_one(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await agent_on(cp, ["ok"]).prompt("go")
+        await claim(cp, dead_owner(cp))
+        result = await agent_on(other, []).resume()
+        assert (result.text, result.messages, result.stop_reason) == ("", [], "stop")
 
     with_two(database, use)
 

@@ -114,6 +114,9 @@ class History(Protocol):
     async def page(self, limit: int, before: int | None, /) -> Thread:
         """Up to so many messages before `messages`, or before a seq. Nothing changes in what is known."""
 
+    async def messages_of(self, run_id: str, /) -> list[Message]:
+        """The messages of a run, from the log."""
+
     def sent(self, count: int, /) -> None:
         """Note that so many messages were chosen for a model."""
 

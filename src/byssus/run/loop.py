@@ -19,7 +19,6 @@ from byssus.errors import (
     HookFailed,
     InputError,
     LeaseLost,
-    OutputInvalid,
     QuotaExceeded,
     ThreadMoved,
     ToolMissing,
@@ -63,9 +62,9 @@ from byssus.threads.encoding import encode_extra
 from byssus.tools import Outcome
 from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
-from byssus.values.output import Output
+from byssus.values.output import Output, Reading
 from byssus.values.release import Release
-from byssus.values.results import RunResult, StopReason
+from byssus.values.results import RunResult, StopReason, usage_of
 
 _ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
@@ -101,10 +100,7 @@ class Run:
         self._driver = Driver(run_id, self.signal, request=request)
         self._history = history
         self._publish_to = publish
-        self._output = output
-        self._value: Any = None
-        self._repair: UserMessage | None = None
-        self._repaired = False
+        self._reading = Reading(output)
         self._error: ByssusError | None = None
         self._messages: list[Message] = []
         self._usage = Usage()
@@ -116,6 +112,7 @@ class Run:
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
         self._open_reply: AssistantMessage | None = None
+        self._reply_before: AssistantMessage | None = None  # of an earlier attempt, and nothing was left to ask
         self._open_calls: dict[str, ToolExecutionStart] = {}
         self._is_waiting = False  # a tool call of the last reply waits for a person's answer
         self._is_left = False  # a tool call of the last reply is left to the process that the run is handed over to
@@ -234,8 +231,9 @@ class Run:
 
     def _result(self) -> RunResult[Any]:
         replies = [message for message in self._messages if isinstance(message, AssistantMessage)]
-        text = replies[-1].text if replies else ""
-        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, self._value)
+        reply = replies[-1] if replies else self._reply_before
+        text, output = "" if reply is None else reply.text, self._reading.value
+        return RunResult(self.id, text, self._messages, self._stop_reason, self._usage, self._error, output)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -259,7 +257,8 @@ class Run:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
-            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else "stop"
+            ended = "stop" if self._reply_before is None else _ending_of(self._reply_before)
+            self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else ended
             self._end_turn(None, [])
         if self.signal.reason == LOST:
             raise LeaseLost(self._setup.thread_id or "")
@@ -332,13 +331,32 @@ class Run:
             raise _HandedOver
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
         if self._is_waiting or self._is_ended:
+            self._reply_before = recovery.last_reply(self._journal.history.messages)
+            if self._is_ended and self._reply_before is not None:
+                self._error = self._reading.end(self._reply_before.text)
             raise _NothingToSay
         if (mended and mended.outcomes) or recovery.can_continue(self._journal.history.messages):
             await self._take_from_inbox(stopping=False)
         elif not await self._take_from_inbox(stopping=True):
             if self._journal.history.unfinished is None:
                 raise nothing_to_resume(self._setup.thread_id, self._journal.history.messages)
-            raise _NothingToSay
+            if await self._had_replied():
+                raise _NothingToSay
+            await self._take_from_inbox(stopping=True)
+
+    async def _had_replied(self) -> bool:
+        """Whether only the end of the run was not recorded. Then its result is what the run has said, from the log."""
+        messages = await self._journal.history.messages_of(self.id)
+        reply = recovery.last_reply(messages)
+        if reply is None:
+            return True  # it had not even its prompt
+        if not self._is_satisfied(reply):
+            return False
+        self._publish(MessageStart(reply))  # the process may have died before it published the reply
+        self._publish(MessageEnd(reply))
+        self._messages[:] = messages
+        self._usage, self._reply_before = usage_of(messages), reply
+        return True
 
     async def _began_at_once(self, prompts: list[UserMessage]) -> bool:
         """The usual case: with nothing to settle, the lease and the prompts are one commit."""
@@ -374,41 +392,25 @@ class Run:
             self._stop_reason = _ending_of(reply)
         elif stops:
             self._stop_reason = "stopped"
-            self._conclude(reply)
+            self._error = self._reading.end(reply.text) or self._error
         elif done and self._is_satisfied(reply):
             self._stop_reason = "error" if self._error else _ending_of(reply)
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
-            self._conclude(reply)
+            self._error = self._reading.end(reply.text) or self._error
         elif self.handing.is_asked:
             self._stop_reason = "handed_over"
         else:
             return True
         return False
 
-    def _conclude(self, reply: AssistantMessage) -> None:
-        """Read the output from the last reply of a run that ends early, if it is valid."""
-        if self._output is not None:
-            try:
-                self._value = self._output.read(reply.text)
-            except OutputInvalid as error:
-                self._error = error
-
     def _is_satisfied(self, reply: AssistantMessage) -> bool:
         """Whether the final reply is valid output; the model gets one chance to correct it."""
-        if self._output is None:
+        error = self._reading.end(reply.text)
+        if error is None or not self._reading.corrects(error):
+            self._error = error or self._error
             return True
-        try:
-            self._value = self._output.read(reply.text)
-        except OutputInvalid as error:
-            if self._repaired:
-                self._error = error
-                return True
-            # Not by way of the inbox: it must not outlive the run.
-            self._repair = UserMessage(f"{error}. {self._output.instruction()}")
-            self._repaired = True
-            return False
-        return True
+        return False
 
     def _abort_reason(self) -> StopReason:
         if self.handing.is_late and self._has_begun:
@@ -417,8 +419,8 @@ class Run:
 
     async def _take_from_inbox(self, *, stopping: bool) -> bool:
         """Move the messages that are due into the history; False if there are none."""
-        if self._repair is not None:
-            taken, self._repair = [stamped(self._repair)], None
+        if (correction := self._reading.correction) is not None:  # not by way of the inbox: it must not outlive the run
+            taken, self._reading.correction = [stamped(UserMessage(correction))], None
             await self._journal.history.append(taken)
         elif self._journal.inbox.has_mail(stopping=stopping):
             taken = await self._journal.inbox.take(stopping=stopping)
@@ -510,7 +512,7 @@ class Run:
 
     def _release_after(self, reply: AssistantMessage) -> Release | None:
         """Whether the lease can be released in the commit of this reply, which saves a commit."""
-        if not self._setup.middleware.is_empty or self._output is not None or reply.tool_calls or self.handing.is_late:
+        if not self._setup.middleware.is_empty or self._reading.schema or reply.tool_calls or self.handing.is_late:
             return None
         return Release.END if reply.failed else Release.END_IF_INBOX_EMPTY
 
@@ -525,9 +527,8 @@ class Run:
                 f"{len(self._journal.history.messages)} messages"
             )
         system_prompt = await setup.middleware.system_prompt(setup.system_prompt, self.signal, self._context)
-        schema = self._output.schema if self._output else None
         specs = [tool.spec for tool in setup.tools.values()]
-        return Request(setup.routes[0].model, history, system_prompt, specs, schema)
+        return Request(setup.routes[0].model, history, system_prompt, specs, self._reading.schema)
 
     def _context(self) -> HookContext:
         provider, model = self._setup.routes[0]

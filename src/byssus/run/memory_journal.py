@@ -67,6 +67,9 @@ class MemoryHistory:
         checked_number("limit", limit)
         return Thread([], {}) if before is None else Thread(self.messages[: before - 1][-limit:], {})
 
+    async def messages_of(self, _run_id: str, /) -> list[Message]:
+        return []  # there is no log, and no run of another process
+
     def sent(self, count: int, /) -> None:
         pass
 

@@ -20,7 +20,7 @@ from byssus.providers import history
 from byssus.providers.model_call import PartialSaver
 from byssus.queries.accounts import users
 from byssus.queries.accounts.quotas import Charge
-from byssus.queries.log import memories, threads
+from byssus.queries.log import memories, runs, threads
 from byssus.queries.log.leases import Lease
 from byssus.queries.log.runs import RunBegin, RunEnd
 from byssus.queries.log.threads import Position
@@ -39,6 +39,7 @@ from byssus.threads.encoding import PAGE, encode_extra, message_row
 from byssus.threads.following import arriving
 from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.inbox import Modes
+from byssus.threads.runs import records
 from byssus.threads.thread import Thread, load, load_behind
 from byssus.threads.waiting import retry_while_driven
 from byssus.values.checkpoints import NewCheckpoint
@@ -185,6 +186,10 @@ class ThreadHistory:
         known = self._thread
         page = await load(known.store, known.key, last=limit, before=known.first_seq if before is None else before)
         return page or Thread([], {})
+
+    async def messages_of(self, run_id: str, /) -> list[Message]:
+        row = await self._thread.store.read(runs.find, run_id, self._thread.key)
+        return [] if row is None else await records.messages(self._thread.store, row)
 
     def sent(self, count: int, /) -> None:
         if self._sent:

@@ -75,6 +75,37 @@ class Output(Generic[T]):
             raise _DoesNotFit(str(error)) from error
 
 
+class Reading:
+    """The output of one run: the value of its final reply. The model gets one chance to correct a reply."""
+
+    def __init__(self, output: Output[Any] | None) -> None:
+        self.value: Any = None
+        self.correction: str | None = None  # what to tell the model
+        self._output = output
+        self._is_corrected = False
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        return None if self._output is None else self._output.schema
+
+    def end(self, text: str) -> OutputInvalid | None:
+        """Read a reply that is the last one in any case; returns what is wrong with it."""
+        if self._output is not None:
+            try:
+                self.value = self._output.read(text)
+            except OutputInvalid as error:
+                return error
+        return None
+
+    def corrects(self, error: OutputInvalid) -> bool:
+        """Whether the model gets another chance after this error. Then `correction` says what is wrong."""
+        if self._is_corrected or self._output is None:
+            return False
+        self.correction = f"{error}. {self._output.instruction()}"
+        self._is_corrected = True
+        return True
+
+
 def in_words(schema: dict[str, Any]) -> str:
     """The instruction for a model without structured output."""
     return f"Reply with JSON only, no other text, that fits this JSON schema:\n{dumps(schema)}"

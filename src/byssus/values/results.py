@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from byssus.errors import ByssusError, InputError
-from byssus.messages import Message, Usage, checked_dumps, plain
+from byssus.messages import AssistantMessage, Message, Usage, checked_dumps, plain
 from byssus.values import shown
 from byssus.values.inputs import column_text
 
@@ -146,6 +147,11 @@ class RunResult(Struct, Generic[T], frozen=True):
         if self.error is not None:
             ending = f"{ending}, {type(self.error).__name__}: {self.error}"
         return column_text(f"{shown.safe_markdown(self.text)}\n\n*{shown.escaped(ending)}*")
+
+
+def usage_of(messages: Iterable[Message]) -> Usage:
+    """Tokens and cost of all replies in these messages."""
+    return sum((message.usage.plausible() for message in messages if isinstance(message, AssistantMessage)), Usage())
 
 
 def _of_pydantic(value: Any) -> Any:

@@ -238,7 +238,8 @@ def test_a_crash_at_any_write_leaves_what_the_next_process_brings_to_the_same_en
         two = agent(other)
         if isinstance(failed, BaseException):
             resumed = await other.load(name) is not None
-            assert (await (two.resume() if resumed else two.prompt("go"))).stop_reason == "stop"
+            result = await (two.resume() if resumed else two.prompt("go"))
+            assert (result.text, result.stop_reason) == ("after after did 1", "stop")
         found = ["user: go", "assistant: ", *["tool_result: after did 1"] * 2, "assistant: after after did 1"]
         assert await history(other, name) == found
         children = [child.id for child in await other.children(name)]

@@ -19,7 +19,6 @@ import msgspec
 from byssus import tools
 from byssus.errors import (
     LeaseLost,
-    OutputInvalid,
     StoreError,
     ThreadBusy,
     ThreadInactive,
@@ -28,8 +27,7 @@ from byssus.errors import (
     ToolMissing,
 )
 from byssus.events import AgentEnd, Event
-from byssus.messages import AssistantMessage, ToolCall
-from byssus.providers.history import last_reply
+from byssus.messages import ToolCall
 from byssus.run.children.tool import Above, AgentTool, Below, MadeAgent
 from byssus.run.journal import ChildHome, Ledger
 from byssus.run.settings import Setup
@@ -37,7 +35,6 @@ from byssus.signals import wait_all
 from byssus.store.keeper import LOST
 from byssus.tools import Outcome
 from byssus.tools.details import told
-from byssus.values.output import Output
 from byssus.values.results import RunResult, ToolResult
 
 KEY = "call"  # the request key of a child's prompt: a child is of one call
@@ -93,7 +90,7 @@ async def run(tool: AgentTool, call: ToolCall, key: str, caller: Caller) -> Outc
     finally:
         forget()
     if isinstance(done, RunResult):
-        done = _read(_whole(done, tool, child), call, caller, thread_id)
+        done = _read(done, call, caller, thread_id)
     if home.thread is None:
         caller.ledger.keep_child(key, child if isinstance(done, Open) else None)
     return done
@@ -145,22 +142,6 @@ def _stopped(call: ToolCall, caller: Caller, details: Any = None) -> Outcome | O
         return Open(_LEFT, is_left=True)
     result = ToolResult(tools.aborted(call).text, details, is_error=True)
     return tools.outcome(call, result)._replace(status="aborted")
-
-
-def _whole(result: RunResult[Any], tool: AgentTool, child: MadeAgent) -> RunResult[Any]:
-    """The result of a child's run. If it had ended but for the record of that, its reply is from an earlier attempt."""
-    if result.error is not None or any(isinstance(message, AssistantMessage) for message in result.messages):
-        return result
-    reply = last_reply(child.journal.history.messages)
-    if reply is None or result.stop_reason not in ("stop", "stopped"):
-        return result
-    whole = msgspec.structs.replace(result, text=reply.text)
-    if tool.output is None:
-        return whole
-    try:
-        return msgspec.structs.replace(whole, output=Output(tool.output).read(reply.text))
-    except OutputInvalid as error:
-        return msgspec.structs.replace(whole, error=error)
 
 
 def _read(result: RunResult[Any], call: ToolCall, caller: Caller, thread_id: str | None) -> Outcome | Open:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from byssus.errors import NotLoaded
-from byssus.messages import AssistantMessage, Message, Usage
+from byssus.messages import Message, Usage
 from byssus.run.journal import History
+from byssus.values.results import usage_of
 
 
 class Known(NamedTuple):
@@ -61,9 +62,7 @@ class AgentState:
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all replies in `messages`. Raises `NotLoaded` as `messages` does."""
-        return sum(
-            (message.usage.plausible() for message in self.messages if isinstance(message, AssistantMessage)), Usage()
-        )
+        return usage_of(self.messages)
 
     def __repr__(self) -> str:
         history = self._known().history

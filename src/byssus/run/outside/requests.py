@@ -35,18 +35,18 @@ from byssus.errors import (
     ThreadMoved,
 )
 from byssus.events import AgentEnd, AgentStart, MessageEnd, MessageStart
-from byssus.messages import AssistantMessage, Failure, Message, Usage, UserMessage, decode, encode
-from byssus.queries.log import runs, threads
+from byssus.messages import AssistantMessage, Failure, UserMessage, decode, encode
+from byssus.queries.log import runs
 from byssus.queries.log.runs import Requested, RequestKey, RequestTaken, RunRow
 from byssus.signals import Signal
-from byssus.store.database import Store, Tx
+from byssus.store.database import Store
 from byssus.stream import Backlog
 from byssus.threads import approvals
-from byssus.threads.encoding import PAGE
+from byssus.threads.runs import records
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import checked_new_id
 from byssus.values.output import Output
-from byssus.values.results import RunResult
+from byssus.values.results import RunResult, usage_of
 from byssus.values.thread_key import ThreadKey
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -168,21 +168,11 @@ class Once:
 
     async def _read(self, row: RunRow) -> RunResult[Any]:
         """The result of a run, from the log."""
-        messages: list[Message] = []
-        if row.branch is not None:
-            after, upto = row.first_seq - 1, row.first_seq - 1 if row.last_seq is None else row.last_seq
-            while page := await self._store.read(_page, row.branch, after, upto):
-                messages += [message for _, message in page]
-                after = page[-1][0]
+        messages = await records.messages(self._store, row)
         replies = [message for message in messages if isinstance(message, AssistantMessage)]
-        usage = sum((reply.usage.plausible() for reply in replies), Usage())
         reason: Any = row.stop_reason or "interrupted"
         text = replies[-1].text if replies else ""
-        return RunResult(row.id, text, messages, reason, usage, _error_of(row.error))
-
-
-def _page(tx: Tx, branch: int, after: int, upto: int) -> list[tuple[int, Message]]:
-    return [(seq, decode(body)) for seq, body in threads.page(tx, branch, after=after, upto=upto, limit=PAGE)]
+        return RunResult(row.id, text, messages, reason, usage_of(messages), _error_of(row.error))
 
 
 def _error_of(stored: str | None) -> ByssusError | None:

@@ -7,9 +7,11 @@ that of a thread is (`threads/listing.py`): by its lease, and by whether the lea
 from __future__ import annotations
 
 from byssus.errors import InputError, NotFound
+from byssus.messages import Message, decode
 from byssus.queries.log import runs
 from byssus.queries.log.runs import RunRow
 from byssus.store.operations import Runner
+from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, readable_id
 from byssus.values.results import RunAttempt, RunInfo, RunState
@@ -63,6 +65,15 @@ async def found(store: Runner, run_id: str, thread_id: ThreadId | None = None) -
     name = readable_id(run_id, "a run id")
     thread_key = None if thread_id is None else checked_thread(thread_id)
     return None if name is None else await store.read(runs.find, name, thread_key)
+
+
+async def messages(store: Runner, row: RunRow) -> list[Message]:
+    """The messages of a run, in order; those of a run that has not ended up to the end of the log."""
+    read, after = list[Message](), 0
+    while page := await store.read(runs.messages, row, after=after, limit=PAGE):
+        read += [decode(logged.body) for logged in page]
+        after = page[-1].seq
+    return read
 
 
 def info_of(store: Runner, row: RunRow) -> RunInfo:
