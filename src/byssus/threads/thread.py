@@ -207,6 +207,9 @@ async def set_user(store: Runner, thread_id: ThreadId, user_id: str | None) -> N
 
 
 async def abort(store: Runner, thread_id: ThreadId) -> bool:
-    """Ask the run that drives the thread, in any process, to stop. False if there is none."""
+    """Ask the run that drives the thread, in any process, to stop. False if there is none.
+
+    A thread that waits for a person, itself or by a child, has no run in progress: answer "deny" and resume it.
+    """
     owner = await store.write(leases.abort, checked_thread(thread_id))
     return owner is not None and not owner_is_gone(store, owner)

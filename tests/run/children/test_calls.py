@@ -20,7 +20,18 @@ from tests.support.agents import Acted, Hanging, Heard, check_whole, history, ho
 from tests.support.approvals import Deleting, delete
 from tests.support.children import CHILD, ask, ids, research
 from tests.support.databases import Database
-from tests.support.leases import agent_on, break_writes, die, expire, lease_of, take_over, until, with_two
+from tests.support.leases import (
+    CALL_SLOW,
+    Slow,
+    agent_on,
+    break_writes,
+    die,
+    expire,
+    lease_of,
+    take_over,
+    until,
+    with_two,
+)
 from tests.support.tool_calls import Acting, act, ledger
 
 SOON = 60.0  # seconds: no test waits for it
@@ -400,6 +411,40 @@ def test_a_question_in_a_child_lets_the_parent_wait_and_an_answer_resumes_both(d
         assert deleting.deleted == ["a"]
         assert (await history(other, "t"))[2] == "tool_result: gone"
         assert len(await other.runs(CHILD)) == 1
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("asks", ["the thread", "its child"])
+@pytest.mark.parametrize("runs", ["nothing", "another call"])
+def test_an_abort_ends_a_run_and_no_wait_for_a_person(database: Database, asks: str, runs: str) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        deleting, slow, is_child = Deleting(), Slow(), asks == "its child"
+        question = ask() if is_child else delete("a")
+
+        def tools(*script: Any) -> list[Any]:
+            return [research(script, tools=[deleting.tool]), deleting.tool, slow.tool]
+
+        agent = agent_on(
+            cp, [[question, *CALL_SLOW] if runs == "another call" else [question]], tools=tools([delete("a")])
+        )
+        run = asyncio.create_task(agent.prompt("go"))
+        await until(lambda: other.pending("t"))
+        if runs == "another call":
+            await slow.begun.wait()
+            assert await other.abort("t") is True
+            assert (await run).stop_reason == "aborted"
+        else:
+            assert (await run).stop_reason == "waiting"
+        pending = await other.pending("t")
+        assert [(call.thread_id, call.call_id) for call in pending] == [(CHILD if is_child else "t", "a")]
+        for name in {"t", pending[0].thread_id}:
+            assert await other.state(name) == "waiting"
+            assert await other.abort(name) is False
+        assert await other.pending("t") == pending
+        await other.answer(pending[0].thread_id, "a", "deny")
+        assert (await agent_on(other, ["done"], tools=tools("gave up")).resume()).text == "done"
+        assert deleting.deleted == []
 
     with_two(database, use)
 
