@@ -423,14 +423,14 @@ class Agent:
     def steer(self, message: Prompt) -> Receipt:
         """Queue a message for the current run: the model sees it before its next turn.
 
-        The write is submitted when this returns; await the receipt to wait for the commit. May be called from any OS
-        thread.
+        The write is submitted when this returns; await the receipt to wait for the commit. A message with an id of its
+        own is queued once, even if it is sent again. May be called from any OS thread.
         """
-        return self._journal.inbox.send(STEER, stamped(single(message, "steer")))
+        return self._journal.inbox.send(STEER, single(message, "steer"))
 
     def follow_up(self, message: Prompt) -> Receipt:
         """Queue a message that is delivered when the run would otherwise stop. Await the receipt as with `steer`."""
-        return self._journal.inbox.send(FOLLOW_UP, stamped(single(message, "follow_up")))
+        return self._journal.inbox.send(FOLLOW_UP, single(message, "follow_up"))
 
     async def inbox(self) -> list[Waiting]:
         """The queued messages that were not delivered yet, in order, from all senders."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from byssus import Limits, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, NothingToResume
+from byssus.errors import InputError, KeyReused, NothingToResume
 from byssus.events import MessageEnd
 from byssus.messages import ImageContent, TextContent
 from byssus.providers.base import Request
@@ -20,8 +22,8 @@ from byssus.queries.log import inbox, threads
 from byssus.queries.log.leases import Lease
 from byssus.threads.inbox import Receipt
 from byssus.values.thread_key import ThreadKey
-from tests.support.agents import Acted, Hanging, Heard, check_whole, history, saying, sent
-from tests.support.checkpointers import loaded, texts
+from tests.support.agents import Acted, Hanging, Heard, check_whole, history, make, saying, sent
+from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
 from tests.support.leases import (
     CALL_SLOW,
@@ -338,16 +340,57 @@ def test_a_thousand_follow_ups_are_heard_once_and_in_order(database: Database) -
     with_two(database, use)
 
 
-def test_two_messages_with_one_id_are_two_messages(database: Database) -> None:
+@pytest.mark.parametrize("kind", ["steer", "follow_up"])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_message_with_an_id_of_its_own_is_queued_once(database: Database, kind: str, is_stored: bool) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        for text in "abc":
-            await cp.follow_up("t", UserMessage(text, id="same"))
-        assert await other.withdraw("t", "same")
-        assert await waiting(cp) == ["follow_up: b", "follow_up: c"]
-        await agent_on(cp, ["1", "2"], follow_up_mode="all").prompt("go")
-        assert await texts(cp, "t") == ["go", "1", "b", "c", "2"]
+        provider = ScriptedProvider(["1", "2", "3"])
+        options = {"checkpointer": cp, "thread_id": "t"} if is_stored else {}
+        agent = make(provider, follow_up_mode="all", steering_mode="all", **options)
+        places: list[Any] = [agent]
+        if is_stored:
+            places += [cp_of("t", each) for each in (cp, other)]
+
+        async def send(text: str) -> None:
+            await asyncio.gather(*(getattr(place, kind)(UserMessage(text, id="m1")) for place in places * 2))
+
+        await send("hi")
+        assert [item.id for item in await agent.inbox()] == ["m1"]
+        with pytest.raises(KeyReused, match=r"key 'm1' of thread .* is the id of another message"):
+            await send("ho")
+        assert await agent.withdraw("m1")
+        await send("again")  # it is neither queued nor in the thread
+        await agent.prompt("go")
+        await send("again")  # it was delivered
+        assert await agent.inbox() == []
+        rejected = getattr(agent, kind)(UserMessage("ho", id="m1"))
+        await agent.prompt("on")  # which does not fail for it
+        with pytest.raises(KeyReused):
+            await rejected
+        heard = [message.text for message in agent.state.messages if isinstance(message, UserMessage)]
+        assert heard == ["go", "again", "on"]
 
     with_two(database, use)
+
+
+def cp_of(thread_id: str, cp: Checkpointer) -> Any:
+    """A checkpointer, as a sender to one thread."""
+    return SimpleNamespace(steer=partial(cp.steer, thread_id), follow_up=partial(cp.follow_up, thread_id))
+
+
+def test_a_message_that_a_rewind_has_removed_can_be_queued_again(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        first = agent_on(cp, ["ok"])
+        await first.prompt("go")
+        point = await first.checkpoint()
+        await cp.append("t", UserMessage("hi", id="m1"))
+        await cp.steer("t", UserMessage("hi", id="m1"))
+        assert await waiting(cp) == []
+        await cp.rewind("t", point)
+        await cp.steer("t", UserMessage("hi", id="m1"))
+        assert await waiting(cp) == ["steer: hi"]
+
+    with_cp(database, use)
 
 
 def test_what_a_crashed_run_had_heard_is_not_heard_again_and_the_rest_is(database: Database) -> None:

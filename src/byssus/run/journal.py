@@ -248,7 +248,7 @@ class Inbox(Protocol):
     """Messages that were queued for a run: steering for its next turn, follow-ups for when it would stop."""
 
     def send(self, kind: str, message: UserMessage, /) -> Receipt:
-        """Queue a message after all others, without waiting for the commit."""
+        """Queue a message after all others, without waiting for the commit; one with an id of its own only once."""
 
     async def waiting(self) -> list[Waiting]:
         """The queued messages, in order."""

@@ -5,11 +5,13 @@ There is one run at a time and no other process, so there are no leases, quotas 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from byssus.errors import InputError
-from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage
+from byssus.errors import InputError, KeyReused
+from byssus.messages import AssistantMessage, Message, ToolCall, ToolResultMessage, UserMessage, stamped
 from byssus.providers import history
 from byssus.providers.model_call import PartialSaver
 from byssus.queries.log import answers
@@ -20,7 +22,7 @@ from byssus.run.outside.answering import answered, approved, is_expired
 from byssus.stream import Publish
 from byssus.threads import approvals
 from byssus.threads.encoding import encode_extra
-from byssus.threads.inbox import Modes, Receipt, Waiting
+from byssus.threads.inbox import Modes, Receipt, Waiting, is_same
 from byssus.threads.thread import Thread
 from byssus.tools import Outcome
 from byssus.values import clock
@@ -232,9 +234,24 @@ class MemoryInbox:
         self._queue: list[Waiting] = []
 
     def send(self, kind: str, message: UserMessage, /) -> Receipt:
-        assert message.id is not None
-        self._queue.append(Waiting(message.id, kind, message, message.created_at or ""))
-        return Receipt(message)
+        sent = stamped(message)
+        assert sent.id is not None
+        known = None if message.id is None else self._known(message.id)
+        if known is None:
+            self._queue.append(Waiting(sent.id, kind, sent, sent.created_at or ""))
+            return Receipt(sent)
+        written: Future[None] = Future()
+        if is_same(known, message):
+            written.set_result(None)
+        else:
+            written.set_exception(KeyReused("", sent.id, None))
+        return Receipt(sent, written)
+
+    def _known(self, message_id: str) -> Message | None:
+        """A user's message by its id: one that waits, or one of the conversation."""
+        said = (message for message in reversed(self._messages) if isinstance(message, UserMessage))
+        known = itertools.chain((item.message for item in self._queue), said)
+        return next((message for message in known if message.id == message_id), None)
 
     async def waiting(self) -> list[Waiting]:
         return list(self._queue)

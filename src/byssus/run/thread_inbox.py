@@ -6,8 +6,9 @@ A message leaves the inbox and joins the history in one commit, so it is deliver
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from byssus.errors import ThreadBusy, ThreadInactive, ThreadMoved
+from byssus.errors import KeyReused, ThreadBusy, ThreadInactive, ThreadMoved
 from byssus.messages import UserMessage, decode
 from byssus.queries.log import inbox as queries
 from byssus.queries.log import threads
@@ -50,7 +51,8 @@ class ThreadInbox:
         thread = self._thread
         sent, self._sent, thread.mail = self._sent, [], 0
         for receipt in sent:
-            await receipt
+            with contextlib.suppress(KeyReused):  # its sender hears of it: nothing was queued
+                await receipt
         if thread.held is not None:
             return await self._take(None, stopping=stopping)
         assert thread.driver is not None

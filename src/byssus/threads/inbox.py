@@ -8,16 +8,18 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from byssus.errors import InputError
+from byssus.errors import InputError, KeyReused
 from byssus.messages import UserMessage, decode, stamped
 from byssus.queries.log import inbox as queue
 from byssus.queries.log.inbox import FOLLOW_UP, STEER
-from byssus.store.database import Store
+from byssus.queries.log.threads import MessageRow
+from byssus.store.database import Store, Tx
 from byssus.store.operations import Runner
 from byssus.threads.encoding import message_row
 from byssus.values.inputs import ThreadId, checked_new_thread, checked_thread, column_id
 from byssus.values.prompts import Prompt, single
 from byssus.values.shown import reason
+from byssus.values.thread_key import ThreadKey
 
 _MODES = {"one-at-a-time": 1, "all": 2**31}
 _log = logging.getLogger("byssus")
@@ -86,7 +88,7 @@ def steer(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
     """Queue a message for the run that drives the thread, in any process: it is delivered before the next turn.
 
     Without a run, it waits for the next one; a thread that does not exist is created. Await the receipt to wait for the
-    commit.
+    commit. A message with an id of its own is queued once, even if it is sent again.
     """
     return send(store, thread_id, STEER, single(message, "steer"))
 
@@ -94,15 +96,32 @@ def steer(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
 def follow_up(store: Store, thread_id: ThreadId, message: Prompt) -> Receipt:
     """Queue a message that is delivered when the run would stop. Await the receipt to wait for the commit.
 
-    A thread that does not exist is created.
+    A thread that does not exist is created. A message with an id of its own is queued once, even if it is sent again.
     """
     return send(store, thread_id, FOLLOW_UP, single(message, "follow_up"))
 
 
 def send(store: Store, thread_id: ThreadId, kind: str, message: UserMessage) -> Receipt:
-    """Submit the message, after all earlier ones, without waiting."""
-    message = stamped(message)
-    return Receipt(message, store.submit(queue.send, checked_new_thread(thread_id), kind, message_row(message)))
+    """Submit the message, after all earlier ones, without waiting.
+
+    A message with an id of its own is queued once. The id of another message raises `KeyReused` from the receipt.
+    """
+    sent, thread_key = stamped(message), checked_new_thread(thread_id)
+    query = queue.send if message.id is None else _send_once
+    return Receipt(sent, store.submit(query, thread_key, kind, message_row(sent)))
+
+
+def _send_once(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
+    known = queue.known(tx, thread_key, message.id)
+    if known is None:
+        queue.send(tx, thread_key, kind, message)
+    elif not is_same(decode(known), decode(message.body)):
+        raise KeyReused(thread_key.id, message.id, None)
+
+
+def is_same(one: object, other: object) -> bool:
+    """Whether two messages of a user have the same content."""
+    return isinstance(one, UserMessage) and isinstance(other, UserMessage) and one.content == other.content
 
 
 async def inbox(store: Runner, thread_id: ThreadId) -> list[Waiting]:

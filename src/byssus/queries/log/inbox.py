@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from byssus.queries.log import threads
+from byssus.queries.log import runs, threads
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import MessageRow, Position
 from byssus.store.database import Tx
@@ -36,6 +36,21 @@ def send(tx: Tx, thread_key: ThreadKey, kind: str, message: MessageRow) -> None:
         body=message.body,
         now=tx.now(),
     )
+
+
+def known(tx: Tx, thread_key: ThreadKey, message_id: str) -> str | None:
+    """The body of a user's message by its id: one that waits, or one among the last of the thread.
+
+    The thread is made if it is new, and locked until the transaction ends: two senders of one message do not both find
+    nothing, and no run moves it from the inbox to the log meanwhile.
+    """
+    thread, head = threads.take_or_make(tx, thread_key, "key, head")
+    waits = "SELECT body FROM inbox WHERE thread = :thread AND id = :id ORDER BY key LIMIT 1"
+    row = tx.one(waits, thread=thread, id=message_id)
+    if row is not None:
+        return str(row[0])
+    logged = runs.logged(tx, thread, message_id, head)
+    return None if logged is None else logged.body
 
 
 def waiting(tx: Tx, thread_key: ThreadKey) -> list[InboxRow]:

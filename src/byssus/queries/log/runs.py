@@ -227,14 +227,28 @@ def _refuse_taken(tx: Tx, thread: int, asked: RequestKey, *, head: int) -> None:
         tx.run(free, key=taken[0])  # a rewind has left the message
 
 
+class Logged(NamedTuple):
+    """A user's message in the log."""
+
+    seq: int
+    branch: int
+    body: str
+
+
+def logged(tx: Tx, thread: int, message_id: str, head: int) -> Logged | None:
+    """A user's message by its id, among the last messages of a thread."""
+    row = tx.one(_SAID, thread=thread, key=message_id, head=head, few=_FEW)
+    return None if row is None else Logged(*row)
+
+
 def _said(tx: Tx, thread: int, message_id: str, head: int) -> tuple[int | None, str] | None:
     """A user's message by its id: the run that is about it, if there is one, and its body. None: it can be sent.
 
     One that a run has not heard is only found where the next run will answer it: as the last one, or in the inbox.
     """
-    said = tx.one(_SAID, thread=thread, key=message_id, head=head, few=_FEW)
-    if said is not None:
-        seq, branch, body = said
+    found = logged(tx, thread, message_id, head)
+    if found is not None:
+        seq, branch, body = found
         heard = tx.one(_HEARD, thread=thread, branch=branch, seq=seq, head=head, few=_FEW)
         if heard is not None or seq == head:
             return heard[0] if heard else None, body
