@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +23,7 @@ from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
 from byssus.providers.scripted import ScriptedProvider
 from tests.crash import databases
 from tests.crash.place import Place
+from tests.support import forked
 from tests.support.histories import flaws
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ class Child:
     def __init__(self, scene: str, place: Place) -> None:
         self.said: list[dict[str, Any]] = []
         self._place = place
-        command = [sys.executable, "-W", "error", "-m", "tests.crash.child", scene, str(place)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        command = ["-W", "error", "-m", "tests.crash.child", scene, str(place)]
+        self._process = forked.Process(command, env=os.environ, cwd=ROOT, stdout=forked.PIPE)
 
     def read(self, *whats: str) -> None:
         """Read until all of these were said, in whatever order."""

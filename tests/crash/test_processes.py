@@ -9,8 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from byssus.providers.scripted import ScriptedProvider
 from byssus.values.results import RunInfo
 from tests.crash import databases
 from tests.crash.place import Place
+from tests.support import forked
 from tests.support.histories import flaws
 from tests.support.processes import SLOW
 
@@ -41,9 +40,9 @@ class Process:
         self.said: list[dict[str, Any]] = []
         self.stopped = False
         told = [scene, name, str(place), str(lease_seconds)]
-        command = [sys.executable, "-W", "error", "-m", "tests.crash.processes_child", *told]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        command = ["-W", "error", "-m", "tests.crash.processes_child", *told]
+        pipe = forked.PIPE
+        self.process = forked.Process(command, env=os.environ, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def read(self, what: str) -> dict[str, Any]:
         """Read until this was said."""
@@ -62,8 +61,7 @@ class Process:
 
     def stop(self) -> None:
         self.stopped = True
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        self.process.stop()
 
     def go_on(self) -> None:
         self.stopped = False

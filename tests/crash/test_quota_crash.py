@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -32,6 +31,7 @@ from byssus.signals import Signal
 from byssus.store.database import Row, Tx
 from tests.crash import databases
 from tests.crash.place import Place
+from tests.support import forked
 from tests.support.leases import expire
 
 ROOT = Path(__file__).parents[2]
@@ -147,8 +147,8 @@ async def main(scene: str, place: Place) -> None:
 @contextlib.contextmanager
 def killed(scene: str, place: Place, *, after: str, times: int = 1) -> Iterator[None]:
     """A process that has said something so many times, and then was killed."""
-    command = [sys.executable, "-W", "error", "-m", "tests.crash.test_quota_crash", scene, str(place)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = ["-W", "error", "-m", "tests.crash.test_quota_crash", scene, str(place)]
+    process = forked.Process(command, env=os.environ, cwd=ROOT, stdout=forked.PIPE)
     try:
         assert process.stdout is not None
         for _ in range(times):

@@ -6,12 +6,11 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.agents import can_go_on, history
 from tests.support.databases import Database
 
@@ -27,12 +26,11 @@ class Program:
 
     def __init__(self, scene: str, database: Database | None) -> None:
         place = [database.place] if database else []
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.run.termination_child", scene, *place],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = forked.Process(
+            ["-W", "error", "-m", "tests.run.termination_child", scene, *place],
+            stdin=forked.PIPE,
+            stdout=forked.PIPE,
+            stderr=forked.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )
@@ -48,7 +46,7 @@ class Program:
         """The exit code, and what it said since it was last read. It complained of nothing but runs that failed."""
         output, complaints = self.process.communicate(timeout=60)
         assert [line for line in complaints.splitlines() if not FAILED_RUN.match(line)] == []
-        return self.process.returncode, output.splitlines()
+        return self.process.wait(), output.splitlines()
 
 
 def ended(scene: str, database: Database | None, *signals: signal.Signals) -> tuple[int, list[str]]:

@@ -106,7 +106,7 @@ NEXT_VERSION = """
         sql = "CREATE TABLE newer_index (key BIGINT NOT NULL); INSERT INTO newer_index SELECT key FROM messages;"
         return (*found, schema.Migration(found[-1].number + 1, "next.sql", sql))
 
-    schema.migrations = file.migrations = migrations
+    schema.migrations = file.migrations = migrations  # before the server module imports it: in a new Python
     store = opening.open(sys.argv[1])
     lacking = "SELECT COUNT(*) FROM messages WHERE key NOT IN (SELECT key FROM newer_index)"
     print(*store.read_now(lambda tx: tx.one(f"SELECT COUNT(*), ({lacking}) FROM messages")))
@@ -131,10 +131,10 @@ def test_an_older_process_under_load_writes_nothing_once_a_newer_one_has_migrate
     with database.store() as store, ThreadPoolExecutor(WRITERS) as pool:
         writers = [pool.submit(write_until_refused, store, thread_id) for thread_id in threads]
         wait_until(lambda: all(len(stored(store, thread_id)) > 3 for thread_id in threads), "nothing is written")
-        processes.run(NEXT_VERSION, database.place)
+        processes.run(NEXT_VERSION, database.place, fresh=True)
         outcomes = [writer.result(PATIENCE) for writer in writers]
     acknowledged = sum(count for count, _ in outcomes)
-    assert processes.run(NEXT_VERSION, database.place) == f"{acknowledged} 0"
+    assert processes.run(NEXT_VERSION, database.place, fresh=True) == f"{acknowledged} 0"
     with pytest.raises(StoreUnusable, match="newer byssus") as opened, database.store():
         pass
     assert {str(error) for _, error in outcomes} == {str(opened.value)}

@@ -67,7 +67,7 @@ def drive(before: str = "pass") -> str:
 @pytest.mark.processes
 def test_an_owner_that_proc_hides_is_alive_until_it_is_killed(database: Database) -> None:
     with (
-        processes.started(drive(), database.place, exit_code=-signal.SIGKILL) as driver,
+        processes.started(drive(), database.place, exit_code=-signal.SIGKILL, fresh=True) as driver,
         processes.started(LOOK, database.place) as looker,
     ):
         pid = int(driver.hear().split()[1])
@@ -85,7 +85,7 @@ def test_an_owner_that_was_killed_is_gone_though_its_forked_child_lives(database
             import time
             time.sleep(30 if os.getppid() else 0)
             os._exit(0)"""
-    with processes.started(drive(fork), database.place, exit_code=-signal.SIGKILL) as driver:
+    with processes.started(drive(fork), database.place, exit_code=-signal.SIGKILL, fresh=True) as driver:
         pid = int(driver.hear().split()[1])
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -90,9 +90,11 @@ def _attend(asked: dict[str, Any], streams: list[int]) -> int:
         signal.signal(signal.SIGHUP, lambda *_: _send(program, signal.SIGHUP))  # as shells do
     with socket.socket(fileno=answer) as told, contextlib.suppress(OSError):  # the test may have given up
         told.send(str(program).encode())
-        options = os.WUNTRACED if terminal is not None else 0
-        while os.WIFSTOPPED(status := os.waitpid(program, options)[1]):
-            _bring_back(program, terminal, told)
+        while os.WIFSTOPPED(status := os.waitpid(program, os.WUNTRACED)[1]):
+            if terminal is None:
+                told.send(b"stopped")
+            else:
+                _bring_back(program, terminal, told)
         told.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,27 +64,46 @@ class Process:
                 elif wish is not None:
                     given[place] = wish
             socket.send_fds(_server().socket, [json.dumps(asked).encode()], given)
-        self._told = ours
+        self._told, self._waiting = ours, threading.Lock()
         self.pid = int(ours.recv(100))
 
     def wait(self, timeout: float | None = None) -> int:
+        with self._waiting:
+            return self._end(timeout)
+
+    def poll(self) -> int | None:
+        if self._waiting.acquire(blocking=False):  # otherwise another thread waits, and will know it first
+            try:
+                return self._end(0)
+            except BlockingIOError:
+                pass
+            finally:
+                self._waiting.release()
+        return self.returncode
+
+    def _end(self, timeout: float | None) -> int:
         if self.returncode is None:
             self._told.settimeout(timeout)
             try:
-                self.returncode = int(self._told.recv(100))
+                while (told := self._told.recv(100)) == b"stopped":
+                    pass
             except TimeoutError:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self.returncode = int(told)
             self._told.close()
         return self.returncode
 
-    def poll(self) -> int | None:
-        with contextlib.suppress(BlockingIOError):
-            return self.wait(0)
-        return None
+    def stop(self) -> None:
+        """Stop it, and wait until it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        with self._waiting:
+            self._told.settimeout(60)
+            assert self._told.recv(100) == b"stopped"
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -7,8 +7,7 @@ import contextlib
 import gc
 import inspect
 import itertools
-import subprocess
-import sys
+import os
 import textwrap
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from byssus.memory import InMemoryMemory, MemoryBase, Msg, PostgresMemory, SQLiteMemory
 from byssus.memory.stored import StoredMemory
+from tests.support import forked
 from tests.support.databases import DATABASES, Database
 
 T = TypeVar("T")
@@ -146,28 +146,21 @@ def ready():
 """
 
 
-def child(database: Database, program: str, *args: object) -> subprocess.Popen[str]:
+def child(database: Database, program: str, *args: object) -> forked.Process:
     """A process with a program that has `memory(session)`, `msg`, `say` and `ready` for its use."""
-    command = [sys.executable, "-W", "error", "-c", _PREFACE + textwrap.dedent(program), database.place]
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*command, *map(str, args)], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    command = ["-W", "error", "-c", _PREFACE + textwrap.dedent(program), database.place, *map(str, args)]
+    pipe = forked.PIPE
+    return forked.Process(command, env=os.environ, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """How a process ended, and what it said and complained of.
-
-    Not by `communicate`, which does not see what `readline` has read ahead.
-    """
-    assert process.stdin and process.stdout and process.stderr
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    process.stdin = None
-    said, complaints = process.stdout.read(), process.stderr.read()
-    return process.wait(60), said, complaints
+def outcome(process: forked.Process) -> tuple[int, str, str]:
+    """How a process ended, and what it said and complained of."""
+    said, complaints = process.communicate(timeout=60)
+    return process.wait(), said, complaints
 
 
 @contextlib.contextmanager
-def children(database: Database, program: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def children(database: Database, program: str, count: int) -> Iterator[list[forked.Process]]:
     """Several of them, numbered; all are ready, and each begins when it is told. None outlives the test."""
     made = [child(database, program, number) for number in range(count)]
     try:
@@ -180,7 +173,7 @@ def children(database: Database, program: str, count: int) -> Iterator[list[subp
             process.communicate()
 
 
-def hear(process: subprocess.Popen[str], expected: str | None = None) -> str:
+def hear(process: forked.Process, expected: str | None = None) -> str:
     """The next line that it says."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
@@ -190,7 +183,7 @@ def hear(process: subprocess.Popen[str], expected: str | None = None) -> str:
     return line
 
 
-def tell(*processes: subprocess.Popen[str]) -> None:
+def tell(*processes: forked.Process) -> None:
     """Let them begin."""
     for process in processes:
         assert process.stdin is not None

@@ -1,4 +1,8 @@
-"""Other processes: what a test wants to know of two processes, it learns from two processes."""
+"""Other processes: what a test wants to know of two processes, it learns from two processes.
+
+They are forked from one that has imported byssus (fork_server.py). A new Python runs those with mounts of their own,
+and those of tests about the end of a program or about a child that the test itself buries: they are `fresh`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import byssus
+from tests.support import forked
 
 # What a process may complain of on a busy machine.
 SLOW = re.compile(r"^\d+ write\(s\) to .* took [\d.]+ s$")
@@ -42,23 +47,27 @@ def bodies(store, thread_id="t"):
 
 
 def _command(script: str, args: tuple[object, ...]) -> list[str]:
-    return [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, args)]
+    return ["-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, args)]
 
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": _SOURCE}
 
 
-def run(script: str, *args: object, wrapper: tuple[str, ...] = (), timeout: float = 60) -> str:
+def run(script: str, *args: object, wrapper: tuple[str, ...] = (), fresh: bool = False, timeout: float = 60) -> str:
     """Run a script to its end; its output. A failure and anything on its standard error are failures here."""
-    done = subprocess.run(
-        [*wrapper, *_command(script, args)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=_environment(),
-        check=False,
-    )
+    command, environment = _command(script, args), _environment()
+    if wrapper or fresh:
+        done = subprocess.run(
+            [*wrapper, sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            check=False,
+        )
+    else:
+        done = forked.run(command, env=environment, cwd=Path.cwd(), timeout=timeout)
     assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
@@ -66,7 +75,7 @@ def run(script: str, *args: object, wrapper: tuple[str, ...] = (), timeout: floa
 class Child:
     """A process that answers each line with a line."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | forked.Process) -> None:
         self._process = process
 
     def tell(self, line: str = "") -> None:
@@ -95,11 +104,9 @@ def with_mounts(mounts: str) -> tuple[str, ...] | None:
 
 
 @contextmanager
-def started(script: str, *args: object, exit_code: int = 0) -> Iterator[Child]:
+def started(script: str, *args: object, exit_code: int = 0, fresh: bool = False) -> Iterator[Child]:
     """A script that runs beside the test; it ends when its standard input does."""
-    with subprocess.Popen(
-        _command(script, args), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
-    ) as process:
+    with _start(_command(script, args), fresh) as process:
         try:
             yield Child(process)
             assert process.stdin is not None
@@ -107,3 +114,10 @@ def started(script: str, *args: object, exit_code: int = 0) -> Iterator[Child]:
             assert process.wait(60) == exit_code
         finally:
             process.kill()
+
+
+def _start(command: list[str], fresh: bool) -> subprocess.Popen[str] | forked.Process:
+    pipe, environment = subprocess.PIPE, _environment()
+    if fresh:
+        return subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, text=True, env=environment)
+    return forked.Process(command, env=environment, cwd=Path.cwd(), stdin=pipe, stdout=pipe)

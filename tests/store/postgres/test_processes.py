@@ -300,7 +300,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(where: Schema, ad
     asyncio.run(main())
     """
     )
-    processes.run(script, named(where.dsn, "leaving"), where.name)
+    processes.run(script, named(where.dsn, "leaving"), where.name, fresh=True)
     assert bodies(where) == [str(i) for i in range(200)]
     wait_until(lambda: not admin.sessions("leaving"), "a connection is left")
     assert admin.one(f'SELECT count(*) FROM "{where.name}".writers') == 0
@@ -322,7 +322,7 @@ def test_a_program_whose_server_is_gone_ends_all_the_same_and_says_nothing() -> 
         store.submit(threads.append, ThreadKey("", f"thread {i}"), rows("never"))
     """
     )
-    with running() as server, processes.started(script, server.create(), "byssus") as leaving:
+    with running() as server, processes.started(script, server.create(), "byssus", fresh=True) as leaving:
         assert leaving.hear() == "ready"
         server.stop("immediate")
         leaving.tell()

@@ -343,7 +343,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
                 assert "hunter2" not in str(error), error
                 print("told")
     """
-    assert processes.run(script).split() == ["told", "told"]
+    assert processes.run(script, fresh=True).split() == ["told", "told"]
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -370,7 +370,7 @@ def test_a_program_that_never_closes_ends_cleanly_with_all_that_it_wrote(path: P
             store.write_now(threads.append, ThreadKey("", "t"), rows(str(i)))
         bodies(store)
     """
-    processes.run(script, path)
+    processes.run(script, path, fresh=True)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert bodies(path) == [str(i) for i in range(10)]
 
@@ -387,7 +387,7 @@ def test_what_was_submitted_is_written_though_the_program_ends(path: Path, end: 
 
         asyncio.run(main())
     """
-    processes.run(script, path)
+    processes.run(script, path, fresh=True)
     assert bodies(path) == [str(i) for i in range(500)]
 
 
@@ -417,5 +417,5 @@ def test_a_checkpointer_that_is_never_closed_lets_the_program_end(path: Path) ->
 
         asyncio.run(main())
     """
-    processes.run(script, path)
+    processes.run(script, path, fresh=True)
     assert len(bodies(path)) == 2
