@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from itertools import pairwise
 
 import pytest
@@ -76,6 +77,38 @@ def test_what_is_closed_and_what_is_open_are_the_whole_at_any_time(pieces: list[
         so_far += piece
         told = [line.strip() for b in [*closed, *splitter.tail()] for line in b.source.split("\n") if line.strip()]
         assert told == [line.strip().replace("\x1b", "\\x1b") for line in so_far.split("\n") if line.strip()]
+
+
+@given(texts)
+def test_a_long_paragraph_ends_where_a_short_one_does(text: str) -> None:
+    line, more = "so it goes\n", 20
+    short, long = blocks_of(line + text), blocks_of(line * (1 + more) + text)
+    assert long == [short[0]._replace(source=line * more + short[0].source), *short[1:]]
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("", "so it goes on\n"),
+        ("", "    code\n"),
+        ("- item\n", "  goes on\n"),
+        ("- item\n", "  - below\n"),
+        ("> quoted\n", "> more\n"),
+        ("| a | b |\n|---|---|\n", "| 1 | 2 |\n"),
+        ("a | b\n--- | ---\n", "1 | 2\n"),
+    ],
+)
+def test_a_line_costs_the_same_in_a_long_block_as_in_a_short_one(head: str, line: str) -> None:
+    assert _calls(head + line * 400) < 3 * _calls(head + line * 200)
+
+
+def _calls(text: str) -> int:
+    """How many functions are called while a text streams."""
+    splitter, profile = Splitter(), cProfile.Profile()
+    with profile:
+        for each in text.splitlines(keepends=True):
+            splitter.feed(each)
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 def test_code_is_printed_piece_by_piece_before_its_end() -> None:

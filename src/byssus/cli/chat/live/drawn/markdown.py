@@ -24,6 +24,13 @@ Kind = Literal["text", "item", "code", "plain"]
 
 PIECE = 8  # lines of code that are printed at once
 _CONTEXT = 200  # lines of code before a piece, for its colors
+_FEW = 8  # lines of an open block that are parsed again with each new one
+_ITEM = re.compile(r" {0,3}(?:[-+*]|\d{1,9}[.)]) {1,4}(?=\S)")
+_STAND_INS = {  # a short block that is continued and ended by the same lines as a long one of its kind
+    "paragraph_open": ["x"],
+    "table_open": ["x|x", "-|-"],
+    "code_block": ["    x"],
+}
 _FENCE = re.compile(r"( {0,3})(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)")
 _parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
@@ -65,7 +72,8 @@ class Splitter:
         self._fence: _Fence | None = None
         self._number: int | None = None  # of the next item, if the open lines go on with a list that was begun before
         self._is_in_list = False
-        self._is_open_by: str = ""  # the kind of the open block, if its next lines need no parser
+        self._is_open_by: str = ""  # what begins a line that can only be more of the open block
+        self._stand_in: list[str] = []  # is parsed with the next line instead of the open block, if that is long
         self._is_at_start = True
 
     def feed(self, delta: str) -> list[Block]:
@@ -99,11 +107,13 @@ class Splitter:
         if not self._lines and not line.strip():
             return []
         self._lines.append(line)
-        if self._is_open_by and line.startswith(self._is_open_by):
-            return []  # another row of a table, or line of a quotation: nothing new begins with it
+        if self._is_more(line):
+            return []
         starts = [start for start, _ in self._cut(self._lines)]
         found = self._closed(starts[-1]) if starts else []
-        self._is_open_by = self._sign_of_more()
+        self._is_open_by, self._stand_in = self._sign_of_more(), []
+        if not self._is_open_by and len(self._lines) >= _FEW:
+            self._stand_in = _STAND_INS.get(parse("\n".join(self._lines) + "\n")[0].type, [])
         opening = _FENCE.fullmatch(self._lines[0]) if len(self._lines) == 1 else None
         if opening:
             self._fence = _Fence(self._lines[0], opening, has_gap=not self._is_at_start)
@@ -118,8 +128,17 @@ class Splitter:
         self._fence = None
         return found
 
+    def _is_more(self, line: str) -> bool:
+        """Whether the line, now the last one, only adds to the open block. Takes the same time for each line."""
+        if self._is_open_by and line.startswith(self._is_open_by):
+            return True
+        return bool(self._stand_in) and [each[0] for each in _ranges([*self._stand_in, *self._lines[-2:]])] == [0]
+
     def _sign_of_more(self) -> str:
         """What each further line of the open block begins with, if such a line can begin nothing else."""
+        if item := _ITEM.match(self._lines[0] if self._lines else ""):
+            is_item = [kind for _, _, kind, _ in _ranges(self._lines[:1])] == ["item"]  # and not a line across
+            return " " * item.end() if is_item else ""
         if len(self._lines) > 2 and all(line.startswith("|") for line in self._lines):
             return "|"
         return ">" if self._lines and all(line.startswith(">") for line in self._lines) else ""
