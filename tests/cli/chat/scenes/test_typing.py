@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
 from byssus.messages import AssistantMessage
@@ -89,3 +91,17 @@ def test_approvals_yes_no_with_a_reason_edited_and_always(stage: Stage) -> None:
     window.wait_for("You said: ran four.")
     window.enter("run five")
     window.wait_for("You said: ran five.")
+
+
+def test_a_prompt_that_is_not_stored_yet_waits_for_the_database(stage: Stage) -> None:
+    window = stage.chat()
+    window.enter("say first")
+    window.wait_for("You said: first.")
+    window.wait_for("thread 120 tok")
+    writer = sqlite3.connect(stage.database, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    window.enter("say second")
+    window.wait_for_on_screen("waiting for the database")
+    writer.execute("ROLLBACK")
+    writer.close()
+    window.wait_for("You said: second.")

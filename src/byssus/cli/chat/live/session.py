@@ -262,7 +262,7 @@ class Conversation:
         """Run to the end, with the questions and the queued messages that come up."""
         agent = await self.ready()
         self._turn, self._ended_well = Usage(), False
-        self.view.wait()
+        self.view.wait(is_stored=self._was_taken)
         try:
             result = await begin(agent)
             while await self._goes_on(agent, result):
@@ -292,6 +292,7 @@ class Conversation:
         return False
 
     async def resume(self) -> None:
+        self._was_taken = True  # by the run that it continues
         await self.run(lambda agent: agent.resume(raise_errors=False))
 
     async def ready(self) -> Agent:

@@ -76,6 +76,7 @@ class View:
         self._screen = screen
         self._reply: _Reply | None = None
         self._waits_since: float | None = None  # for the model's first word
+        self._is_stored = True  # the prompt
         self.calls = Calls(screen)
         self.folded: list[Callable[[Drawer], list[Line]]] = []  # what was cut short since the last prompt
 
@@ -88,9 +89,9 @@ class View:
     def _is_thinking(self) -> bool:
         return self._reply is not None and self._reply.thinking_since is not None
 
-    def wait(self) -> None:
-        """A run is about to begin."""
-        self._waits_since = time.monotonic()
+    def wait(self, *, is_stored: bool) -> None:
+        """A run is about to begin. It waits for the database until its prompt is stored."""
+        self._waits_since, self._is_stored = time.monotonic(), is_stored
         self._screen.refresh()
 
     # --- what is heard ------------------------------------------------------------------------------------------------
@@ -110,6 +111,7 @@ class View:
                 self._end_text()
                 self.calls.announce(call_id, name)
             case MessageStart(message=UserMessage() as message):
+                self._is_stored = True
                 self.show_prompt(message)
             case MessageEnd(message=AssistantMessage() as message):
                 self._end_reply(message)
@@ -130,7 +132,7 @@ class View:
         """Something that a run in another process did."""
         match item:
             case RunBegan():
-                self._waits_since = time.monotonic()
+                self._waits_since, self._is_stored = time.monotonic(), True
             case ReplyDelta(kind="text"):
                 self._text(item.block, item.delta)
             case ReplyDelta(kind="thinking"):
@@ -322,7 +324,8 @@ class View:
         return [*lines[-room:], *calls, *waits][-rows:]
 
     def _spinner(self, drawer: Drawer) -> list[Line]:
-        since, label = self._waits_since, "waiting for the model"
+        since = self._waits_since
+        label = "waiting for the model" if self._is_stored else "waiting for the database"
         if self._reply is not None and self._reply.thinking_since is not None:
             since, label = self._reply.thinking_since, "thinking"
             last = self._reply.thinking.rstrip().rsplit("\n", 1)[-1]
