@@ -29,6 +29,8 @@ def test_after_kill_9_in_a_command_the_chat_asks_what_to_do_about_it(tmp_path: P
             window.enter("y")
             window.wait_for_on_screen("Run this command?", f"folder: {tmp_path}", "allow?")
             assert (tmp_path / "new.txt").read_text() == "hello\nworld\n"
+            window.enter("a")  # would allow any command
+            window.wait_for_on_screen("'a' is no answer here: y yes, n [WHY] no, e edit, Esc later")
             window.enter("y")
             window.wait_for_on_screen("working")  # the output of the command, as it comes
             window.kill()

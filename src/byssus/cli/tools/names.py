@@ -11,6 +11,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "threads": ("search_threads",),
 }
 
+WITHOUT_LIMIT = frozenset({"shell"})  # one call says nothing about the next: each asks for approval
+
 
 def groups_of(tools: Collection[str]) -> Sequence[str]:
     """The groups that these tools are from; none if one of them is from no group."""

@@ -2,7 +2,9 @@
 
 "Always" is kept in the metadata of the thread, under `byssus_chat`, with the id of the thread: so it is there after a
 restart, and a fork, which has a copy of the metadata, asks again. It is for calls that have not run. Whether an
-interrupted call runs again is asked each time, and so is a call that several people must approve.
+interrupted call runs again is asked each time, and so is a call that several people must approve. A command of the
+ready-made `shell` is asked for each time, too: any other command would be allowed with it. `write_file` and `edit_file`
+can be allowed always, because they stay in the folder that was chosen.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from byssus.cli.chat.live.drawn.board import ChatBoard
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.screen import ChatScreen
 from byssus.cli.screen import terminal
+from byssus.cli.tools.names import WITHOUT_LIMIT
 from byssus.errors import InputError
 from byssus.values.decisions import RECOVERY, Answer, Approve, Deny, Pending
 from byssus.values.results import ToolResult
@@ -53,7 +56,7 @@ class Allowed:
 
     async def allows(self, pending: Pending) -> bool:
         """Whether a call needs no question."""
-        return pending.reason != RECOVERY and pending.approvers == 1 and pending.tool_name in await self.tools()
+        return _may_be_always(pending) and pending.tool_name in await self.tools()
 
 
 def who() -> str | None:
@@ -109,7 +112,7 @@ async def _decided(board: ChatBoard, pending: Pending, answer: str) -> Decided |
         return Decided(Deny(rest) if rest else "deny")
     if word in ("a", "always") and _may_be_always(pending):
         return Decided("approve", always=True)
-    if word in ("e", "edit") and pending.reason != RECOVERY and pending.approvers == 1:
+    if word in ("e", "edit") and _may_be_edited(pending):
         arguments = await _edited(board, pending)
         return None if arguments is None else Decided(Approve(arguments=arguments))
     if word in ("d", "done") and pending.reason == RECOVERY:
@@ -118,15 +121,19 @@ async def _decided(board: ChatBoard, pending: Pending, answer: str) -> Decided |
 
 
 def _may_be_always(pending: Pending) -> bool:
+    return _may_be_edited(pending) and pending.tool_name not in WITHOUT_LIMIT
+
+
+def _may_be_edited(pending: Pending) -> bool:
     return pending.reason != RECOVERY and pending.approvers == 1
 
 
 def _choices(pending: Pending) -> str:
     if pending.reason == RECOVERY:
         return "y run it again, n [WHY] leave it, d [RESULT] it was done, Esc later"
-    if not _may_be_always(pending):
-        return "y yes, n [WHY] no, Esc later"
-    return "y yes, n [WHY] no, e edit, a always for this tool in this thread, Esc later"
+    edit = ", e edit" if _may_be_edited(pending) else ""
+    always = ", a always for this tool in this thread" if _may_be_always(pending) else ""
+    return f"y yes, n [WHY] no{edit}{always}, Esc later"
 
 
 def _call(drawer: Drawer, pending: Pending) -> list[Line]:
