@@ -5,14 +5,19 @@ Commands that take something away want the whole id: a start that was unique yes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli.words import did_you_mean
 from byssus.errors import InputError
 from byssus.threads.prefixes import Kind, starting_with
+from byssus.values import clock
+from byssus.values.inputs import is_long_id
 
 _SHOWN = 5  # candidates that an error names
+_FORKS = 100  # numbers that are tried for a fork
+_ID_LENGTH = 12
 _COMPARED = 1_000  # threads among which an error looks for one that is like the typed id
 
 
@@ -51,6 +56,18 @@ async def known_user(cp: Checkpointer, typed: str) -> str:
     if await cp.get_user(meant) is None:
         raise InputError(f"there is no user {typed!r} in {cp.name}; 'byssus users' lists them")
     return meant
+
+
+async def free_fork_id(cp: Checkpointer, thread_id: str) -> str:
+    """A readable id for a fork: trip-fork-1, and trip-fork-2 for the next one, or for a fork of the first."""
+    stem = re.sub(r"-fork-\d+$", "", thread_id)
+    for number in range(1, _FORKS + 1):
+        new = f"{stem}-fork-{number}"
+        if is_long_id(new):
+            break
+        if await cp.info(new) is None:
+            return new
+    return f"fork-{clock.new_id()[:_ID_LENGTH]}"
 
 
 def _listed(ids: list[str]) -> str:

@@ -7,6 +7,7 @@ import asyncio
 from byssus.checkpointer import CaughtUp, RunEnded, Thread
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.session import Conversation
+from byssus.cli.ids import free_fork_id
 from byssus.cli.subcommand import count
 from byssus.messages import UserMessage
 from byssus.providers.history import interrupted
@@ -107,7 +108,7 @@ async def _driven(session: Conversation, thread: Thread) -> None:
     if answer is None:
         return
     if word == "f":
-        new = await session.cp.fork(session.thread_id)
+        new = await session.cp.fork(session.thread_id, new_id=await free_fork_id(session.cp, session.thread_id))
         session.view.note(f"(a copy: {new})")
         await session.open(new)
     else:

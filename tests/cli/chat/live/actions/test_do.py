@@ -75,7 +75,10 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.press("escape")
     window.wait_until_gone("tree:")
     window.enter("/fork early")
-    window.wait_for("(a copy of trip:")
+    window.wait_for("(a copy of trip: trip-fork-1)")
+    window.wait_for("Thread trip-fork-1:")
+    window.enter("/fork")
+    window.wait_for("(a copy of trip-fork-1: trip-fork-2)")
 
 
 def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) -> None:

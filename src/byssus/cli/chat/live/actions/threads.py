@@ -8,7 +8,7 @@ from typing import Any
 from byssus.cli.chat.live.actions.points import point_of
 from byssus.cli.chat.live.drawn.picker import Choice, Picker
 from byssus.cli.chat.live.session import Conversation
-from byssus.cli.ids import known_thread
+from byssus.cli.ids import free_fork_id, known_thread
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import count
 from byssus.errors import InputError
@@ -43,7 +43,7 @@ async def do_rename(session: Conversation, argument: str) -> None:
 
 async def do_fork(session: Conversation, argument: str) -> None:
     at = await point_of(session.cp, session.thread_id, argument) if argument else None
-    new = await session.cp.fork(session.thread_id, at)
+    new = await session.cp.fork(session.thread_id, at, new_id=await free_fork_id(session.cp, session.thread_id))
     session.view.note(f"(a copy of {session.thread_id}: {new})")
     await session.open(new)
 
