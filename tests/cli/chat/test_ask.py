@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from byssus import cli
+from byssus import AssistantMessage, TextContent, UserMessage, cli
+from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.databases import Database
 from tests.support.programs import heard, pipe, program
+from tests.support.window import Window
+from tests.support.wire import OpenAI, Server
 
 APP = ("--app", "clerk:support")
 
@@ -113,3 +117,25 @@ def test_a_home_that_cannot_be_written_is_named_with_the_way_out(
     assert err.count("\n") == 1
     assert str(tmp_path / "file" / "byssus") in err
     assert "BYSSUS_DB=PATH" in err
+
+
+@pytest.mark.processes
+def test_a_thread_of_ten_thousand_messages_goes_on_with_what_fits_the_model(tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with SQLiteCheckpointer(tmp_path / "a.db") as cp:
+            said = (UserMessage(f"{number} {'word ' * 60}") for number in range(5_000))
+            await cp.append("long", [m for each in said for m in (each, AssistantMessage([TextContent("Yes.")]))])
+
+    asyncio.run(fill())
+    with Server([OpenAI.answer("Here we are."), OpenAI.answer("And on.")]) as server:
+        env = {"BYSSUS_DB": str(tmp_path / "a.db"), "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "sk-secret"}
+        model = ("--model", "openai:gpt-x")
+        with Window("chat", "long", *model, home=tmp_path, env=env) as window:
+            window.wait_for("gpt-x")
+            window.enter("Where were we?")
+            window.wait_for("Here we are.")
+        with Window("ask", "And now?", "--thread", "long", *model, home=tmp_path, env=env) as window:
+            assert window.wait_for_its_end() == 0
+        sizes = [len(json.dumps(request.body)) // 4 for request in server.requests]
+    assert all(50_000 < size < 150_000 for size in sizes), sizes
+    assert "Where were we?" in json.dumps(server.requests[0].body)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from byssus import Agent, Model, apps
+from byssus import Agent, Model, TokenBudget, apps
 from byssus.apps import App
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database
@@ -21,6 +21,7 @@ from byssus.providers.named import SERVICES, provider_of
 
 _SYSTEM = "You are a helpful assistant. Answer briefly."
 _DEFAULT_MODELS = {"anthropic": "anthropic:claude-sonnet-5-5", "openai": "openai:gpt-5.5", "local": "local"}
+_BUDGET = 100_000  # tokens of a thread that a model gets: half of what the smaller ones of the services take
 _LOCAL_CONTEXT = 2048  # tokens: a long thread's first reply takes ten seconds with this, and half a minute with 4096
 
 
@@ -77,6 +78,7 @@ class AgentSource(NamedTuple):
             model=model,
             system_prompt=self.system_prompt,
             tools=self.tools.made(checkpointer, self.user or owner),
+            middleware=[TokenBudget(_BUDGET if model.context_window is None else min(model.context_window, _BUDGET))],
             checkpointer=checkpointer,
             thread_id=thread_id,
             user_id=self.user,
