@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from byssus import Agent, Model, UserMessage
+from byssus.checkpointer import SQLiteCheckpointer
+from byssus.testing import ScriptedProvider
 from tests.support.talker import write_talker
 from tests.support.window import Window
 
@@ -79,6 +83,32 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.wait_for("Thread trip-fork-1:")
     window.enter("/fork")
     window.wait_for("(a copy of trip-fork-1: trip-fork-2)")
+
+
+def test_lists_of_checkpoints_show_the_latest_200_and_say_so(window: Window, tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with SQLiteCheckpointer(tmp_path / "data" / "byssus" / "chat.db") as cp:
+            agent = Agent(provider=ScriptedProvider([]), model=Model("m"), checkpointer=cp, thread_id="many")
+            await cp.append("many", [UserMessage("Hello.")])
+            for number in range(201):
+                await agent.checkpoint(tags=[f"point{number}"])
+
+    asyncio.run(fill())
+    window.enter("/open many")
+    window.wait_for("Thread many: 1 message so far")
+    window.enter("/rewind")
+    window.wait_for("(the latest 200 checkpoints; /rewind seq:N")
+    window.type("point0")
+    window.wait_until_gone("point200")
+    assert "point0 " not in window.screen.replace("rewind to: point0", "")
+    window.press("escape")
+    window.wait_until_gone("rewind to:")
+    window.enter("/tree")
+    window.wait_for("(the latest 200 checkpoints of each thread;")
+    window.press("escape")
+    window.wait_until_gone("tree:")
+    window.enter("/rewind point0")
+    window.wait_for("Rewind to message 1 would take 0 message(s) off")
 
 
 def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) -> None:

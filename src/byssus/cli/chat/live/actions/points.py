@@ -6,6 +6,7 @@ from byssus.checkpointer import Checkpointer, CheckpointMetadata
 from byssus.cli.ids import chosen
 from byssus.errors import InputError
 
+SHOWN = 200  # checkpoints of a thread in a list
 _PAGE = 500
 
 
@@ -16,6 +17,19 @@ async def checkpoints(cp: Checkpointer, thread_id: str) -> list[CheckpointMetada
         found += page
     tree = await cp.tree(thread_id)
     return [*found, *(tree.left if tree else [])]
+
+
+async def latest(cp: Checkpointer, thread_id: str) -> tuple[list[CheckpointMetadata], bool]:
+    """The checkpoints for a list, the latest first; and whether there are more of them. Only a few are read.
+
+    What rewinds have left is among them if all fit.
+    """
+    found = await cp.list_checkpoints(thread_id, SHOWN + 1)
+    if len(found) > SHOWN:
+        return found[:SHOWN], True
+    tree = await cp.tree(thread_id)
+    all_of_them = [*found, *(tree.left if tree else [])]
+    return all_of_them[:SHOWN], len(all_of_them) > SHOWN
 
 
 async def point_of(cp: Checkpointer, thread_id: str, typed: str) -> str | int:

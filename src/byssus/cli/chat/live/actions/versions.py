@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from byssus.checkpointer import Tree
-from byssus.cli.chat.live.actions.points import checkpoints, point_of
+from byssus.cli.chat.live.actions.points import SHOWN, checkpoints, latest, point_of
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Choice, Picker
 from byssus.cli.chat.live.session import Conversation
@@ -36,8 +36,11 @@ async def do_rewind(session: Conversation, argument: str) -> None:
 
 
 async def _pick_point(session: Conversation) -> None:
+    known, has_more = await latest(session.cp, session.thread_id)
+    if has_more:
+        session.view.note(f"(the latest {SHOWN} checkpoints; /rewind seq:N, step:N or a name goes to an earlier one)")
+
     async def find(_: str) -> Sequence[Choice]:
-        known = await checkpoints(session.cp, session.thread_id)
         return [
             Choice(f"seq:{each.seq}", " ".join([*each.tags, (each.summary or "").replace("\n", " ")]), each)
             for each in known
@@ -51,7 +54,7 @@ async def _pick_point(session: Conversation) -> None:
     picker = Picker("rewind to:", find, preview, empty="no checkpoints; /rewind seq:N will do")
     chosen = await session.board.pick(picker)
     if chosen is not None:
-        await _rewind(session, chosen.checkpoint_id)
+        await _rewind(session, chosen.checkpoint_id, chosen.seq)
 
 
 def _short(message: object) -> str:
@@ -59,9 +62,9 @@ def _short(message: object) -> str:
     return f"{getattr(message, 'role', 'note')}: {' '.join(str(text).split())[:400]}"
 
 
-async def _rewind(session: Conversation, to: str | int) -> None:
+async def _rewind(session: Conversation, to: str | int, seq: int | None = None) -> None:
     """Show where it goes and what it leaves, ask, and go."""
-    seq = await _seq_of(session, to)
+    seq = await _seq_of(session, to) if seq is None else seq
     leaves = await session.cp.load(session.thread_id, last=_LOOK)
     left = [m for m, at in zip(leaves.messages, leaves.seqs, strict=True) if at > seq] if leaves else []
     many = f"{len(left)}{'+' if left and leaves and leaves.has_earlier and len(left) == _LOOK else ''}"
@@ -151,6 +154,8 @@ async def do_tree(session: Conversation, argument: str) -> None:  # noqa: ARG001
     tree = await session.cp.tree(session.thread_id)
     if tree is None:
         raise InputError("this thread has no messages yet, so there is no tree")
+    if len(tree.checkpoints) > SHOWN or len(tree.left) > SHOWN:
+        session.view.note(f"(the latest {SHOWN} checkpoints of each thread; 'byssus tree' draws all)")
 
     async def find(_: str) -> Sequence[Choice]:
         return _tree_items(tree)
@@ -182,7 +187,7 @@ def _tree_items(tree: Tree) -> list[Choice]:
         space = "  " * depth
         found.append(Choice(f"{space}{node.thread_id}", count(node.message_count, "message"), (node.thread_id, None)))
         left = {each.checkpoint_id for each in node.left}
-        for each in [*node.checkpoints, *node.left]:
+        for each in [*node.checkpoints[-SHOWN:], *node.left[-SHOWN:]]:
             kind = "left" if each.checkpoint_id in left else ""
             about = " ".join([*each.tags, kind, (each.summary or "").replace("\n", " ")])
             found.append(Choice(f"{space}  seq:{each.seq}", about, (node.thread_id, each.checkpoint_id)))
