@@ -3,8 +3,8 @@
 
 # The first of these that is new enough is used; PYTHON=... names another.
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
-# Two more than the cores of a small machine: many tests wait for processes and disks.
-JOBS ?= 4
+# One more than the cores of a small machine: many tests wait for processes and disks.
+JOBS ?= 3
 QUICK_JOBS ?= 2
 MINUTES ?= 20
 ARGS ?=

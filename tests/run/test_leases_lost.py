@@ -282,6 +282,7 @@ def test_a_call_that_was_cut_off_by_the_loss_of_the_lease_is_recovered_by_its_po
             await run
         await expire(cp)
         slow.let_go.set()
+        cp.lease_seconds = 10.0
         await agent.resume()
         assert slow.runs == 2
         assert (await history(cp, "t"))[2] == "tool_result: slow is done"
@@ -294,12 +295,12 @@ def test_a_call_that_was_cut_off_by_the_loss_of_the_lease_is_recovered_by_its_po
 
 def test_a_blocked_event_loop_does_not_cost_a_run_its_lease(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
-        cp.lease_seconds = 0.3
+        cp.lease_seconds = 1.0
 
         @tool
         async def block() -> str:
             first = await lease_of(other)
-            time.sleep(4 * cp.lease_seconds)  # the event loop stands still for longer than the lease lasts
+            time.sleep(1.5 * cp.lease_seconds)  # the event loop stands still for longer than the lease lasts
             second = await lease_of(other)
             assert first.until is not None
             assert second.until is not None

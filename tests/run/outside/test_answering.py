@@ -388,7 +388,7 @@ def test_a_question_that_makes_no_sense_is_refused(options: dict[str, Any], comp
 
 @pytest.mark.parametrize("approval", [None, 2, "yes", Deny("no")])
 def test_an_approval_that_is_no_question_is_refused(approval: Any) -> None:
-    with pytest.raises(InputError, match="approval must be True, False or Ask"):
+    with pytest.raises(InputError, match="approval must be True, False, Ask"):
         Paying(approval=approval)
 
 

@@ -63,6 +63,7 @@ class Conversation:
         self.agent: Agent | None = None
         self.known_threads: list[tuple[str, str]] = []
         self.waiting: list[Waiting] = []
+        self._sending: dict[str, Waiting] = {}  # queued here, and not stored yet
         self.watching: asyncio.Task[None] | None = None  # a run of another process
         self.command: Callable[[commands.Typed], Awaitable[None]] | None = None  # set by start.py
         self.opened: Callable[[], Awaitable[None]] | None = None
@@ -381,7 +382,8 @@ class Conversation:
             self.view.fail(str(error))
             return
         kind = "follow_up" if later else "steer"
-        self.waiting.append(Waiting(receipt.id, kind, receipt.message, ""))
+        self._sending[receipt.id] = sent = Waiting(receipt.id, kind, receipt.message, "")
+        self.waiting.append(sent)
         self.screen.refresh()
         self.spawn(self._queued(receipt, text))
 
@@ -392,19 +394,26 @@ class Conversation:
             self.waiting = [each for each in self.waiting if each.id != receipt.id]
             self.give_back(text)
             raise
+        finally:
+            self._sending.pop(receipt.id, None)
         await self.look()
         if self.waiting and not self.is_running:  # the run ended just before
             self.spawn_run(self.resume())
 
     async def _look_at_inbox(self) -> None:
-        waiting = await self.cp.inbox(self.thread_id)
+        waiting = await self._inbox()
         if waiting != self.waiting:
             self.waiting = waiting
             self.screen.refresh()
 
+    async def _inbox(self) -> list[Waiting]:
+        stored = await self.cp.inbox(self.thread_id)
+        known = {each.id for each in stored}
+        return [*stored, *(each for each in self._sending.values() if each.id not in known)]
+
     async def look(self) -> None:
         """What waits, and what was spent, as the database knows it."""
-        self.waiting = await self.cp.inbox(self.thread_id)
+        self.waiting = await self._inbox()
         user = self.agent.user_id if self.agent is not None else self.source.user
         self._spent = await status.spent_on(self.cp, self.thread_id, user)
         last = await self.cp.load(self.thread_id, last=1)
@@ -431,6 +440,7 @@ class Conversation:
         """Go to a thread."""
         self.renew()
         self.thread_id, self.waiting, self._turn, self._spent = thread_id, [], Usage(), ThreadCosts()
+        self._sending = {}
         assert self.opened is not None
         await self.opened()
         await self.look()
