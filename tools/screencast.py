@@ -2,7 +2,7 @@
 
 A step is taken where the script says so, and never in between: so the same script makes the same recording, whatever
 the machine is doing. Typing and the shell's prompt are the script's; all else on the screen was written by `byssus`.
-Times of tools, spinners and new ids differ from run to run, and are replaced.
+Times of tools and spinners differ from run to run, and are replaced.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Screencast:
         self.display = Display(columns, rows)
         self._stream = pyte.Stream(self.display)
         self.frames: list[Frame] = []
-        self._ids: dict[str, str] = {}  # new ids, and what is shown instead of them
 
     def shell(self, *arguments: str, env: Mapping[str, str] = {}, hidden: tuple[str, ...] = ()) -> Window:
         """Type a command, and start it; `hidden` arguments are those that a person has in byssus.toml."""
@@ -97,10 +96,6 @@ class Screencast:
         else:
             self.frames.append(Frame(rows, seconds))
 
-    def hide_id(self, found: str, shown: str) -> None:
-        """Show another id from now on, for one that is new in each run."""
-        self._ids[found] = shown
-
     def _row(self, y: int) -> Row:
         line = self.display.buffer[y]
         runs: list[Run] = []
@@ -119,8 +114,6 @@ class Screencast:
         text = _THOUGHT.sub("thought for 1 s", _TOOK.sub("0.3 s", _SPINNER.sub("⠋", run.text)))
         if text.startswith("⠋") or run.look.fg == "brightblack" or getattr(run.look, DIM):
             text = _WAITED.sub("", text)
-        for found, shown in self._ids.items():
-            text = text.replace(found, shown)
         return run._replace(text=text)
 
 

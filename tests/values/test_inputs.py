@@ -123,7 +123,7 @@ def test_what_a_model_or_a_service_has_named_too_long_is_kept_under_a_shorter_id
         assert [result.tool_call_id for result in await results(cp)] == [VERY_LONG, f"{VERY_LONG}!"]
         message = UserMessage("named by its service", id=VERY_LONG)
         await cp.append("t", message)
-        receipt = await cp.steer("t", UserMessage("later", id=VERY_LONG))
+        receipt = await cp.steer("t", UserMessage("later", id=f"{VERY_LONG}?"))
         assert await cp.withdraw("t", receipt)
         loaded = await cp.load("t")
         assert loaded is not None

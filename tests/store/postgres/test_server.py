@@ -396,13 +396,13 @@ def test_odd_text_comes_back_everywhere(where: Schema) -> None:
                     [UserMessage(odd, id=odd or "x"), AssistantMessage(odd), {"role": odd or "x", "content": odd}],
                 )
                 await cp.save_extra(f"t{n}", extra)
-                await cp.steer(f"t{n}", UserMessage(f"said {odd}", id=odd or "x"))
+                await cp.steer(f"t{n}", UserMessage(f"said {odd}", id=f"said {odd}"))
                 thread = await cp.load(f"t{n}")
                 assert thread is not None
                 assert thread.extra == extra
                 assert thread.messages[0] == UserMessage(odd, id=odd or "x")
                 assert [waiting.message.text for waiting in await cp.inbox(f"t{n}")] == [f"said {odd}"]
-                assert await cp.withdraw(f"t{n}", odd or "x")
+                assert await cp.withdraw(f"t{n}", f"said {odd}")
 
     asyncio.run(main())
 
