@@ -196,7 +196,7 @@ class Tool(Generic[P, R]):
             return None
         try:
             answer = await within(run(self._approval_of, {"context": context}, positional=True), self._timeout)
-        except Exception as error:  # noqa: BLE001 - what nobody was asked about does not run
+        except Exception as error:  # noqa: BLE001 - a call without its approval does not run
             return Deny(f"whether it needs an approval could not be found out ({told(error)})")
         if isinstance(answer, Deny):
             return answer

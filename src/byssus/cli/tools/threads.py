@@ -36,7 +36,7 @@ def search(checkpointer: Checkpointer, user_id: str | None) -> list[Any]:
                 continue
             if thread not in owners:
                 info = await checkpointer.info(thread)
-                owners[thread] = "" if info is None else info.user_id  # "": deleted meanwhile, and nobody's id
+                owners[thread] = "" if info is None else info.user_id  # "": deleted meanwhile; no user has this id
             if owners[thread] == user_id:
                 found.append(f"[{thread}, {hit['created_at'][:16]}, {hit['role']}] {hit['snippet']}")
             if len(found) == limit:

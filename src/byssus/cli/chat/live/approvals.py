@@ -70,7 +70,7 @@ def who() -> str | None:
 async def ask(screen: ChatScreen, board: ChatBoard, pending: Pending) -> Decided | None:
     """Ask until there is an answer; None leaves the question open.
 
-    The call is printed with its whole arguments: nobody should approve what they have not seen.
+    The call is printed with all its arguments, so that a person sees what they approve.
     """
     screen.show(lambda drawer: _call(drawer, pending))
     problem = ""

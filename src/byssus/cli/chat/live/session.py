@@ -268,7 +268,7 @@ class Conversation:
             result = await begin(agent)
             while await self._goes_on(agent, result):
                 result = await agent.resume(raise_errors=False)
-        except NothingToResume:  # somebody else was faster
+        except NothingToResume:  # another process was faster
             await self.look()
         finally:
             self.view.end()
@@ -354,7 +354,7 @@ class Conversation:
             return True
 
     async def _asked_here(self, pending: Pending) -> approvals.Decided | None:
-        """What a person says here; None if they do not, or if somebody else has answered meanwhile."""
+        """The answer given here; None if there is none, or if the call was answered elsewhere meanwhile."""
         self._asked, self._answered_elsewhere = pending, False
         try:
             return await approvals.ask(self.screen, self.board, pending)

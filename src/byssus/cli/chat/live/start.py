@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
     with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
         code = runner.run(main())
     if code == _HUNG_UP:
-        terminal.abandon_output()  # or Python complains at its end that nobody takes the rest
+        terminal.abandon_output()  # else Python reports the lost output at exit
     return code
 
 

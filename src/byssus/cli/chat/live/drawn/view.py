@@ -94,7 +94,7 @@ class View:
         self._waits_since, self._is_stored = time.monotonic(), is_stored
         self._screen.refresh()
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def hear(self, event: Event) -> None:  # noqa: C901 - one case for each event
         """An event of a run in this process."""
