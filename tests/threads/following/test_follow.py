@@ -245,6 +245,19 @@ def test_a_call_is_told_when_it_waits_is_answered_starts_and_ends(database: Data
     with_cp(database, use)
 
 
+def test_a_client_that_comes_after_an_answer_is_told_first_that_the_run_stopped_to_wait(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        agent = agent_on(cp, [[delete("a"), delete("b")], "done"], tools=[Deleting().tool])
+        await agent.prompt("go")
+        await cp.answer("t", "a", "approve")
+        story = [item.type for item in await told(cp)]
+        assert story == [
+            "run_began", "message", "message", "call_waiting", "run_ended", "call_answered", "caught_up",
+        ]  # fmt: skip
+
+    with_cp(database, use)
+
+
 def test_a_call_is_told_to_have_ended_before_its_result_comes(database: Database) -> None:
     @tool
     def look() -> str:

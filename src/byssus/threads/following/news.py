@@ -23,7 +23,7 @@ from byssus.queries.following.rows import CallRow, FollowedRow, MadeRow, RanRow
 from byssus.queries.log import branches
 from byssus.queries.log.branches import Segment
 from byssus.queries.log.inbox import InboxRow
-from byssus.queries.log.tool_calls import OPEN, WAITING
+from byssus.queries.log.tool_calls import ANSWERED, OPEN, WAITING
 from byssus.threads.following.hub import LiveReply
 from byssus.values.following.cursors import Cursor, Offset, Seen, reply_mark, thread_mark
 from byssus.values.following.growth import SHOWN, TEXT, THINKING, Piece, Strand
@@ -168,19 +168,27 @@ class Follower:
             yield from self._runs_before(seq, found.runs)
             yield from self._message(seq, message, calls)
         for call in found.calls:
-            yield from self._call(call)
+            if not (found.is_all and call.status == ANSWERED):
+                yield from self._call(call)
         for checkpoint in made:
             yield self._checkpoint(checkpoint)
         self.made_after = found.last
         if found.is_all:
-            if found.arriving is not None:
-                self.saved = (found.arriving.saved_at, found.arriving.number)
-                yield from self.tell_arriving(found.arriving)
-            elif self._reply is not None and found.row.saved_at is None and not found.row.is_driven:
-                yield from self._reset()  # its run has ended without it
-            yield from self._runs_before(found.last + 1, found.runs)
-            yield from self._state(found)
+            yield from self._behind_the_last(found)
         self._forget(found)
+
+    def _behind_the_last(self, found: LogPage) -> Iterator[FollowItem]:
+        """What is told when there are no more messages."""
+        if found.arriving is not None:
+            self.saved = (found.arriving.saved_at, found.arriving.number)
+            yield from self.tell_arriving(found.arriving)
+        elif self._reply is not None and found.row.saved_at is None and not found.row.is_driven:
+            yield from self._reset()  # its run has ended without it
+        yield from self._runs_before(found.last + 1, found.runs)
+        for call in found.calls:
+            if call.status == ANSWERED:  # the run that waited for the answer has stopped before it
+                yield from self._call(call)
+        yield from self._state(found)
 
     def _go_along(self, found: LogPage) -> Iterator[FollowItem]:
         before, self.path, self.seen = self.path, found.path, found.seen
