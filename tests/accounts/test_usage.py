@@ -123,7 +123,22 @@ def test_a_period_has_what_happened_in_it_and_not_what_its_sessions_had_before(s
     assert (usage["total_tokens"], usage["session_count"]) == (1_005, 1)
 
 
-@pytest.mark.parametrize("days", [0, -1, 1.5, True, "7", None, 2**70])
+def test_the_usage_of_a_session_is_by_default_that_since_it_began(storage: AgentStorage) -> None:
+    session = storage.create_session("ann", model="m")
+    storage.save_message(session["id"], "assistant", "old", token_count=1_000)
+    usage = storage.get_session_usage(session["id"])
+    assert usage is not None
+    assert (usage["since"], usage["period_days"]) == (session["created_at"][:10], 1)
+    age(storage, 7)  # as of a session that was imported: its usage is older than its row
+    storage.save_message(session["id"], "assistant", "new", token_count=5)
+    usage, short = storage.get_session_usage(session["id"]), storage.get_session_usage(session["id"], 7)
+    assert usage is not None
+    assert short is not None
+    assert (usage["since"], usage["period_days"]) == (usage["by_day"][0]["day"], 8)
+    assert (usage["total_tokens"], short["total_tokens"], short["period_days"]) == (1_005, 5, 7)
+
+
+@pytest.mark.parametrize("days", [0, -1, 1.5, True, "7", 2**70])
 def test_a_period_is_a_number_of_days(storage: AgentStorage, days: Any) -> None:
     session = storage.create_session(None)["id"]
     with pytest.raises(InputError, match="days must be a whole number from 1"):

@@ -6,6 +6,7 @@ A period is a number of days in UTC, and today is the last of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import date
 from itertools import groupby
 from typing import Any, cast
 
@@ -37,14 +38,13 @@ async def get_usage_stats(store: Runner, user_id: str | None, days: int = 7) -> 
     return await store.read(_stats, name, None, period)
 
 
-async def get_session_usage(store: Runner, session_id: str, days: int = _LONGEST_PERIOD) -> UsageStats | None:
-    """Return the usage of one session, by default since it began. None if the session is unknown.
+async def get_session_usage(store: Runner, session_id: str, days: int | None = None) -> UsageStats | None:
+    """Return the usage of one session: in the last days, or without `days` since it began. None if it is unknown.
 
     The result has the same fields as that of `get_usage_stats`.
     """
-    name, period = readable_id(session_id, "a session id"), _checked_days(days)
-    thread = None if name is None else await store.read(threads.find, ThreadKey("", name))
-    return None if thread is None else await store.read(_stats, None, thread.key, period)
+    name, period = readable_id(session_id, "a session id"), None if days is None else _checked_days(days)
+    return None if name is None else await store.read(_session_stats, ThreadKey("", name), period)
 
 
 async def set_price(
@@ -75,6 +75,18 @@ async def delete_price(store: Runner, model: str) -> None:
     """Remove the price of a model. Costs that were computed with it do not change."""
     if not await store.write(usage.remove_price, _checked_model(model)):
         raise NotFound(f"no price is set for the model {model!r}; get_prices() lists them")
+
+
+def _session_stats(tx: Tx, thread_key: ThreadKey, days: int | None) -> UsageStats | None:
+    thread = threads.find(tx, thread_key)
+    if thread is None:
+        return None
+    stats = _stats(tx, None, thread.key, days or _LONGEST_PERIOD)
+    if days is None:
+        first = min([thread.created_at[:10], *(row["day"] for row in stats["by_day"])])
+        passed = date.fromisoformat(usage.today(tx, 0)) - date.fromisoformat(first)
+        stats["since"], stats["period_days"] = first, max(passed.days, 0) + 1
+    return stats
 
 
 def _stats(tx: Tx, user: str | None, thread: int | None, days: int) -> UsageStats:
