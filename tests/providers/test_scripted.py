@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,54 @@ def test_a_script_that_was_played_to_its_end_is_fine() -> None:
     with ScriptedProvider(["one"]) as provider:
         provider.stream(request(), Signal())
     provider.assert_done()
+
+
+class Hurried(asyncio.SelectorEventLoop):
+    """An event loop in which no time passes: it notes the pauses, and goes on at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        self.pauses.append(delay)
+        return super().call_later(0, callback, *args, context=context)
+
+
+def test_a_pace_is_a_pause_before_each_piece_of_a_reply() -> None:
+    with asyncio.Runner(loop_factory=Hurried) as runner:
+        step: list[Any] = [ThinkingContent("hm"), TextContent("one two three"), ToolCall("c1", "look")]
+        paced = runner.run(collect(ScriptedProvider([step], pace=7), request()))
+        loop = runner.get_loop()
+        assert isinstance(loop, Hurried)
+        assert [pause for pause in loop.pauses if pause == 7] == [7] * 5
+    assert paced == play(step)
+
+
+@pytest.mark.parametrize("pace", [-1, True, "1", float("nan"), float("inf")])
+def test_a_pace_is_a_number_of_seconds(pace: Any) -> None:
+    with pytest.raises(InputError, match="pace must be a number of seconds from 0 up"):
+        ScriptedProvider(pace=pace)
+
+
+def test_a_script_that_is_repeated_answers_any_number_of_calls() -> None:
+    provider = ScriptedProvider(["one", "two"], repeat=True)
+    assert repr(provider) == "ScriptedProvider(0 of 2 steps used)"
+    for text in ["one", "two", "one", "two", "one"]:
+        assert TextDelta(0, text) in asyncio.run(collect(provider, request()))
+    provider.assert_done()
+    assert repr(provider) == "ScriptedProvider(2 of 2 steps used)"
+
+
+def test_a_script_that_is_repeated_has_steps_and_uses_each() -> None:
+    with pytest.raises(ScriptError, match="model call 1 was not scripted"):
+        ScriptedProvider(repeat=True).stream(request(), Signal())
+    provider = ScriptedProvider(["one", "two"], repeat=True)
+    provider.stream(request(), Signal())
+    with pytest.raises(ScriptError, match="1 of 2 scripted steps were never used"):
+        provider.assert_done()
 
 
 def test_a_reply_cannot_contain_what_no_model_says() -> None:

@@ -6,6 +6,7 @@ is not in the script is an error, and so is a step that was not used at the end.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -14,6 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
+from byssus.errors import InputError
 from byssus.events import (
     StreamDone,
     StreamEvent,
@@ -43,21 +45,33 @@ class ScriptError(AssertionError):
 
 
 class ScriptedProvider:
-    """Plays the steps in order, one for each call. Text is streamed word by word."""
+    """Plays the steps in order, one for each call. Text is streamed word by word.
+
+    `pace` is a pause in seconds before each piece of a reply. With `repeat`, the script begins again after its last
+    step.
+    """
 
     name = "scripted"
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
+    def __init__(self, steps: Iterable[Step] = (), *, pace: float = 0.0, repeat: bool = False) -> None:
+        if isinstance(pace, bool) or not isinstance(pace, int | float) or not 0 <= pace < 1e6:
+            raise InputError(f"pace must be a number of seconds from 0 up, got {pace!r:.80}")
         self._steps: list[Step] = list(steps)
+        self._pace = pace
+        self._repeat = repeat
         self.requests: list[Request] = []
 
     def __repr__(self) -> str:
-        return f"ScriptedProvider({len(self.requests)} of {len(self._steps)} steps used)"
+        return f"ScriptedProvider({self._used} of {len(self._steps)} steps used)"
+
+    @property
+    def _used(self) -> int:
+        return min(len(self.requests), len(self._steps))
 
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         """Yield the next step of the script as stream events."""
         position = len(self.requests)
-        if position >= len(self._steps):
+        if position >= len(self._steps) and not (self._repeat and self._steps):
             last = request.messages[-1].text if request.messages else ""
             raise ScriptError(
                 f"model call {position + 1} was not scripted (the script has {len(self._steps)} steps); "
@@ -66,11 +80,11 @@ class ScriptedProvider:
         # The loop goes on using its list, so what was sent is remembered as it was.
         request = msgspec.structs.replace(request, messages=list(request.messages))
         self.requests.append(request)
-        return self._play(self._steps[position], request)
+        return self._play(self._steps[position % len(self._steps)], request)
 
     def assert_done(self) -> None:
         """Raise `ScriptError` if steps of the script were not used."""
-        unused = len(self._steps) - len(self.requests)
+        unused = len(self._steps) - self._used
         if unused > 0:
             raise ScriptError(f"{unused} of {len(self._steps)} scripted steps were never used")
 
@@ -93,6 +107,8 @@ class ScriptedProvider:
         yield StreamStart(message.model)
         for index, block in enumerate(message.content):
             for event in _events(index, block):
+                if self._pace and isinstance(event, TextDelta | ThinkingDelta | ToolCallDelta):
+                    await asyncio.sleep(self._pace)
                 yield event
         yield StreamDone(message.stop_reason, message.usage)
 
