@@ -3,7 +3,6 @@
 ANTHROPIC_API_KEY=... python examples/chat.py my-thread
 """
 
-import asyncio
 import sys
 
 from byssus import Agent, Model
@@ -17,22 +16,25 @@ def show(event: Event) -> None:
         print(event.stream_event.delta, end="", flush=True)
 
 
-async def main(thread_id: str) -> None:
-    async with SQLiteCheckpointer("chat.db") as cp:
+def main(thread_id: str) -> None:
+    with SQLiteCheckpointer("chat.db") as cp:
         agent = Agent(
             provider=AnthropicProvider(),
             model=Model(id="claude-sonnet-5-5", provider="anthropic"),
             system_prompt="You are concise.",
             checkpointer=cp,
             thread_id=thread_id,
+            raise_errors=True,
         )
         agent.subscribe(show)
-        while text := await asyncio.to_thread(sys.stdin.readline):
-            if text.strip():
-                result = await agent.prompt(text)
+        while True:
+            if text := input("> ").strip():
+                agent.run_sync(text)
                 print()
-                result.raise_for_error()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "main"))
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "main")
+    except (EOFError, KeyboardInterrupt):  # Ctrl-D and Ctrl-C
+        print()

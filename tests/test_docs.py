@@ -23,6 +23,7 @@ from tests.support.wire import Anthropic, Server, Step
 
 pytestmark = pytest.mark.processes
 
+from tests.support.terminal import Terminal
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRANSLATION = ROOT / "README.zh-CN.md"  # whose code is that of the README
@@ -91,7 +92,7 @@ def test_each_python_snippet_runs_as_it_stands_and_again(name: str, code: str, t
                 folder=tmp_path,
                 server=server,
                 variables=variables,
-                stdin="Hello.\n\nHow are you?\n" if "sys.stdin" in code else "",
+                stdin="Hello.\n\nHow are you?\n" if "input(" in code else "",
                 agentscope="agentscope" in code,
             )
 
@@ -206,8 +207,22 @@ def test_example_chat_goes_on_in_a_second_process(tmp_path: Path) -> None:
         first = run(example, "t", folder=tmp_path, server=server, stdin="I am Ann.\n")
         second = run(example, "t", folder=tmp_path, server=server, stdin="\nWho am I?\n")
         sent = [turn["content"][0]["text"] for turn in server.requests[1].body["messages"]]
-    assert (first, second) == ("Hello, Ann.\n", "You are Ann.\n")
-    assert sent == ["I am Ann.\n", "Hello, Ann.", "Who am I?\n"]
+    assert (first, second) == ("> Hello, Ann.\n> \n", "> > You are Ann.\n> \n")
+    assert sent == ["I am Ann.", "Hello, Ann.", "Who am I?"]
+
+
+@pytest.mark.parametrize("program", ["chat.md-1", "chat.py"])
+def test_ctrl_c_at_the_prompt_ends_a_chat_at_once_and_without_a_traceback(tmp_path: Path, program: str) -> None:
+    page = dict(snippets("python")).get(program)
+    command = ["-c", page] if page else [str(ROOT / "examples" / program)]
+    environment = {name: value for name, value in _environment(tmp_path).items() if os.environ.get(name) != value}
+    terminal = Terminal(sys.executable, *command, env=environment, cwd=tmp_path)
+    try:
+        terminal.wait_for("> ")
+        terminal.press_until_it_ends("\x03")
+        assert (terminal.process.returncode, "Traceback" in terminal.screen) == (0, False), terminal.screen
+    finally:
+        terminal.close()
 
 
 def test_example_weather_answers_from_both_calls(tmp_path: Path) -> None:

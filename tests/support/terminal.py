@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 
 class Terminal:
     """A pseudo-terminal with a program on it, driven by what appears there."""
 
-    def __init__(self, *command: str, env: dict[str, str], without: Collection[str] = ()) -> None:
+    def __init__(
+        self, *command: str, env: dict[str, str], without: Collection[str] = (), cwd: Path | None = None
+    ) -> None:
         self._master, slave = os.openpty()
         code = (
             "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -25,6 +28,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             env={**{name: each for name, each in os.environ.items() if name not in without}, "TERM": "dumb", **env},
+            cwd=cwd,
             start_new_session=True,
         )
         os.close(slave)
