@@ -19,7 +19,7 @@ another instance. A SIGKILL after that is a crash like any other.
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -201,7 +201,7 @@ def conversation(thread_id: str) -> str:
 
 def create_app(place: str, tokens: Mapping[str, str], provider: Provider, model: Model) -> FastAPI:
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         async with checkpointer_for(place) as cp:
             for user in tokens:
                 with suppress(InputError):  # the user exists
