@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -13,17 +14,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from byssus.checkpointer import FollowItem, item_from_json
 from byssus.messages import ToolCall
+from byssus.storage import AgentStorage
 from tests.support import forked, postgres
 from tests.support.overlay import OVERLAY
+from tests.support.terminal import Terminal
 from tests.support.wire import Anthropic, Server, Step
 
 pytestmark = pytest.mark.processes
 
-from tests.support.terminal import Terminal
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRANSLATION = ROOT / "README.zh-CN.md"  # whose code is that of the README
@@ -162,6 +166,27 @@ def test_the_first_snippet_remembers_in_a_second_process_and_starts_blank_in_ano
         assert run("-c", other, folder=tmp_path, server=server) == "e\nf\n"
         lengths = [len(request.body["messages"]) for request in server.requests]
     assert lengths == [1, 3, 5, 7, 1, 3]
+
+
+def test_the_items_of_a_follower_are_shown_as_json_one_of_each() -> None:
+    ((_, body),) = [snippet for snippet in snippets("json") if snippet[0].startswith("runs.md")]
+    lines = body.splitlines()
+    items = [item_from_json(line) for line in lines]
+    assert sorted(item.type for item in items) == sorted(kind.type for kind in get_args(FollowItem))
+    assert [json.loads(item.to_json()) for item in items] == [json.loads(line) for line in lines]
+
+
+def test_the_tables_of_storage_have_each_method_with_its_arguments() -> None:
+    page = (ROOT / "docs" / "storage.md").read_text("utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    shown = {name: given for cell in cells for name, given in re.findall(r"`(\w+_\w+)\((.*?)\)`", cell)}
+    assert len(shown) > 30
+    for name, given in shown.items():
+        (named,) = ast.parse(f"def f(self, {given}): ...").body
+        assert isinstance(named, ast.FunctionDef)
+        known = inspect.getfullargspec(getattr(AgentStorage, name))
+        parts = ([each.arg for each in named.args.args], [each.arg for each in named.args.kwonlyargs])
+        assert parts == (known.args, known.kwonlyargs), name
 
 
 def test_the_readme_is_short_and_its_agent_has_twelve_lines() -> None:

@@ -303,7 +303,7 @@ class Agent:
     async def resume(self, *, output: type[Any] | None = None, raise_errors: bool | None = None) -> RunResult[Any]:
         """Continue where the thread stopped: after a crash, an abort, a failure or an answer. Works in a new process.
 
-        Raises `NothingToResume` if there is nothing to continue.
+        Raises `NothingToResume` if there is nothing to continue. With an open question, the stop reason is "waiting".
         """
         raises = self._raises(raise_errors)
         return _outcome(await self._start(None, None if output is None else Output(output)), raises)
@@ -442,7 +442,7 @@ class Agent:
 
     @property
     def pending(self) -> list[Pending]:
-        """The tool calls that wait for a person. Raises `NotLoaded` before the thread is loaded."""
+        """Open questions as of the last run; `cp.pending()` reads the database. Raises `NotLoaded` before a load."""
         self._check_loaded("pending")
         return pending(self._setup.thread_id or "", self._journal)
 
@@ -458,7 +458,7 @@ class Agent:
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
         """Make a checkpoint of the thread as it is now, also during a run; returns its id.
 
-        The default summary is the beginning of the last message.
+        The default summary is the beginning of the last message. `cp.get` returns `state`; rewinds do not restore it.
         """
         checkpoint = NewCheckpoint(clock.new_id(), tags, summary, {} if state is None else state)
         while not await self._checkpointed(checkpoint):  # noqa: ASYNC110 - no event tells that a lease was claimed
