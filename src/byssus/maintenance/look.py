@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 def look_at(place: str) -> Look:
-    """What there is at a path or a DSN. A server that does not answer raises `StoreUnreachable`."""
+    """What there is at a path or a DSN. A directory raises `StoreUnusable`, a silent server `StoreUnreachable`."""
     name = opening.name(place)
     if opening.is_dsn(place):
         server = opening.postgres_server(place)
@@ -49,6 +49,7 @@ def look_at(place: str) -> Look:
     if not opening.exists(place):
         return Look(name, "SQLite file", is_there=False)
     path = sqlite_file.located(place)
+    sqlite_file.refuse_directory(place, path)
     return Look(path, "SQLite file", True, _size(path), Path(path).stat().st_mode)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from byssus import UserMessage, cli
 from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.databases import Database
 from tests.support.programs import pipe, program
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +107,31 @@ def test_doctor_warns_of_a_database_that_others_can_read(tmp_path: Path, capsys:
     (tmp_path / "x.db").chmod(0o644)
     assert cli.main(["doctor", "--db", "x.db"]) == 1
     assert "chmod 600" in capsys.readouterr().out
+
+
+def test_the_command_against_that_works_for_any_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_file(tmp_path / "my x.db")
+    (tmp_path / "my x.db").chmod(0o644)
+    assert cli.main(["doctor", "--db", "my x.db"]) == 1
+    assert f"make it private: chmod 600 '{tmp_path}/my x.db'" in capsys.readouterr().out
+
+
+def test_what_is_no_database_is_not_taken_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir(mode=0o755)
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "notes.txt").chmod(0o644)
+    assert cli.main(["where", "--db", "folder"]) == 1
+    assert "'folder' is a directory; name a file in it" in capsys.readouterr().err
+    for path, words in (("folder", "is a directory"), ("notes.txt", "is not a SQLite database")):
+        assert cli.main(["doctor", "--db", path, "--json"]) == 1
+        (problem,) = json.loads(capsys.readouterr().out)["problems"]
+        assert words in problem
+
+
+def test_doctor_lists_each_extra_that_has_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(json.loads(capsys.readouterr().out)["extras"]) == {name for name, packages in extras.items() if packages}
 
 
 def test_threads_names_the_databases_that_lie_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

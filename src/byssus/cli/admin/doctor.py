@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import platform
+import shlex
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ _EXTRAS = {
     "anthropic": ("anthropic", "anthropic"),
     "openai": ("openai", "openai"),
     "local": ("xllamacpp", "xllamacpp"),
+    "chat": ("prompt_toolkit", "prompt-toolkit", "rich"),
     "mcp": ("mcp", "mcp"),
     "otel": ("opentelemetry", "opentelemetry-api"),
     "postgres": ("psycopg", "psycopg"),
@@ -115,9 +117,9 @@ def _doctor(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _version(module: str, package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
-    if util.find_spec(module) is None:
+def _version(module: str, package: str, *more: str) -> str | None:
+    """The version of an installed package; None if it, or another module that is needed too, is not installed."""
+    if any(util.find_spec(name) is None for name in (module, *more)):
         return None
     try:
         return metadata.version(package)
@@ -184,9 +186,9 @@ def _checked_database(setting: Setting, problems: list[str]) -> Report:
         if setting.layer == "default" and (why := database.why_not_made(str(setting.value))):
             problems.append(why)
         return {**report, "check": None}
+    result = asyncio.run(_check(str(setting.value)))  # first: it refuses what is no database
     if not look.is_private:
-        problems.append(f"others can read {look.name}; make it private: chmod 600 {look.name}")
-    result = asyncio.run(_check(str(setting.value)))
+        problems.append(f"others can read {look.name}; make it private: chmod 600 {shlex.quote(look.name)}")
     problems += [at_shell(f"{each['what']}: {each['detail']}; run byssus check") for each in result["problems"]]
     return {**report, "check": "ok" if result["ok"] else "failed"}
 

@@ -160,15 +160,11 @@ def checked_path(path: str | os.PathLike[str]) -> str:
         return name
     try:
         file = located(os.fsdecode(name.encode()))
-        is_directory = _is_directory(file)
+        refuse_directory(name, file)
     except UnicodeEncodeError as error:
         raise InputError(f"a database path cannot contain lone surrogates, got {name!r}") from error
     except OSError as error:
         raise StoreUnusable(f"{name!r} cannot be opened ({error}); check that it may be read and written") from error
-    if is_directory:
-        raise StoreUnusable(
-            f"{name!r} is a directory; name a file in it, for example {os.path.join(file, 'chat.db')!r}"
-        )
     try:
         _make_directory(os.path.dirname(file))
     except OSError as error:
@@ -194,6 +190,13 @@ def located(name: str) -> str:
     drive, rest = os.path.splitdrive(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     parts = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)
     return f"{drive}{os.sep}{os.sep.join(part for part in parts if part not in ('', os.curdir))}"
+
+
+def refuse_directory(name: str, file: str) -> None:
+    if _is_directory(file):
+        raise StoreUnusable(
+            f"{name!r} is a directory; name a file in it, for example {os.path.join(file, 'chat.db')!r}"
+        )
 
 
 def _is_directory(path: str) -> bool:
