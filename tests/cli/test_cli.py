@@ -30,6 +30,12 @@ def test_help_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture
     assert "rewind" in capsys.readouterr().out
 
 
+def test_no_command_at_all_names_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "byssus: error: which command? 'byssus --help' lists them" in capsys.readouterr().err
+
+
 def test_a_traceback_is_shown_only_with_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     typed = ["show", "x", "--db", str(tmp_path / "none.db")]
     assert main(typed) == 1

@@ -23,6 +23,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from", message):
             hint = did_you_mean(unknown[1], commands_of(self))
             message = f"there is no command {unknown[1]!r}; {f'{hint} ' if hint else ''}'byssus --help' lists them"
+        if message.endswith("arguments are required: COMMAND"):
+            message = "which command? 'byssus --help' lists them; the first to try: byssus chat"
         super().error(terminal.line(redacted(message)))
 
 

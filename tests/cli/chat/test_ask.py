@@ -139,3 +139,19 @@ def test_a_thread_of_ten_thousand_messages_goes_on_with_what_fits_the_model(tmp_
         sizes = [len(json.dumps(request.body)) // 4 for request in server.requests]
     assert all(50_000 < size < 150_000 for size in sizes), sizes
     assert "Where were we?" in json.dumps(server.requests[0].body)
+
+
+def test_a_configured_model_that_nobody_serves_is_named_with_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "byssus.toml").write_text('model = "mistral:large"\n')
+    assert cli.main(["ask", "Why?"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("byssus: model 'mistral:large' names no service")
+    assert told.endswith(f"(model in {tmp_path / 'byssus.toml'})\n")
+    assert "base_url" not in told
+    monkeypatch.setenv("BYSSUS_MODEL", "openai:")
+    assert cli.main(["ask", "Why?"]) == 1
+    assert capsys.readouterr().err.endswith("(model in BYSSUS_MODEL)\n")
+    assert cli.main(["ask", "Why?", "--model", "openai:"]) == 1
+    assert "(model in" not in capsys.readouterr().err

@@ -122,7 +122,12 @@ def _plain(args: argparse.Namespace, config: Config) -> tuple[Provider, Model]:
     if key is not None and key.layer == "file" and config.key_of(service) is None:
         raise InputError(f"{key.value} is not set, which keys.{service} in {key.origin} names; export {key.value}=...")
     options = {"n_ctx": _LOCAL_CONTEXT} if service == "local" else {}
-    provider, model = provider_of(name, **options)
+    try:
+        provider, model = provider_of(name, **options)
+    except InputError as error:
+        if name == config.model.value and config.model.layer in ("file", "variable"):
+            raise InputError(f"{error} (model in {config.model.origin})") from error
+        raise
     if (check := getattr(provider, "check", None)) is not None:
         check()
     return provider, model
