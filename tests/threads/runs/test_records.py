@@ -125,6 +125,9 @@ def test_a_run_that_waits_for_a_person_has_not_ended_and_goes_on_under_its_id(da
         run = await only_run(cp)
         assert (run.id, run.state, run.stop_reason, run.ended_at) == (waits.run_id, "waiting", "waiting", None)
         await cp.answer("t", "/a", "approve")
+        run = await only_run(cp)
+        assert (run.state, await cp.state("t"), run.ended_at) == ("interrupted", "interrupted", None)
+        assert await cp.run(run.id) == run
         result = await agent_on(cp, ["gone"], tools=[deleting.tool]).resume()
         run = await only_run(cp)
         assert (result.run_id, run.state, run.stop_reason) == (waits.run_id, "ended", "stop")

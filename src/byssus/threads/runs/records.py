@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from byssus.errors import InputError, NotFound
 from byssus.messages import Message, decode
-from byssus.queries.log import runs
+from byssus.queries.log import listing, runs
 from byssus.queries.log.runs import RunRow
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, readable_id
 from byssus.values.results import RunAttempt, RunInfo, RunState
+from byssus.values.thread_key import ThreadKey
 
 _FIRST = 2**62  # above any key
 
@@ -29,7 +30,7 @@ async def list_runs(
     thread_key = None if thread_id is None else checked_thread(thread_id)
     start = await _start(store, before)
     rows = await store.read(runs.page, thread_key, before=start, limit=checked_count("limit", limit))
-    return [info_of(store, row) for row in rows]
+    return [await _info_of(store, row) for row in rows]
 
 
 async def _start(store: Runner, before: RunInfo | str | None) -> int:
@@ -50,7 +51,7 @@ async def run(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> 
     If a thread was imported twice, its runs exist twice: `thread_id` selects one of them.
     """
     row = await found(store, run_id, thread_id)
-    return None if row is None else info_of(store, row)
+    return None if row is None else await _info_of(store, row)
 
 
 async def run_attempts(store: Runner, run_id: str, thread_id: ThreadId | None = None) -> list[RunAttempt]:
@@ -76,21 +77,24 @@ async def messages(store: Runner, row: RunRow) -> list[Message]:
     return read
 
 
-def info_of(store: Runner, row: RunRow) -> RunInfo:
+async def _info_of(store: Runner, row: RunRow) -> RunInfo:
     """A run as it was read just now."""
     return RunInfo(
         row.id,
         row.thread_id,
         row.namespace,
-        _state_of(store, row),
+        await _state_of(store, row),
         *(row.branch, row.first_seq, row.last_seq, row.began_at, row.ended_at, row.stop_reason, row.error),
         *(row.cause, row.started_by, row.request_key, row.attempts, row.retries),
     )
 
 
-def _state_of(store: Runner, row: RunRow) -> RunState:
+async def _state_of(store: Runner, row: RunRow) -> RunState:
     if row.ended_at is not None:
         return "ended"
     if row.owner is not None and not lease_is_dead(store, row.owner, row.until):
         return "running"
-    return "waiting" if row.stop_reason == "waiting" else "interrupted"
+    if row.stop_reason != "waiting":
+        return "interrupted"
+    facts = await store.read(listing.facts, ThreadKey(row.namespace, row.thread_id))
+    return "waiting" if facts is not None and facts.is_waiting else "interrupted"  # all answered: it can go on
