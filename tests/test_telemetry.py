@@ -755,9 +755,7 @@ def logged(caplog: pytest.LogCaptureFixture, level: int) -> list[tuple[str, str,
 def test_a_run_is_one_line_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "byssus")
     result = prompt("hi")
-    assert logged(caplog, logging.DEBUG) == [
-        ("byssus.agent", "INFO", f"run {result.run_id} on thread None ended: stop")
-    ]
+    assert logged(caplog, logging.DEBUG) == [("byssus.agent", "INFO", f"run {result.run_id} ended: stop")]
 
 
 def test_retries_fallbacks_and_failed_runs_are_warnings_with_their_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -766,7 +764,7 @@ def test_retries_fallbacks_and_failed_runs_are_warnings_with_their_reason(caplog
     assert logged(caplog, logging.WARNING) == [
         ("byssus.model", "WARNING", "RateLimited; asking model 'm1' of 'scripted' again in 0.0 s"),
         ("byssus.model", "WARNING", "AuthenticationFailed; asking model 'm2' of 'scripted' instead"),
-        ("byssus.agent", "WARNING", f"run {result.run_id} on thread None failed: AuthenticationFailed: no"),
+        ("byssus.agent", "WARNING", f"run {result.run_id} failed: AuthenticationFailed: no"),
     ]
 
 

@@ -30,7 +30,7 @@ def test_what_is_not_loaded_is_not_told_as_empty(database: Database, what: str) 
         await agent_on(cp, [[delete("a")]], tools=[Deleting().tool]).prompt("go")
         agent = agent_on(other)
         assert repr(agent.state) == "AgentState(not loaded, idle)"  # a repr never raises
-        with pytest.raises(NotLoaded, match=r"thread 't' .* await agent\.load\(\)") as raised:
+        with pytest.raises(NotLoaded, match=rf"{what} of thread 't' .* await agent\.load\(\)") as raised:
             KNOWN[what](agent)
         assert raised.value.thread_id == "t"
         assert isinstance(raised.value, RuntimeError)

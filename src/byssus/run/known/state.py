@@ -62,7 +62,7 @@ class AgentState:
     @property
     def usage(self) -> Usage:
         """Tokens and cost of all replies in `messages`. Raises `NotLoaded` as `messages` does."""
-        return usage_of(self.messages)
+        return usage_of(self._loaded("state.usage").messages)
 
     def __repr__(self) -> str:
         history = self._known().history
