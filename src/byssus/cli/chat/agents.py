@@ -15,7 +15,7 @@ from byssus.cli import database
 from byssus.cli.tools import chosen
 from byssus.cli.tools.chosen import Tools
 from byssus.config import KEY_VARIABLES, Config
-from byssus.errors import InputError
+from byssus.errors import InputError, MissingExtra
 from byssus.providers.base import Provider
 from byssus.providers.named import SERVICES, provider_of
 
@@ -127,6 +127,10 @@ def _plain(args: argparse.Namespace, config: Config) -> tuple[Provider, Model]:
     except InputError as error:
         if name == config.model.value and config.model.layer in ("file", "variable"):
             raise InputError(f"{error} (model in {config.model.origin})") from error
+        raise
+    except MissingExtra as error:
+        if args.provider is None and config.model.layer == "default":  # they have chosen no model
+            raise InputError(f"{error}; or use a service: add --provider {' or '.join(config.keys)}") from error
         raise
     if (check := getattr(provider, "check", None)) is not None:
         check()
