@@ -136,6 +136,9 @@ async def test_one_of_several_agents_is_chosen_by_name(write: Write, database: D
         with pytest.raises(AppFailed) as caught:
             apps.load_app("shop:factories", agent=agent)
         assert words in str(caught.value)
+    sys.modules["shop"].factories.clear()
+    with pytest.raises(AppFailed, match=r"'shop:factories' is an empty dict; write \{'NAME'"):
+        apps.load_app("shop:factories")
     with pytest.raises(AppFailed, match="one factory, not a dict of them; leave out --agent sales"):
         apps.load_app("shop:support", agent="sales")
 
@@ -178,7 +181,7 @@ def test_the_app_of_the_configuration_is_imported_from_its_directory(write: Writ
         ("support = 3\n", "shop:support", ["must be a function or a dict of functions, got 3"]),
         ("support = made()\n", "shop:support", ["is an agent, which drives one thread"]),
         ("def support():\n    pass\n", "shop:support", ["must take a thread id and a user id"]),
-        ("support = {}\n", "shop:support", ["--agent NAME: none"]),
+        ("support = {}\n", "shop:support", ["is an empty dict; write {'NAME': factory}"]),
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_one_line(write: Write, text: str, target: str, words: list[str]) -> None:

@@ -144,7 +144,9 @@ def _member(owner: Any, name: str, target: str, where: str) -> Any:
 
 
 def _chosen(factories: Mapping[str, object], agent: str | None, name: str) -> str:
-    names = ", ".join(map(str, factories)) or "none"
+    names = ", ".join(map(str, factories))
+    if not factories:
+        raise AppFailed(f"app {name} is an empty dict; write {{'NAME': factory}}")
     if agent is None:
         if len(factories) != 1:
             raise AppFailed(f"app {name} has several agents; choose one with --agent NAME: {names}")
