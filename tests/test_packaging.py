@@ -33,6 +33,13 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:", text, re.MULTILINE))
 
 
+def hashes(name: str) -> dict[str, set[str]]:
+    """The packages of a lock file, each with the hashes of its files: one for each platform and Python."""
+    text = (ROOT / "requirements" / name).read_text("utf-8")
+    pinned = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    return {pin.split("==")[0]: set(re.findall(r"sha256:(\w+)", pin)) for pin in pinned}
+
+
 def closure(requirements: Iterable[str]) -> set[str]:
     """The names of these packages and of all that they need here."""
     found: set[str] = set()
@@ -65,6 +72,10 @@ def test_a_smaller_lock_file_pins_what_the_large_one_pins(lock: str) -> None:
     small, large = pins(lock), pins("dev.txt")
     assert small
     assert {name: large.get(name) for name in small} == small, "run: make requirements"
+    known = hashes("dev.txt")
+    assert {name: known[name] for name in small} == {name: hashes(lock)[name] for name in small}, (
+        "a Python that one of them serves could not install the other; run: make requirements"
+    )
 
 
 def test_the_chat_installs_the_core_the_embedded_model_and_what_builds_the_command() -> None:
