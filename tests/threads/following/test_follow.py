@@ -504,6 +504,26 @@ def test_a_cursor_of_another_thread_from_the_future_or_of_no_thread_is_an_error(
     with_cp(database, use)
 
 
+def test_a_thread_that_is_brought_back_by_an_import_is_another_one(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", said("a", "b"))
+        lines = [line async for line in cp.export_thread("t")]
+        await cp.append("t", said("c"))
+        following = Following(cp)
+        await following.until_texts("a", "b", "c")
+        cursor = following.client.cursor
+        await cp.delete_thread("t")
+        await cp.import_from(lines)
+        await cp.append("t", said("d"))
+        await following.until_type("deleted")
+        await following.until_texts("a", "b", "d")
+        await following.stop()
+        with pytest.raises(CursorUnknown, match="of another thread, or of one that was deleted"):
+            await told(cp, after=cursor)
+
+    with_cp(database, use)
+
+
 def test_a_cursor_of_a_branch_that_is_not_kept_is_an_error(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await cp.append("t", [UserMessage("a", id="1"), UserMessage("b", id="2")])
