@@ -35,6 +35,7 @@ from byssus.values.following.items import (
     TitleChanged,
 )
 from byssus.values.thread_key import ThreadKey
+from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
@@ -432,6 +433,19 @@ def test_a_thread_that_is_deleted_is_told_and_a_new_one_begins_anew(database: Da
         assert len(following.of(ThreadDeleted)) == 1
         with pytest.raises(CursorUnknown, match="deleted"):
             await told(cp, after=old)
+        await following.stop()
+
+    with_cp(database, use)
+
+
+def test_a_child_that_is_deleted_with_its_parent_is_told(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        child = make(["found"]).as_tool("ask", "Ask")
+        await agent_on(cp, [[ToolCall("c", "ask", {"task": "find"})], "ok"], tools=[child]).prompt("go")
+        following = Following(cp, "t.ask-1")
+        await following.until_texts("find", "found")
+        await cp.delete_thread("t")
+        await following.until_type("deleted")
         await following.stop()
 
     with_cp(database, use)
