@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from byssus import AssistantMessage, ToolCall, UserMessage, tool
-from byssus.checkpointer import Checkpointer
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_tagged
 from byssus.errors import CursorUnknown, InputError, StoreNotOpen
 from byssus.queries.following import rows as following
 from byssus.queries.log import branches, threads
@@ -534,6 +534,32 @@ def test_a_thread_that_is_brought_back_by_an_import_is_another_one(database: Dat
         await following.stop()
         with pytest.raises(CursorUnknown, match="of another thread, or of one that was deleted"):
             await told(cp, after=cursor)
+
+    with_cp(database, use)
+
+
+def test_a_place_whose_message_was_removed_gets_no_other_one(database: Database) -> None:
+    """A put with a changing end continues a branch that was left. It must not be one that was read further."""
+
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", said("1", "x"))
+        for n in (2, 3, 4):
+            await cp.rewind("t", to=n - 1)
+            await cp.append("t", said(str(n)))
+        kept = await agent_on(cp).checkpoint(tags=["kept"])
+        await cp.append("t", said("old"))
+        client = Client().see(await told(cp))
+        assert client.texts == ["1", "2", "3", "4", "old"]
+        await cp.rewind("t", to=kept)
+        await cp.prune("t", keep_tagged("kept"))
+        await cp.append("t", said("status"))
+        messages = [*(await loaded(cp, "t")).messages[:4], *said("new", "other status")]
+        await cp.put(Checkpoint(CheckpointMetadata("t", "next", 9), messages))
+        try:
+            client.see(await told(cp, after=client.cursor))
+        except CursorUnknown:
+            client = Client().see(await told(cp))
+        assert client.texts == ["1", "2", "3", "4", "new", "other status"]
 
     with_cp(database, use)
 
