@@ -27,6 +27,10 @@ class Aborted(Exception):
     """The signal was set before the work was done."""
 
 
+class HandedOver(Exception):
+    """The run was asked to stop here and leave the rest to another process."""
+
+
 class Signal:
     """Set once, by `abort()` or by a limit; `reason` says why."""
 

@@ -1,7 +1,7 @@
 """One model call: retry after a transient failure, call the next model after a permanent one.
 
 Nothing is asked twice once a part of the reply was shown. A failure that remains is a reply too: what had arrived, with
-the stop reason `error`.
+the stop reason `error`. A run that is handed over asks no model again: another process does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from byssus.events import Event, MessageUpdate, StreamError, StreamEvent
 from byssus.messages import AssistantMessage, Failure
 from byssus.providers.base import Model, Provider, Request
 from byssus.providers.reply import Reply
-from byssus.signals import Aborted, Signal, until_aborted
+from byssus.signals import Aborted, HandedOver, Signal, until_aborted
 from byssus.stream import Backlog, Publish
 from byssus.values.following.growth import Growth
 from byssus.values.output import in_words
@@ -72,8 +72,10 @@ class ModelCall:
         signal: Signal,
         publish: Publish,
         saver: PartialSaver | None = None,
+        leaving: Signal | None = None,  # set when the run is to be handed over
     ) -> None:
         self._saver = saver
+        self._leaving = leaving or Signal()
         self.error: ProviderError | None = None
         self.retries = 0  # how often a model was asked again after a passing failure
         self._routes = routes
@@ -84,9 +86,11 @@ class ModelCall:
         self._first: AsyncIterator[StreamEvent] | None = self._open(routes[0], at_once=len(routes) == 1)
 
     async def answer(self) -> AssistantMessage:
-        """The reply, whole or broken off."""
+        """The reply, whole or broken off. If the run is leaving, `HandedOver` is raised instead of asking again."""
         for route in self._routes:
             if self.error is not None:
+                if self._leaving.aborted:
+                    raise HandedOver
                 why = type(self.error).__name__
                 _log.warning("%s; asking model %r of %r instead", why, route.model.id, route.provider.name)
             with telemetry.chat(route.provider.name, route.model, self._request) as span:
@@ -122,14 +126,30 @@ class ModelCall:
                 if self.error is None or not self._is_worth_another(attempt, reply):
                     break
                 pause = _pause(attempt, self.error)
-                self.retries += 1
                 span.retrying(self.error, attempt + 1, pause)
                 what = f"model {route.model.id!r} of {route.provider.name!r}"
                 _log.warning("%s; asking %s again in %.1f s", type(self.error).__name__, what, pause)
-                await until_aborted(asyncio.sleep(pause), self._signal, self._patience.grace)
+                await self._rest(pause)
+                self.retries += 1
             except Aborted:
                 break
         return reply
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before a model is asked again. Raises `Aborted` or `HandedOver` when the run is to stop meanwhile."""
+        woken = Signal()
+        forget = [signal.on_abort(woken.abort) for signal in (self._signal, self._leaving)]
+        try:
+            await until_aborted(asyncio.sleep(seconds), woken, self._patience.grace)
+        except Aborted:
+            if woken.reason == "cancelled":
+                self._signal.abort("cancelled")
+            if self._signal.aborted:
+                raise
+            raise HandedOver from None
+        finally:
+            for each in forget:
+                each()
 
     def _is_worth_another(self, attempt: int, reply: Reply) -> bool:
         assert self.error is not None

@@ -54,7 +54,7 @@ from byssus.run.journal import Driver, Ending, Journal, Stop, answer_needed, is_
 from byssus.run.outside.handing_over import HandOver
 from byssus.run.settings import Setup
 from byssus.run.tool_calls import Results, RunScope, ToolCalls
-from byssus.signals import Aborted, Signal
+from byssus.signals import Aborted, HandedOver, Signal
 from byssus.store.keeper import LOST
 from byssus.stream import Publish
 from byssus.threads.checkpoints import TURN
@@ -69,10 +69,6 @@ from byssus.values.results import RunResult, StopReason, usage_of
 _ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
-
-
-class _HandedOver(Exception):
-    """The run was asked to stop here and leave the rest to another process."""
 
 
 class _NothingToSay(Exception):
@@ -250,9 +246,9 @@ class Run:
                 reply, outcomes = await self._turn()
         except Aborted:  # in a hook, with nothing to record
             self._stop_reason = self._abort_reason()
-        except _HandedOver:
+        except HandedOver:
             self._stop_reason = "handed_over"
-            self._end_turn(None, [])
+            self._close_what_is_open()
         except QuotaExceeded as error:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
@@ -272,7 +268,7 @@ class Run:
                     raise Aborted
                 await begin()
             if self.handing.is_asked:
-                raise _HandedOver
+                raise HandedOver
             reply = await self._ask()
             span.ended_with(reply)
             outcomes = await self._run_tools(reply)
@@ -328,7 +324,7 @@ class Run:
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
         if self._is_left:
-            raise _HandedOver
+            raise HandedOver
         self._is_ended = mended is not None and any(outcome.ends_run for outcome in mended.outcomes)
         if self._is_waiting or self._is_ended:
             self._reply_before = recovery.last_reply(self._journal.history.messages)
@@ -449,13 +445,15 @@ class Run:
         began = AssistantMessage([], model=model.id, provider=provider.name, id=name, created_at=now)
         saver = self._journal.history.partial_writer(name, now)
         routes = await self._within_quota(request)
-        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, saver)
+        call = ModelCall(routes, request, setup.patience, self.signal, self._publish_to, saver, self.handing.asked)
         self._open_reply = began
         self._publish(MessageStart(began))
-        message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)
+        try:
+            message = msgspec.structs.replace(await call.answer(), id=name, created_at=now)
+        finally:
+            self._retries += call.retries
         self._open_reply = message
         self._error = call.error
-        self._retries += call.retries
         if not message.failed and not setup.middleware.is_empty:
             message = await self._checked(message)
         if not message.failed:

@@ -78,7 +78,7 @@ async def load(
             messages.extend(message for _, message in page)
             seqs.extend(seq for seq, _ in page)
         # Between two reads the thread may have been rewound and pruned, or deleted: then the rest of it was not there.
-        if not is_long or await store.read(threads.is_at, thread_key, row.key, row.branch, row.created_at):
+        if not is_long or await store.read(threads.is_at, thread_key, row.key, row.branch, row.made_at):
             break
     return _thread_of(row, messages, seqs)
 
@@ -95,7 +95,7 @@ async def _load_end(store: Runner, thread_key: ThreadKey, last: int, before: int
             page = await store.read(_page_before, row.branch, before=page[0][0], limit=limit)
             pages.append(page)
             count += len(page)
-        if len(pages) == 1 or await store.read(threads.is_at, thread_key, row.key, row.branch, row.created_at):
+        if len(pages) == 1 or await store.read(threads.is_at, thread_key, row.key, row.branch, row.made_at):
             break
     shown = [item for page in reversed(pages) for item in page][-last:]
     messages, seqs = [message for _, message in shown], [seq for seq, _ in shown]
@@ -108,7 +108,7 @@ def _thread_of(row: ThreadRow, messages: list[Message], seqs: list[int], *, has_
     assert isinstance(partial, AssistantMessage | None)
     extra, has_ttl = json.loads(row.extra), row.ttl is not None
     known = (row.run, row.unledgered, row.mail, has_ttl, row.owner)
-    made = (row.key, row.created_at)
+    made = (row.key, row.made_at)
     return Thread(messages, extra, partial, seqs, position, *known, has_earlier, row.message_count, made)
 
 
@@ -132,7 +132,7 @@ async def load_behind(store: Runner, thread_key: ThreadKey, known: Thread) -> Th
 def _same(tx: Tx, thread_key: ThreadKey, known: Thread) -> ThreadRow | None:
     """The row of a thread if nothing was removed from the branch that it reads, and it is still that branch."""
     row = threads.find(tx, thread_key)
-    is_same = row is not None and (row.key, row.created_at) == known.made and row.branch == known.position.branch
+    is_same = row is not None and (row.key, row.made_at) == known.made and row.branch == known.position.branch
     return row if is_same and not branches.has_lost(tx, known.position.branch) else None
 
 

@@ -57,8 +57,9 @@ SCENES: dict[str, Scene] = {
     "everything": Scene(everything.everything),
     "followed": Scene(followed.followed),
     "kills": Scene(earlier.kills),
+    "cuts": Scene(earlier.cuts),
     "power": Scene(earlier.power, _SQLITE),
     "restarts": Scene(earlier.restarts, _POSTGRES),
 }
 
-TESTED_ELSEWHERE = ("rolling", "kills", "power", "restarts")  # test_rolling, test_boundaries, test_power_loss, ...
+TESTED_ELSEWHERE = ("rolling", "kills", "cuts", "power", "restarts")  # test_rolling, test_boundaries, ...

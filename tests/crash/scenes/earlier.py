@@ -1,16 +1,21 @@
-"""Scenes with modules and tests of their own: kills, power cuts, a server that goes away."""
+"""Scenes with modules and tests of their own: kills, cut followers, power cuts, a server that goes away."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.crash import postgres_chaos, stories
+from tests.crash import databases, postgres_chaos, stories
 from tests.crash.outage import by_kind, outages, points_of, record
 from tests.crash.place import Place
 from tests.crash.stage.judge import expect
 from tests.support import postgres
 
+_ROOT = Path(__file__).parents[3]
+_FOLLOWED = "tests/threads/following/test_following_machine.py"
+_EXAMPLES = 40  # of the machine of followers; each has fifteen steps
 _POWER_SCENES = ("crowd", "crowd", "crowd", "failing", "heavy")
 
 
@@ -20,6 +25,17 @@ def kills(chance: random.Random, directory: Path, place: Place) -> None:
     plan = stories.drawn(chance.getrandbits(32), 0, (kind,))
     told = stories.told(0, plan, directory / "story", keep=True)
     expect(not told.found, "\n".join([*told.found[:20], f"the plan: {plan}"]))
+
+
+def cuts(chance: random.Random, directory: Path, place: Place) -> None:
+    """A follower is cut anywhere, in any process, between rewinds, forks and deletions (test_following_machine)."""
+    kind = "sqlite" if place.dsn is None else "postgres"
+    environment = databases.environment(kind)
+    environment |= {"BYSSUS_EXAMPLES": str(_EXAMPLES), "HYPOTHESIS_PROFILE": "default"}
+    seed = f"--hypothesis-seed={chance.getrandbits(32)}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", _FOLLOWED, "-k", kind, seed]
+    done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    expect(done.returncode == 0, f"{done.stdout}{done.stderr}\n{seed}")
 
 
 def power(chance: random.Random, directory: Path, place: Place) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from byssus import Agent, ToolCall, tool
+from byssus import Agent, Model, ToolCall, tool
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError
+from byssus.errors import InputError, ProviderError, RateLimited
 from byssus.events import AgentEnd, StreamDone, StreamEvent, StreamStart, TextDelta, TextStart, ToolExecutionEnd
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
@@ -19,7 +19,7 @@ from byssus.values.results import RunResult
 from tests.support.agents import Acted, Heard, check_whole, history, hooks, make, saying, sent
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import Database
-from tests.support.leases import agent_on, die, lease_of, with_two
+from tests.support.leases import agent_on, die, lease_of, until, with_two
 from tests.support.tool_calls import UNKNOWN, Acting, act, ledger
 
 SOON = 60.0  # seconds: no test waits for it
@@ -64,6 +64,26 @@ class Slowly:
                 yield event
             if isinstance(event, StreamDone):
                 return
+
+
+class Failing:
+    """A model that fails when it is let go."""
+
+    name = "failing"
+
+    def __init__(self, error: ProviderError) -> None:
+        self.error = error
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        self.requests = 0
+        self.has_failed = False
+
+    async def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:
+        self.requests += 1
+        self.begun.set()
+        await self.gate.wait()
+        self.has_failed = True
+        raise self.error
+        yield
 
 
 async def handed_over(agent: Agent, run: asyncio.Task[RunResult[Any]]) -> RunResult[Any]:
@@ -122,6 +142,36 @@ def test_a_reply_that_streams_comes_to_its_end_and_its_tools_run_elsewhere(datab
         assert await history(other, "t") == ["user: go", "assistant: Hello"]
         assert (await agent_on(other, ["ok"], tools=[acting.tool]).resume()).text == "ok"
         assert [n for n, _ in acting.runs] == [1]
+
+    with_two(database, use)
+
+
+@pytest.mark.parametrize("has_fallback", [False, True])
+def test_a_model_that_failed_is_asked_again_elsewhere(database: Database, has_fallback: bool) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        error = ProviderError("no such model") if has_fallback else RateLimited("slow down", retry_after=60.0)
+        failing, fallback = Failing(error), ScriptedProvider([])
+        agent = agent_on(cp, failing)
+        if has_fallback:
+            models = [Model("m", provider="failing"), Model("n", provider="scripted")]
+            agent = Agent(provider=[failing, fallback], model=models, checkpointer=cp, thread_id="t")
+        heard = Heard(agent)
+        run = asyncio.create_task(agent.prompt("go"))
+        await failing.begun.wait()
+        if has_fallback:  # the failure comes after the request
+            agent.hand_over(SOON)
+            await asyncio.sleep(0)
+            failing.gate.set()
+        else:  # it came before, and the model is to be asked again in a minute
+            failing.gate.set()
+            await until(lambda: failing.has_failed)
+            agent.hand_over(SOON)
+        await handed_over(agent, run)
+        check_whole(heard)
+        await check_free(other)
+        assert failing.requests == 1
+        assert await history(other, "t") == ["user: go"]
+        assert (await agent_on(other, ["ok"]).resume()).text == "ok"
 
     with_two(database, use)
 

@@ -201,6 +201,25 @@ def test_supervision_that_is_cancelled_hands_its_runs_over(database: Database) -
     with_two(database, use)
 
 
+def test_supervision_that_ends_does_not_wait_for_a_factory_that_hangs(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await leave(cp, "stuck", "good")
+        asked, taken, never = list[str](), list[TakeOver](), asyncio.Event()
+
+        async def factory(thread_id: str, user_id: str | None) -> Agent:
+            asked.append(thread_id)
+            if thread_id == "stuck":
+                await never.wait()
+            return make(["ok"])
+
+        async with asyncio.timeout(30), other.supervise(factory, report=taken.append, every=OFTEN):
+            await until(lambda: "stuck" in asked and taken)
+        assert [each.thread_id for each in taken] == ["good"]
+        assert [info.id for info in await cp.unfinished()] == ["stuck"]
+
+    with_two(database, use)
+
+
 def test_what_is_interrupted_now_can_be_drained(database: Database) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         await leave(cp, "a", "b", "c")

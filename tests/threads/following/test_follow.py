@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from byssus import AssistantMessage, ToolCall, UserMessage, tool
-from byssus.checkpointer import Checkpointer
+from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_tagged
 from byssus.errors import CursorUnknown, InputError, StoreNotOpen
 from byssus.queries.following import rows as following
 from byssus.queries.log import branches, threads
@@ -35,6 +35,7 @@ from byssus.values.following.items import (
     TitleChanged,
 )
 from byssus.values.thread_key import ThreadKey
+from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, with_cp
 from tests.support.databases import Database
@@ -437,6 +438,19 @@ def test_a_thread_that_is_deleted_is_told_and_a_new_one_begins_anew(database: Da
     with_cp(database, use)
 
 
+def test_a_child_that_is_deleted_with_its_parent_is_told(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        child = make(["found"]).as_tool("ask", "Ask")
+        await agent_on(cp, [[ToolCall("c", "ask", {"task": "find"})], "ok"], tools=[child]).prompt("go")
+        following = Following(cp, "t.ask-1")
+        await following.until_texts("find", "found")
+        await cp.delete_thread("t")
+        await following.until_type("deleted")
+        await following.stop()
+
+    with_cp(database, use)
+
+
 def test_it_ends_with_an_error_when_the_checkpointer_is_closed(database: Database) -> None:
     async def main() -> None:
         cp = await database.checkpointer().open()
@@ -500,6 +514,52 @@ def test_a_cursor_of_another_thread_from_the_future_or_of_no_thread_is_an_error(
             await told(cp, after=f"{mark}-{int(branch) + 77}-1")
         with pytest.raises(InputError, match="thread id"):
             cp.follow("")
+
+    with_cp(database, use)
+
+
+def test_a_thread_that_is_brought_back_by_an_import_is_another_one(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", said("a", "b"))
+        lines = [line async for line in cp.export_thread("t")]
+        await cp.append("t", said("c"))
+        following = Following(cp)
+        await following.until_texts("a", "b", "c")
+        cursor = following.client.cursor
+        await cp.delete_thread("t")
+        await cp.import_from(lines)
+        await cp.append("t", said("d"))
+        await following.until_type("deleted")
+        await following.until_texts("a", "b", "d")
+        await following.stop()
+        with pytest.raises(CursorUnknown, match="of another thread, or of one that was deleted"):
+            await told(cp, after=cursor)
+
+    with_cp(database, use)
+
+
+def test_a_place_whose_message_was_removed_gets_no_other_one(database: Database) -> None:
+    """A put with a changing end continues a branch that was left. It must not be one that was read further."""
+
+    async def use(cp: Checkpointer) -> None:
+        await cp.append("t", said("1", "x"))
+        for n in (2, 3, 4):
+            await cp.rewind("t", to=n - 1)
+            await cp.append("t", said(str(n)))
+        kept = await agent_on(cp).checkpoint(tags=["kept"])
+        await cp.append("t", said("old"))
+        client = Client().see(await told(cp))
+        assert client.texts == ["1", "2", "3", "4", "old"]
+        await cp.rewind("t", to=kept)
+        await cp.prune("t", keep_tagged("kept"))
+        await cp.append("t", said("status"))
+        messages = [*(await loaded(cp, "t")).messages[:4], *said("new", "other status")]
+        await cp.put(Checkpoint(CheckpointMetadata("t", "next", 9), messages))
+        try:
+            client.see(await told(cp, after=client.cursor))
+        except CursorUnknown:
+            client = Client().see(await told(cp))
+        assert client.texts == ["1", "2", "3", "4", "new", "other status"]
 
     with_cp(database, use)
 

@@ -11,7 +11,7 @@ from byssus import UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreBusy
 from byssus.queries.log import threads
-from byssus.store.jobs import thread_digest
+from byssus.store.jobs import NO_THREAD, thread_digest
 from byssus.threads.encoding import message_row
 from byssus.threads.following import hub
 from byssus.values.thread_key import ThreadKey
@@ -21,6 +21,19 @@ from tests.support.following import Following
 from tests.support.leases import until
 
 T, U = ThreadKey("", "t"), ThreadKey("", "u")
+
+
+@pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker of a hub can be started, as where the system has no more threads."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "byssus-hub":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 def test_a_commit_rings_for_its_thread_and_for_no_other(database: Database) -> None:
@@ -103,21 +116,34 @@ def test_a_look_that_fails_is_tried_again(database: Database, monkeypatch: pytes
     with_cp(database, use)
 
 
+def test_a_commit_that_names_no_thread_rings_for_those_that_it_has_changed(database: Database, no_worker: None) -> None:
+    async def use(cp: Checkpointer) -> None:
+        names = [ThreadKey("", name) for name in ("changed", "same", "gone", "missing")]
+        for name in names[:3]:
+            await cp.append(name, UserMessage("x"))
+        center = hub.Hub(cp.store)
+        bells = {name.id: center.attach(name) for name in names}
+        center._look()
+        for bell in bells.values():
+            await asyncio.wait_for(bell.heard(), 20)  # each is rung once by the first look
+        cp.store.on_commit = None  # as if no commit said which thread it is about
+        await cp.append("changed", UserMessage("y"))
+        await cp.delete_thread("gone")
+        center.committed({NO_THREAD})
+        assert center._is_due
+        center._look()
+        assert {name for name, bell in bells.items() if bell._is_rung} == {"changed", "gone"}
+
+    with_cp(database, use)
+
+
 def test_without_a_worker_followers_hear_of_this_process_and_the_next_one_starts_it(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, no_worker: None
 ) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "byssus-hub":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     async def use(cp: Checkpointer) -> None:
         center = hub.Hub(cp.store)
-        with monkeypatch.context() as crowded:
-            crowded.setattr(threading.Thread, "start", refuse)
-            first = center.attach(T)
+        first = center.attach(T)
+        monkeypatch.undo()
         assert not center._is_awake
         center.committed({T})
         await asyncio.wait_for(first.heard(), 20)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from byssus.queries.log.branches import Segment
-from byssus.queries.log.threads import END
+from byssus.queries.log.threads import END, MADE_AT
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -21,7 +21,7 @@ class FollowedRow(NamedTuple):
     """A thread, as far as a follower needs it."""
 
     key: int
-    created_at: str
+    made_at: str
     branch: int
     head: int
     version: int
@@ -84,7 +84,7 @@ _RUNS = (
     f"SELECT {', '.join(RanRow._fields)} FROM runs WHERE thread = :thread AND key >= :first ORDER BY key LIMIT :limit"
 )
 _FIND = (
-    "SELECT t.key, t.created_at, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
+    f"SELECT t.key, {MADE_AT}, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
     " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at,"
     " CASE WHEN EXISTS (SELECT 1 FROM inbox i WHERE i.thread = t.key) THEN 1 ELSE 0 END"
     " FROM threads t LEFT JOIN partials p ON p.thread = t.key WHERE t.namespace = :namespace AND t.id = :id"

@@ -78,6 +78,7 @@ def free_source(tx: Tx, thread: int, point: Point) -> int | None:
     """A branch of this thread that ends at a point and that no thread reads: new messages can be added to it.
 
     It must read the same rows as the point. Others may read it up to the point; only its own segment leads further.
+    And it must never have had other messages there: a follower that has seen them would take the new ones for these.
     """
     path = segments_of(tx, point.branch, point.seq)
     if path:
@@ -85,7 +86,7 @@ def free_source(tx: Tx, thread: int, point: Point) -> int | None:
     if not path or parting(path, segments_of(tx, path[-1].source, point.seq)) != point.seq:
         return None
     row = tx.one(
-        "SELECT b.key FROM branches b WHERE b.key = :source AND b.thread = :thread"
+        "SELECT b.key FROM branches b WHERE b.key = :source AND b.thread = :thread AND b.uncounted = 0"
         " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = b.thread AND t.branch = b.key)"
         " AND NOT EXISTS (SELECT 1 FROM messages m WHERE m.branch = b.key AND m.seq > :seq)"
         " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.branch = b.key AND c.seq > :seq)",

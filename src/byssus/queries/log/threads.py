@@ -34,6 +34,8 @@ END = 2**62  # above any seq
 _MAIL = (
     "COALESCE((SELECT MAX(CASE kind WHEN 'steer' THEN 2 ELSE 1 END) FROM inbox WHERE inbox.thread = threads.key), 0)"
 )
+# When a thread was made here, by its first write or by an import.
+MADE_AT = "COALESCE(imported_at, created_at)"
 # A branch is read along its segments.
 ALONG = (
     # One bound on either side: with two, SQLite seeks by the segment's, and reads all rows that the other excludes.
@@ -90,10 +92,11 @@ class ThreadRow(NamedTuple):
     unledgered: int
     partial: str | None  # what had arrived of a reply
     mail: int
-    created_at: str
+    made_at: str  # with the key, it identifies the thread: one that is made anew may get the same key
     ttl: str | None
     owner: str | None
     message_count: int = 0
+    created_at: str = ""
 
 
 def append(
@@ -292,8 +295,8 @@ def set_extra(tx: Tx, key: int, extra: str) -> None:
 
 def find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
     row = tx.one(
-        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, created_at, ttl, owner,"
-        " message_count FROM threads LEFT JOIN partials ON partials.thread = threads.key"
+        f"SELECT key, branch, head, version, extra, run, unledgered, partials.body, {_MAIL}, {MADE_AT}, ttl, owner,"
+        " message_count, created_at FROM threads LEFT JOIN partials ON partials.thread = threads.key"
         " WHERE namespace = :namespace AND id = :id",
         namespace=thread_key.namespace,
         id=thread_key.id,
@@ -301,10 +304,10 @@ def find(tx: Tx, thread_key: ThreadKey) -> ThreadRow | None:
     return ThreadRow(*row) if row else None
 
 
-def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, created_at: str) -> bool:
+def is_at(tx: Tx, thread_key: ThreadKey, key: int, branch: int, made_at: str) -> bool:
     """Whether a thread is still the one that it was, and on the same branch."""
     row = find(tx, thread_key)
-    return row is not None and (row.key, row.branch, row.created_at) == (key, branch, created_at)
+    return row is not None and (row.key, row.branch, row.made_at) == (key, branch, made_at)
 
 
 def page(tx: Tx, branch: int, *, after: int, upto: int, limit: int) -> list[tuple[int, str]]:

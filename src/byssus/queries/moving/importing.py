@@ -107,12 +107,14 @@ def publish(
         tx.run("DELETE FROM threads WHERE key = :key", key=held)
         # As with any new thread: a writer that knew another thread of this name must notice.
         tx.run(
-            "UPDATE threads SET namespace = :namespace, id = :id, owner = :owner, version = (SELECT MAX(value) FROM"
+            "UPDATE threads SET namespace = :namespace, id = :id, owner = :owner, imported_at = :now,"
+            " version = (SELECT MAX(value) FROM"
             " (SELECT value FROM floors UNION ALL SELECT version FROM threads WHERE key = :key) AS known),"
             " lease_epoch = COALESCE((SELECT MAX(value) FROM floors), 0) WHERE key = :key",
             namespace=namespace,
             id=thread_id,
             owner=owner,
+            now=tx.now(),
             key=key,
         )
         if tasks:

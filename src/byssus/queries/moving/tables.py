@@ -160,6 +160,7 @@ THREADS = Table(
         Column("parent", "row", is_optional=True, not_exported=_CHILDREN),
         Column("named", "flag", not_exported="depends on the imported messages"),
         Column("touched", "count", not_exported="counts the changes of one database"),
+        Column("imported_at", "time", is_optional=True, not_exported="is about one database"),
         Column("watched_until", "time", is_optional=True, not_copied=_WATCHED, not_exported=_WATCHED),
         # The epoch is copied, so that fencing stays monotonic; so is the run, which is listed there as interrupted.
         *_each("count", "lease_epoch", "lease_abort", not_exported="fences the writers of one database"),

@@ -1,7 +1,8 @@
 """Handing a run over: it stops at its next commit and stays unfinished, so that another process goes on with it.
 
-- From the request on, no tool is started and no model is asked. Tools that run come to their end and their results are
-  stored; a reply that streams comes to its end and is stored. Then the lease is given back.
+- From the request on, no tool is started and no model is asked, also not again after a failure. Tools that run come to
+  their end and their results are stored; a reply that streams comes to its end and is stored. Then the lease is given
+  back.
 - After the grace period the run is aborted with the reason `HANDED_OVER`. A tool that still runs is left as started,
   and its recovery policy decides, as after a crash. Of a reply that still streams, what has arrived is stored.
 - A run that has nothing left to do when it stops has simply ended.
@@ -25,6 +26,7 @@ class HandOver:
 
     def __init__(self, signal: Signal) -> None:
         self.is_asked = False
+        self.asked = Signal()  # the same, for what waits
         self._signal = signal
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -40,6 +42,7 @@ class HandOver:
         end = self._loop.time() + grace
         if self._timer is None or end < self._timer.when():  # a later request can only shorten the time
             self.stop()
+            self.asked.abort(HANDED_OVER)
             self._timer = self._loop.call_at(end, self._signal.abort, HANDED_OVER)
             for callback in list(self._callbacks):
                 callback(grace)

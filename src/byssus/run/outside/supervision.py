@@ -18,6 +18,7 @@ import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -100,7 +101,7 @@ class Supervision:
         self._grace = handing_over.checked_grace(grace)
         self._report = report or _log_it
         self._agents: dict[str, Resumable | None] = {}  # by thread; None while it is made
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by thread
         self._failures: dict[str, _Failures] = {}
         self._woken = asyncio.Event()
         self._is_stopping = False
@@ -174,9 +175,8 @@ class Supervision:
                 await self._quarantine(row)
                 continue
             self._agents[row.id] = None
-            task = asyncio.create_task(self._take(row))
-            self._tasks.add(task)
-            task.add_done_callback(self._taken)
+            self._tasks[row.id] = task = asyncio.create_task(self._take(row))
+            task.add_done_callback(partial(self._taken, row.id))
             started += 1
         return started
 
@@ -213,8 +213,6 @@ class Supervision:
         else:
             self._failures.pop(row.id, None)
             self._tell(TakeOver(row.id, row.user_id, result))
-        finally:
-            self._agents.pop(row.id, None)
 
     async def _made(self, row: InterruptedRow) -> Resumable:
         made: Any = self._factory(row.id, row.user_id)
@@ -244,8 +242,8 @@ class Supervision:
         except Exception:  # noqa: BLE001 - it is the program's, and ends nothing here
             _log.exception("the report of a take-over failed, for thread %r", taken.thread_id)
 
-    def _taken(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _taken(self, thread_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[thread_id], self._agents[thread_id]
         self._woken.set()  # there is room for another one
         if not task.cancelled():
             task.exception()
@@ -253,13 +251,15 @@ class Supervision:
     async def _hand_over(self) -> None:
         """Hand the current runs over, also if this is cancelled meanwhile."""
         self._is_stopping = True
-        for agent in self._agents.values():
+        for thread_id, agent in self._agents.items():
             if agent is not None:
                 agent.hand_over(self._grace)
+            else:  # nothing is taken yet, and a factory may wait for something that never comes
+                self._tasks[thread_id].cancel()
         with shielded():
             while self._tasks:
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait(set(self._tasks))
+                    await asyncio.wait(set(self._tasks.values()))
 
 
 def _log_it(taken: TakeOver) -> None:

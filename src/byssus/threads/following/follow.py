@@ -140,7 +140,7 @@ def _look(tx: Tx, thread_key: ThreadKey, known: _Known, limit: int) -> _Look:
         if path is not None:
             seen = seen.cut(branches.parting(path.segments, segments))
             calls_from, made_after = following.last_call(tx, row.branch, seen.upto), min(made_after, seen.upto)
-        path = Path(row.key, row.created_at, row.branch, segments)
+        path = Path(row.key, row.made_at, row.branch, segments)
     page, chars, is_all = _page(tx, row.branch, seen, row.head, limit)
     last = row.head if is_all else page[-1][0]
     calls = following.calls(tx, row.branch, first=calls_from, last=last)
@@ -195,7 +195,7 @@ def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int,
 
     if row is None:
         raise unknown("there is no such thread")
-    if cursor.thread != thread_mark(*thread_key, row.created_at):
+    if cursor.thread != thread_mark(*thread_key, row.made_at):
         raise unknown("it is of another thread, or of one that was deleted")
     is_current = cursor.branch == row.branch
     segments = branches.segments_of(tx, cursor.branch)
@@ -203,6 +203,6 @@ def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int,
         raise unknown("what it is a position of was removed")
     if cursor.seen.last > (row.head if is_current else following.last_seq(tx, cursor.branch)):
         raise unknown("the thread does not reach that far")
-    path = Path(row.key, row.created_at, cursor.branch, segments)
+    path = Path(row.key, row.made_at, cursor.branch, segments)
     upto = cursor.seen.upto
     return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, upto)

@@ -51,9 +51,11 @@ class Hub:
         self._noted: dict[ThreadKey, float] = {}  # when it was noted last that a thread is watched from here
         self._bells: dict[ThreadKey, list[Bell]] = {}
         self._digests: dict[str, set[ThreadKey]] = {}
-        self._stamps: dict[ThreadKey, tuple[int, int]] = {}  # as the last look at all threads found them
+        # As the last look at all threads found them; None: there was no such thread.
+        self._stamps: dict[ThreadKey, tuple[int, int] | None] = {}
         self._changed = threading.Lock()
         self._is_awake = False
+        self._is_due = False  # whether any thread may have changed since the last look at all of them
 
     def attach(self, thread_key: ThreadKey) -> Bell:
         """A bell that rings whenever the thread may have changed. `detach` it in the end."""
@@ -93,7 +95,7 @@ class Hub:
         """This process has committed something about these threads."""
         for thread_key in threads:
             if thread_key == NO_THREAD:
-                self._stamps = {}  # the next look tells which
+                self._is_due = True  # a look tells which
             self.ring(thread_key)
 
     def note_watching(self, thread_key: ThreadKey) -> None:
@@ -112,7 +114,7 @@ class Hub:
     # --- on the worker ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        idle_since, not_before, is_due = time.monotonic(), 0.0, False
+        idle_since, not_before = time.monotonic(), 0.0
         while True:
             time.sleep(_LOOK)
             now = time.monotonic()
@@ -122,17 +124,18 @@ class Hub:
                     self._is_awake = False
                     return
             try:
-                is_due = self._hear() or is_due
-                if is_due and now >= not_before:
+                if self._hear():
+                    self._is_due = True
+                if self._is_due and now >= not_before:
                     self._look()
                     took = time.monotonic() - now
-                    is_due, not_before = False, now + took + min(took * _EFFORT, _LONGEST_PAUSE)
+                    not_before = now + took + min(took * _EFFORT, _LONGEST_PAUSE)
             except StoreNotOpen:
                 self._end()
                 return
             except Exception as error:  # noqa: BLE001 - no files are left, for example; followers that read will say so
                 _log.debug("the followers could not be told what is new: %s", type(error).__name__)
-                is_due, not_before = True, now + _AWAY
+                self._is_due, not_before = True, now + _AWAY
 
     def _open_store(self) -> Store:
         store = self._store()
@@ -148,11 +151,13 @@ class Hub:
         return heard is None
 
     def _look(self) -> None:
-        """Find the threads that have changed since the last look."""
+        """Find the threads that have changed since the last look, or that were not looked at before."""
         before, names = self._stamps, list(self._bells)
-        self._stamps = self._open_store().submit_read(following.stamps, names).result()
-        for thread_key in names:
-            if before.get(thread_key) != self._stamps.get(thread_key):
+        self._is_due = False  # before the read: what is committed meanwhile may not be in it
+        found = self._open_store().submit_read(following.stamps, names).result()
+        self._stamps = {thread_key: found.get(thread_key) for thread_key in names}
+        for thread_key, stamp in self._stamps.items():
+            if thread_key not in before or before[thread_key] != stamp:
                 self.ring(thread_key)
 
     def _end(self) -> None:

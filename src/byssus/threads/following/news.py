@@ -58,12 +58,12 @@ class Path(NamedTuple):
     """Which thread is read, along which branch: a rewind changes the branch, and a deletion the thread."""
 
     thread: int
-    created_at: str
+    made_at: str
     branch: int
     segments: list[Segment]
 
     def is_of(self, row: FollowedRow) -> bool:
-        return (self.thread, self.created_at) == (row.key, row.created_at)
+        return (self.thread, self.made_at) == (row.key, row.made_at)
 
 
 class LogPage(NamedTuple):
@@ -131,7 +131,7 @@ class Follower:
     def _cursor(self) -> Cursor:
         if self.path is None:
             return Cursor("000000", 0)
-        mark = thread_mark(*self._key, self.path.created_at)
+        mark = thread_mark(*self._key, self.path.made_at)
         blocks = sorted((block, Offset(kind, length)) for (block, kind), length in self._offsets.items())
         return Cursor(mark, self.path.branch, self.seen, self._reply, tuple(blocks))
 

@@ -114,9 +114,9 @@ def parse(text: object) -> Cursor | None:
     return Cursor(found["thread"], int(found["branch"]), seen, found["reply"], offsets)
 
 
-def thread_mark(namespace: str, thread_id: str, created_at: str) -> str:
+def thread_mark(namespace: str, thread_id: str, made_at: str) -> str:
     """What identifies a thread in cursors: a thread that is made anew under the same id has another mark."""
-    return _digest(f"{namespace}\0{thread_id}\0{created_at}")[:6]
+    return _digest(f"{namespace}\0{thread_id}\0{made_at}")[:6]
 
 
 def reply_mark(reply_id: str) -> str:
