@@ -148,6 +148,22 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     second.wait_for("(that run has ended)")
 
 
+def test_a_second_chat_shows_no_call_that_has_ended_as_running(chat: Chat) -> None:
+    first = chat()
+    first.enter("print a line")
+    first.wait_for("The tool said: done.")
+    first.enter("slow 300")
+    first.wait_for("word3")
+    second = chat()
+    second.wait_for("This thread is being driven by")
+    second.enter("w")
+    second.wait_for("word20")
+    second.wait_for_on_screen("watching")
+    assert "print text=a line" not in second.screen.partition("(watching;")[2]
+    first.press("ctrl-c")
+    second.wait_for("(that run has ended)")
+
+
 def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat) -> None:
     first, second = chat(), chat()
     second.enter("say it there")
