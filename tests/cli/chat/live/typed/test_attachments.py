@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from byssus.cli.chat.live.typed.attachments import MOST_IMAGE, MOST_TEXT, completions, message_of
+from byssus.cli.chat.live.typed.attachments import (
+    MOST_IMAGE,
+    MOST_TEXT,
+    attached_in,
+    completions,
+    message_of,
+    typed_in,
+)
 from byssus.errors import InputError
 from byssus.messages import ImageContent, TextContent, UserMessage
 
@@ -33,6 +40,13 @@ def test_a_text_file_and_an_image_are_attached(here: Path) -> None:
     assert text == TextContent("\n\nnotes.txt:\n````\nbuy ```milk```\n````")
     assert isinstance(image, ImageContent)
     assert image.mime_type == "image/png"
+    assert typed_in(message) == said.text
+    assert attached_in(message) == ["notes.txt:\n````\nbuy ```milk```\n````"]
+
+
+def test_texts_of_other_programs_are_no_attached_files() -> None:
+    message = UserMessage([TextContent("one, "), TextContent("two")])
+    assert (typed_in(message), attached_in(message)) == ("one, two", [])
 
 
 @pytest.mark.parametrize("text", ["hello @ada", "mail me: ada@example.com", "a @ b", "no files"])
