@@ -162,6 +162,9 @@ class _Chat:
             terminal.write("[stopped]\n")
         elif result.error:
             self._fail(result.error)
+        elif result.stop_reason == "waiting":
+            self._failed = True
+            terminal.remark(f"A tool call waits for a person: byssus pending {shlex.quote(self._thread_id)}\n")
         elif result.stop_reason != "stop":
             terminal.write(f"[cut off: {result.stop_reason}]\n")
 

@@ -130,11 +130,35 @@ def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) 
     window.wait_for("/fork [POINT]")
 
 
+def test_an_attached_file_is_folded_and_edit_brings_back_what_was_typed(window: Window, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("".join(f"line {number}\n" for number in range(30)), "utf-8")
+    window.enter("say what @notes.txt is")
+    window.wait_for("› say what @notes.txt is\n  notes.txt:\n  ```\n  line 0\n  line 1\n  line 2\n  … 29 more lines")
+    window.wait_for("thread 240 tok")
+    window.enter("/edit")
+    window.wait_for_on_screen("rewound", "› say what @notes.txt is\ntrip")
+    window.press("ctrl-c", "ctrl-o")
+    window.wait_for("  line 29")
+
+
+def test_a_search_shows_its_hit_beside_it_and_says_that_nothing_was_found(window: Window) -> None:
+    window.enter("say " + "pears " * 200 + "figs")
+    window.wait_for("figs.")
+    window.enter("/search figs")
+    window.wait_for_on_screen("│ ", "pears figs")
+    window.press("escape")
+    window.wait_until_gone("search:")
+    window.enter("/search plums")
+    window.wait_for_on_screen("nothing was found")
+
+
 def test_queued_messages_can_be_withdrawn(window: Window) -> None:
     window.enter("slow 100")
     window.wait_for("word3")
     window.enter("/later say never")
     window.wait_for_on_screen("1 later say never")
+    window.enter("/inbox")
+    window.wait_for("1  later: say never")
     window.enter("/inbox 1")
     window.wait_for("(withdrawn: say never)")
     window.press("ctrl-c", "ctrl-c")

@@ -55,11 +55,7 @@ async def do_mark(session: Conversation, argument: str) -> None:
 
 
 async def do_approve(session: Conversation, argument: str) -> None:  # noqa: ARG001
-    pending = await session.cp.pending(session.thread_id)
-    if not pending:
+    if not await session.cp.pending(session.thread_id):
         session.view.note("No call waits for an answer.")
         return
-    agent = await session.ready()
-    await agent.load()
-    if await session.ask_for_answers(pending):
-        session.spawn_run(session.resume())
+    session.spawn_run(session.settle())

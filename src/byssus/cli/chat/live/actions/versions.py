@@ -10,6 +10,7 @@ from byssus.cli.chat.live.actions.points import SHOWN, checkpoints, latest, poin
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Choice, Picker
 from byssus.cli.chat.live.session import Conversation
+from byssus.cli.chat.live.typed import attachments
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import count
 from byssus.errors import InputError
@@ -109,7 +110,7 @@ async def _last_said(session: Conversation) -> _Said:
         for place in range(len(thread.messages) - 1, -1, -1):
             message: Message = thread.messages[place]
             if isinstance(message, UserMessage):
-                return _Said(message.text, thread.seqs[place], len(thread.messages) - place - 1)
+                return _Said(attachments.typed_in(message), thread.seqs[place], len(thread.messages) - place - 1)
     raise InputError("there is no message of yours in this thread to take back")
 
 
@@ -128,7 +129,8 @@ async def do_edit(session: Conversation, argument: str) -> None:  # noqa: ARG001
 
 async def do_retry(session: Conversation, argument: str) -> None:  # noqa: ARG001
     if await session.cp.state(session.thread_id) == "waiting":
-        raise InputError("a call waits for your answer; /approve asks again")
+        session.spawn_run(session.settle())
+        return
     thread = await session.cp.load(session.thread_id, last=1)
     last = thread.messages[-1] if thread is not None and thread.messages else None
     is_whole = getattr(last, "stop_reason", "") == "stop" and await session.cp.state(session.thread_id) == "idle"
@@ -188,8 +190,9 @@ def _tree_items(tree: Tree) -> list[Choice]:
         found.append(Choice(f"{space}{node.thread_id}", count(node.message_count, "message"), (node.thread_id, None)))
         left = {each.checkpoint_id for each in node.left}
         for each in [*node.checkpoints[-SHOWN:], *node.left[-SHOWN:]]:
-            kind = "left" if each.checkpoint_id in left else ""
-            about = " ".join([*each.tags, kind, (each.summary or "").replace("\n", " ")])
+            summary = (each.summary or "").replace("\n", " ")
+            kind = "left" if each.checkpoint_id in left and not summary.startswith("left") else ""
+            about = " ".join(part for part in (*each.tags, kind, summary) if part)
             found.append(Choice(f"{space}  seq:{each.seq}", about, (node.thread_id, each.checkpoint_id)))
         waiting += [(fork, depth + 1) for fork in reversed(node.forks)]
     return found
