@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from byssus.cli.chat.agents import check_tools
 from byssus.cli.chat.live.drawn.drawing import THEMES
 from byssus.cli.chat.live.session import Conversation
 from byssus.errors import InputError
@@ -19,6 +20,7 @@ async def do_model(session: Conversation, argument: str) -> None:
     provider, model = provider_of(argument)
     if (check := getattr(provider, "check", None)) is not None:
         check()
+    check_tools(provider, session.source.tools)
     session.source = session.source._replace(plain=(provider, model))
     session.renew()
     agent = await session.ready()
