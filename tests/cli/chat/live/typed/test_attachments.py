@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from byssus.cli.chat.live.typed.attachments import (
     MOST_IMAGE,
@@ -16,6 +18,7 @@ from byssus.cli.chat.live.typed.attachments import (
     message_of,
     typed_in,
 )
+from byssus.cli.chat.live.typed.completion import ChatCompleter
 from byssus.errors import InputError
 from byssus.messages import ImageContent, TextContent, UserMessage
 
@@ -85,3 +88,19 @@ def test_files_are_completed(here: Path) -> None:
     assert completions("s") == ["setup.py", "src/"]
     assert completions("src/m") == ["src/main.py"]
     assert completions("nowhere/") == []
+
+
+def test_a_name_with_spaces_is_completed_in_quotes_folder_by_folder(here: Path) -> None:
+    (here / "my files").mkdir()
+    (here / "my files" / "first page.png").touch()
+
+    def completed(text: str) -> list[str]:
+        """What the text becomes with each completion."""
+        found = ChatCompleter(lambda: ()).get_completions(Document(text), CompleteEvent())
+        return [text[: len(text) + each.start_position] + each.text for each in found]
+
+    assert completed("see @my") == ['see @"my files/']
+    assert completed('see @"my files/') == ['see @"my files/first page.png"']
+    assert completed('see @"my files/first p') == ['see @"my files/first page.png"']
+    assert completed('see @"my files/first page.png" a') == []
+    assert completed("mail me@my") == []

@@ -32,6 +32,7 @@ from prompt_toolkit.widgets import SearchToolbar
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Picker
 from byssus.cli.chat.live.drawn.screen import ChatScreen
+from byssus.cli.chat.live.typed.attachments import name_being_typed
 from byssus.cli.screen import table, terminal
 
 _INPUT_ROWS = 10
@@ -194,7 +195,7 @@ class ChatBoard:
         if self.question is not None or self.picker is not None:
             return False
         text = self.input.document.text_before_cursor
-        return (text.startswith("/") and "\n" not in text) or "@" in text.rpartition(" ")[2]
+        return (text.startswith("/") and "\n" not in text) or name_being_typed(text) is not None
 
     def _has_menu(self) -> bool:
         state = self.input.complete_state

@@ -18,6 +18,7 @@ from byssus.messages import Block, ImageContent, TextContent, UserMessage
 MOST_TEXT = 256 * 1024  # bytes
 MOST_IMAGE = 5 * 1024 * 1024
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_BEGUN = re.compile(r'(?<!\S)@(?:"([^"\n]*)|([^"\s]*))$')
 _ATTACHED = re.compile(r"\n\n[^\n]+:\n```")  # how the text of a file begins
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _LISTED = 200  # entries of a folder that are offered
@@ -108,6 +109,14 @@ def _text(name: str, data: bytes) -> Block:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return TextContent(f"\n\n{name}:\n{fence}\n{text}\n{fence}")
+
+
+def name_being_typed(text: str) -> tuple[str, bool] | None:
+    """The beginning of a file's name at the end of a text, and whether it is in quotes; None if there is none."""
+    found = _BEGUN.search(text)
+    if found is None:
+        return None
+    return (found[2], False) if found[1] is None else (found[1], True)
 
 
 def completions(typed: str) -> list[str]:
