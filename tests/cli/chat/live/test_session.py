@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.talker import write_talker
 from tests.support.window import Window
 
@@ -275,6 +277,18 @@ def test_a_chat_can_be_suspended_and_goes_on(chat: Chat) -> None:
     window.press("ctrl-c")
     window.enter("say it")
     window.wait_for("You said: say it.")
+
+
+def test_a_run_that_was_suspended_for_too_long_names_the_command_that_goes_on(chat: Chat, tmp_path: Path) -> None:
+    async def take_it() -> None:
+        async with SQLiteCheckpointer(tmp_path / "data" / "byssus" / "chat.db") as cp:
+            await cp.store.write(lambda tx: tx.run("UPDATE threads SET lease_epoch = lease_epoch + 1"))
+
+    window = chat()
+    window.enter("slow 60")
+    window.wait_for("word3")
+    asyncio.run(take_it())
+    window.wait_for_match(r"has lost the lease[^✗]*/retry goes on")
 
 
 def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:

@@ -33,7 +33,7 @@ from byssus.cli.chat.live.typed.completion import ChatCompleter
 from byssus.cli.chat.live.typed.history import history
 from byssus.cli.screen import table, terminal
 from byssus.cli.words import in_words
-from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, NothingToResume, ThreadBusy
+from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, LeaseLost, NothingToResume, ThreadBusy
 from byssus.events import Event, MessageEnd, MessageStart, MessageUpdate, StreamDone
 from byssus.messages import Usage
 from byssus.values.decisions import Pending
@@ -233,7 +233,10 @@ class Conversation:
             self.screen.refresh()
 
     def fail(self, error: Exception) -> None:
-        self.view.fail(str(in_words(error, self.thread_id)))
+        told = str(in_words(error, self.thread_id))
+        if isinstance(error, LeaseLost):  # the chat was suspended for long
+            told = told.partition("; to go on:")[0] + "; /retry goes on"
+        self.view.fail(told)
 
     async def _command(self, typed: commands.Typed, text: str) -> None:
         if not typed.command.while_running and self._run is not None:
