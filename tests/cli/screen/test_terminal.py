@@ -216,13 +216,14 @@ def test_times_are_local_unless_utc_is_asked_for(stored: str, local: str, utc: s
     assert terminal.when(stored, utc=True) == utc
 
 
-def test_a_chat_without_utf_8_takes_every_language(tmp_path: Path, db: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--plain"]])
+def test_a_chat_without_utf_8_takes_every_language(more: list[str], tmp_path: Path, db: Path) -> None:
     write_program(tmp_path)
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": str(tmp_path), "TERM": "xterm"}
-    chat = ("chat", "trip", "--app", "clerk:support", "--db", str(db))
+    chat = ("chat", "trip", "--app", "clerk:support", "--db", str(db), *more)
     tty = Terminal(sys.executable, "-m", "byssus", *chat, env={**env, "PYTHONPATH": str(tmp_path)})
     try:
-        tty.wait_for("Thread trip: new")
+        tty.wait_for("Thread trip: new(.|\n)*[>›] ")
         tty.type("峡湾\r")
         tty.wait_for("The answer")
         tty.press_until_it_ends("\x04")

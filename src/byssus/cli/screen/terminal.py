@@ -48,7 +48,7 @@ def prepare() -> None:
 def read_utf8() -> None:
     """Read UTF-8 from now on, whatever the locale says. Nothing may have been read before."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8")
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 
 
 def typed(word: str) -> str:

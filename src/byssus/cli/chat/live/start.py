@@ -39,7 +39,6 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
             with _signals(session), to_transcript(session.view.printed):
                 return await session.talk()
 
-    terminal.read_utf8()
     with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
         code = runner.run(main())
     if code == _HUNG_UP:
