@@ -66,21 +66,41 @@ def _short(message: object) -> str:
 async def _rewind(session: Conversation, to: str | int, seq: int | None = None) -> None:
     """Show where it goes and what it leaves, ask, and go."""
     seq = await _seq_of(session, to) if seq is None else seq
-    leaves = await session.cp.load(session.thread_id, last=_LOOK)
-    left = [m for m, at in zip(leaves.messages, leaves.seqs, strict=True) if at > seq] if leaves else []
-    many = f"{len(left)}{'+' if left and leaves and leaves.has_earlier and len(left) == _LOOK else ''}"
-    before = await session.cp.load(session.thread_id, last=2, before=seq + 1)
-    end = [_short(message) for message in before.messages] if before else []
+    what, end = await _left_before(session, to, seq) or await _cut_at(session, seq)
     session.view.lines(
         "ask",
-        f"Rewind to message {seq} would take {many} message(s) off this thread. It would end with:",
-        *(f"  {line[:300]}" for line in end or ["(nothing: the thread would be empty)"]),
+        f"Rewind to message {seq} would {what}. It would end with:",
+        *(f"  {_short(message)[:300]}" for message in end),
+        *([] if end else ["  (nothing: the thread would be empty)"]),
     )
     answer = await session.board.ask("rewind? [y/N]", _nothing)
     if answer is None or answer.strip().lower() not in ("y", "yes"):
         session.view.note("(not rewound)")
         return
     await _go_back(session, to)
+
+
+async def _cut_at(session: Conversation, seq: int) -> tuple[str, Sequence[object]]:
+    """What going back to a message of this branch means, and how the thread would end."""
+    thread = await session.cp.load(session.thread_id, last=_LOOK)
+    head = thread.position.head if thread is not None else 0
+    if seq > head:
+        raise InputError(f"this thread ends with message {head}, so there is no message {seq}")
+    left = sum(at > seq for at in thread.seqs) if thread is not None else 0
+    more = "+" if thread is not None and thread.has_earlier and left == _LOOK else ""
+    before = await session.cp.load(session.thread_id, last=2, before=seq + 1)
+    return f"take {left}{more} message(s) off this thread", before.messages if before is not None else []
+
+
+async def _left_before(session: Conversation, to: str | int, seq: int) -> tuple[str, Sequence[object]] | None:
+    """The same for a checkpoint that an earlier rewind has left; None if it is on this branch."""
+    tree = await session.cp.tree(session.thread_id) if isinstance(to, str) else None
+    if tree is None or to not in {each.checkpoint_id for each in tree.left}:
+        return None
+    checkpoint = await session.cp.get(str(to), session.thread_id)
+    return f"bring back what an earlier rewind has left, {seq} message(s)", (
+        checkpoint.messages[-2:] if checkpoint is not None else []
+    )
 
 
 async def _seq_of(session: Conversation, to: str | int) -> int:
