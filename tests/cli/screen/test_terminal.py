@@ -216,6 +216,25 @@ def test_times_are_local_unless_utc_is_asked_for(stored: str, local: str, utc: s
     assert terminal.when(stored, utc=True) == utc
 
 
+@pytest.mark.parametrize("more", [[], ["--plain"]])
+def test_a_chat_without_utf_8_takes_every_language(more: list[str], tmp_path: Path, db: Path) -> None:
+    write_program(tmp_path)
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": str(tmp_path), "TERM": "xterm"}
+    chat = ("chat", "trip", "--app", "clerk:support", "--db", str(db), *more)
+    tty = Terminal(sys.executable, "-m", "byssus", *chat, env={**env, "PYTHONPATH": str(tmp_path)})
+    try:
+        tty.wait_for("Thread trip: new(.|\n)*[>›] ")
+        tty.type("峡湾\r")
+        tty.wait_for("The answer")
+        tty.press_until_it_ends("\x04")
+    finally:
+        tty.close()
+    with AgentStorage(db) as storage:
+        thread = storage.load("trip")
+        assert thread is not None
+        assert thread.messages[0].text == "峡湾"
+
+
 def test_a_terminal_without_utf_8_takes_and_shows_every_language(tmp_path: Path, db: Path) -> None:
     """Where the locale knows no UTF-8, what is typed and piped is UTF-8 all the same, and nothing of it is lost."""
     write_program(tmp_path)

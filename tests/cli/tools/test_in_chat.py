@@ -14,6 +14,19 @@ from tests.support.wire import OpenAI, Server
 
 
 @pytest.mark.processes
+def test_the_local_model_is_not_chosen_where_there_are_tools(tmp_path: Path) -> None:
+    env = {"BYSSUS_DB": str(tmp_path / "a.db"), "OPENAI_API_KEY": "sk-secret"}
+    chat = ("chat", "t", "--tools", "time", "--model", "openai:gpt-x")
+    with Window(*chat, home=tmp_path, env=env, columns=100) as window:
+        window.wait_for("gpt-x")
+        window.enter("/model local")
+        window.wait_for("the local model is too small to use tools")
+        window.press("ctrl-c")
+        window.enter("/model openai:gpt-y")
+        window.wait_for("(from now on openai:gpt-y answers)")
+
+
+@pytest.mark.processes
 def test_after_kill_9_in_a_command_the_chat_asks_what_to_do_about_it(tmp_path: Path) -> None:
     write = ToolCall("c1", "write_file", {"path": "new.txt", "content": "hello\nworld\n"})
     run = ToolCall("c2", "shell", {"command": "echo $$ >> pids; echo wor''king; sleep 600"})

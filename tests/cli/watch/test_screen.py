@@ -97,6 +97,7 @@ def test_a_denial_has_a_reason_and_a_thread_of_ones_own_choice_is_followed(
 ) -> None:
     with Window("watch", "bo", home=tmp_path, env={"BYSSUS_DB": database.place}, columns=40) as window:
         window.wait_for_on_screen("> Please do it for bob.", "approval of pay:")
+        assert "esc: all runs" not in window.screen  # there is no list to go back to
         window.type("n")
         window.wait_for_on_screen("Why not?")
         window.press("escape")

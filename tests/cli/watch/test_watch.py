@@ -28,9 +28,15 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+@tool
+def look() -> str:
+    return "nothing is there"
+
+
 def agent(cp: Checkpointer, thread_id: str, *replies: Any, **options: Any) -> Agent:
+    options = {"tools": [pay], **options}
     provider = ScriptedProvider([*replies])
-    return Agent(provider=provider, model=Model("m"), tools=[pay], checkpointer=cp, thread_id=thread_id, **options)
+    return Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id=thread_id, **options)
 
 
 @pytest.fixture
@@ -76,6 +82,21 @@ def test_without_its_extra_a_screen_is_an_error_that_names_it(
     screen_of(monkeypatch, term="xterm")
     monkeypatch.setattr("sys.stdin", screen_of(monkeypatch, term="xterm"))
     assert "'byssus watch' needs the extra 'chat'" in byssus("watch", code=1).stderr
+
+
+def test_a_board_leaves_out_the_calls_of_the_run_before(database: Database) -> None:
+    async def use() -> None:
+        async with database.checkpointer() as cp, database.checkpointer() as other:
+            first = agent(cp, "t", [ToolCall("a1", "look", {})], "Nothing.", tools=[look])
+            await first.prompt("Look.")
+            await agent(cp, "t", [ToolCall("b1", "pay", {"amount": 70})]).prompt("Pay it.")
+            board = Board(other)
+            await board.settled()
+            told = [entry.text for entry in board.runs["t"].entries]
+            assert told == ["Pay it.", 'pay {"amount":70} waits for a person', "ended: waiting"]
+            await board.close()
+
+    asyncio.run(use())
 
 
 def test_a_board_knows_the_run_and_not_what_was_said_before_it(database: Database) -> None:

@@ -157,6 +157,21 @@ def test_the_output_is_reported_while_it_runs(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
+def test_output_that_comes_soon_after_an_update_is_reported_too(tmp_path: Path) -> None:
+    async def use() -> None:
+        agent = asking(tmp_path, "echo one; sleep 0.06; echo two; cat fifo")
+        os.mkfifo(tmp_path / "fifo")
+        two = asyncio.Event()
+        agent.subscribe(lambda event: two.set() if "two" in str(getattr(event, "update", "")) else None)
+        resumed = await approved(agent, tmp_path)
+        await asyncio.wait([resumed, waiting := asyncio.create_task(two.wait())], return_when="FIRST_COMPLETED")
+        assert waiting.done()
+        (tmp_path / "fifo").write_text("three\n")
+        await resumed
+
+    asyncio.run(use())
+
+
 @pytest.mark.parametrize("command", ["sleep 600", "trap '' TERM; sleep 600; sleep 600"])
 def test_an_abort_ends_the_command(tmp_path: Path, command: str) -> None:
     async def use() -> None:

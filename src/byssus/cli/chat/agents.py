@@ -100,10 +100,14 @@ def source_of(args: argparse.Namespace) -> AgentSource:
         )
     system = _SYSTEM if args.system is None else args.system
     tools, plain = chosen.of(args), _plain(args, config)
-    source = AgentSource(None, plain, system, args.user, tools)
-    if tools.groups and source.is_local:
+    check_tools(plain[0], tools)
+    return AgentSource(None, plain, system, args.user, tools)
+
+
+def check_tools(provider: Provider, tools: Tools) -> None:
+    """Refuse tools for the embedded model."""
+    if tools.groups and provider.name == "local":
         raise InputError("the local model is too small to use tools; leave out --tools, or choose another --model")
-    return source
 
 
 def _refuse_with_app(args: argparse.Namespace, config: Config) -> None:

@@ -35,6 +35,8 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     source = agents.source_of(args)
+    if terminal.is_interactive():
+        terminal.read_utf8()
     if args.plain or not _can_draw():
         return plain.run(args, source)
     from byssus.cli.chat.live import start  # noqa: PLC0415 - prompt_toolkit and rich take longer to load than most commands

@@ -96,20 +96,22 @@ def _prompts() -> Iterator[str]:
     if sys.stdin is not None and not sys.stdin.isatty():
         yield terminal.read_all()
         return
-    _take_pasted_text_as_one()
+    _prepare_line()
     while (line := terminal.read_line()) is not None:
         yield line
 
 
-def _take_pasted_text_as_one() -> None:
-    """Pasted lines wait in the line that is edited until Enter, where GNU readline is; Python turns that off."""
+def _prepare_line() -> None:
+    """Where GNU readline is, pasted lines wait in the line that is edited until Enter, which Python turns off. And
+    all languages can be typed: in a locale without UTF-8, their bytes would be taken for keys with Alt."""
     if os.environ.get("TERM", "dumb") == "dumb":  # it would show the marks
         return
     with suppress(ImportError):
         import readline  # noqa: PLC0415 - not every Python has it
 
         if "libedit" not in (readline.__doc__ or ""):
-            readline.parse_and_bind("set enable-bracketed-paste on")
+            for setting in ("enable-bracketed-paste on", "input-meta on", "output-meta on", "convert-meta off"):
+                readline.parse_and_bind(f"set {setting}")
 
 
 class _Chat:
@@ -162,6 +164,9 @@ class _Chat:
             terminal.write("[stopped]\n")
         elif result.error:
             self._fail(result.error)
+        elif result.stop_reason == "waiting":
+            self._failed = True
+            terminal.remark(f"A tool call waits for a person: byssus pending {shlex.quote(self._thread_id)}\n")
         elif result.stop_reason != "stop":
             terminal.write(f"[cut off: {result.stop_reason}]\n")
 

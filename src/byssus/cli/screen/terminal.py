@@ -45,6 +45,12 @@ def prepare() -> None:
             stream.reconfigure(errors=errors)
 
 
+def read_utf8() -> None:
+    """Read UTF-8 from now on, whatever the locale says. Nothing may have been read before."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+
+
 def typed(word: str) -> str:
     """A word of the command line. Python cannot decode UTF-8 where the locale says that there is none: then we do."""
     try:

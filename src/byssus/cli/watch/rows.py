@@ -45,8 +45,10 @@ def overview(runs: Sequence[Watched], selected: str | None, note: str, columns: 
     return _framed(rows, panel, _keys(chosen, keys), note, columns, lines)
 
 
-def followed(run: Watched | None, thread_id: str, back: int, note: str, columns: int, lines: int) -> list[Row]:
-    """One run: what it has said and done, as far as it fits; `back` rows further up."""
+def followed(
+    run: Watched | None, thread_id: str, back: int, note: str, columns: int, lines: int, *, is_alone: bool = False
+) -> list[Row]:
+    """One run: what it has said and done, as far as it fits; `back` rows further up. `is_alone`: there is no list."""
     if run is None:
         head: list[Row] = [[("bold", cut(f"{thread_id}: there is no such thread yet", columns))]]
         return _framed(head, [], "q: quit", note, columns, lines)
@@ -60,7 +62,7 @@ def followed(run: Watched | None, thread_id: str, back: int, note: str, columns:
         if len(found) >= room + back:
             break
     shown = found[min(back, max(len(found) - room, 0)) :][:room][::-1]
-    keys = "page up/down  esc: all runs  q: quit"
+    keys = f"page up/down  {'' if is_alone else 'esc: all runs  '}q: quit"
     return _framed([[("bold", cut(title, columns))], *shown], panel, _keys(run, keys), note, columns, lines)
 
 

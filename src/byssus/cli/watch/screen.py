@@ -95,7 +95,8 @@ class Screen:
         if self._read is not None and run is not None and run.waiting:
             drawn, self._read = rows.reading(run.waiting, self._read, note, size.columns, lines)
         elif self._is_following:
-            drawn = rows.followed(run, self._selected or "", self._back, note, size.columns, lines)
+            name, is_alone = self._selected or "", self._is_alone
+            drawn = rows.followed(run, name, self._back, note, size.columns, lines, is_alone=is_alone)
         else:
             drawn = rows.overview(self._runs(), self._selected, note, size.columns, lines)
         pieces = [piece for row in drawn for piece in (*row, ("", "\n"))]

@@ -104,7 +104,7 @@ class Watched:
                 self._phase = "waits for the model"
                 if item.attempt > 1:
                     self._note("end", f"attempt {item.attempt} goes on")
-            case RunEnded():
+            case RunEnded() if self.run is not None and item.run_id == self.run.id:
                 self._open.clear()
                 self._phase = f"ended: {item.stop_reason}"
                 self._note("end", f"{self._phase}{f', {item.error}' if item.error else ''}")
@@ -112,17 +112,23 @@ class Watched:
                 self.is_caught_up = True
 
     def _hear_of_call(self, item: CallStarted | CallWaiting | CallEnded) -> None:
+        is_earlier = self._is_earlier(item.reply)
         match item:
             case CallStarted():
                 self._open[item.call_id] = item.tool_name
                 again = f" (attempt {item.attempt})" if item.attempt > 1 else ""
-                self._note("call", f"{item.tool_name} {terminal.as_json(item.arguments)}{again}")
-            case CallWaiting():
+                if not is_earlier:
+                    self._note("call", f"{item.tool_name} {terminal.as_json(item.arguments)}{again}")
+            case CallWaiting() if not is_earlier:
                 self._note("call", f"{item.tool_name} {terminal.as_json(item.arguments)} waits for a person")
             case CallEnded():
                 self._open.pop(item.call_id, None)
-                if item.status != "done":
+                if item.status != "done" and not is_earlier:
                     self._note("end", f"{item.tool_name}: {item.status}")
+
+    def _is_earlier(self, reply: int) -> bool:
+        """Whether a call was made before this run: the calls of the reply before a cursor are always told again."""
+        return not self.is_caught_up and self.run is not None and reply < self.run.first_seq
 
     def _add(self, message: Message) -> None:
         if isinstance(message, AssistantMessage):

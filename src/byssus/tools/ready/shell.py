@@ -136,6 +136,7 @@ class _Command:
                     time.sleep(_LOOK)
                 elif ready.select(_LOOK):
                     self._output.read(process)
+                self._output.report()  # what came too soon after the last update
                 now = time.monotonic()
                 is_late = is_late or (now > deadline and killed_at is None)
                 if killed_at is None and (is_late or self.is_stopped or self._context.signal.aborted):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from byssus.checkpointer import SQLiteCheckpointer
 from tests.support.talker import write_talker
 from tests.support.window import Window
 
@@ -118,6 +120,43 @@ def test_a_question_that_was_answered_elsewhere_is_taken_back(chat: Chat, tmp_pa
     window.wait_for("a.txt is gone")
 
 
+def test_a_message_while_a_call_waits_is_kept_and_the_call_is_asked_about(chat: Chat) -> None:
+    window = chat()
+    window.enter("delete a.txt")
+    window.wait_for_on_screen("allow?")
+    window.press("escape")
+    window.wait_for("/approve asks again")
+    window.enter("/model")  # it waits for the end of the run
+    window.wait_for("model: talker")
+    window.enter("say it then")
+    window.wait_for("(first, this thread needs an answer from you; your message is kept)")
+    window.wait_for_on_screen("allow?")
+    window.enter("y")
+    window.wait_for("a.txt is gone")
+    window.wait_for_on_screen("› say it then")
+    window.press("enter")
+    window.wait_for("You said: say it then.")
+
+
+def test_retry_asks_about_the_call_that_waits(chat: Chat) -> None:
+    window = chat()
+    window.enter("delete a.txt")
+    window.wait_for_on_screen("allow?")
+    window.press("escape")
+    window.wait_for("/approve asks again")
+    window.enter("/retry")
+    window.wait_for("? delete asks for your approval:", 2)
+    window.enter("y")
+    window.wait_for("a.txt is gone")
+
+
+def test_without_drawing_a_call_that_waits_names_the_command_that_lists_it(chat: Chat, tmp_path: Path) -> None:
+    with Window("chat", "--plain", "--app", "talker:agent", home=tmp_path, cwd=tmp_path) as window:
+        window.wait_for("> ")
+        window.enter("delete a.txt")
+        window.wait_for("A tool call waits for a person: byssus pending main")
+
+
 def test_a_run_that_was_killed_is_offered_and_the_outcome_of_its_call_asked_for(chat: Chat, tmp_path: Path) -> None:
     window = chat()
     window.enter("pay 5")
@@ -126,8 +165,13 @@ def test_a_run_that_was_killed_is_offered_and_the_outcome_of_its_call_asked_for(
     again = chat()
     again.wait_for("The last run on this thread was interrupted.")
     again.wait_for("It was running pay")
+    again.wait_for_on_screen("thread 15 tok", "resume?")
+    again.enter("say more")  # no answer to the question
+    again.wait_for("(left as it is")
+    again.wait_for_on_screen("› say more")
+    again.press("ctrl-c")
+    again.enter("/retry")
     (tmp_path / "go").touch()
-    again.enter("")
     again.wait_for("pay was interrupted, and may or may not have taken effect:")
     again.enter("y")
     again.wait_for("(attempt 2)")
@@ -146,6 +190,44 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     first.wait_for_on_screen("1 now say from the other side")
     first.press("ctrl-c")
     second.wait_for("(that run has ended)")
+
+
+def test_a_second_chat_shows_no_call_that_has_ended_as_running(chat: Chat) -> None:
+    first = chat()
+    first.enter("print a line")
+    first.wait_for("The tool said: done.")
+    first.enter("slow 300")
+    first.wait_for("word3")
+    second = chat()
+    second.wait_for("This thread is being driven by")
+    second.enter("w")
+    second.wait_for("word20")
+    second.wait_for_on_screen("watching")
+    assert "print text=a line" not in second.screen.partition("(watching;")[2]
+    first.press("ctrl-c")
+    second.wait_for("(that run has ended)")
+
+
+def test_a_prompt_on_a_busy_thread_is_kept_and_the_thread_is_not_shown_again(chat: Chat) -> None:
+    first, second = chat(), chat()
+    first.enter("slow 300")
+    first.wait_for("word3")
+    second.enter("say it soon")
+    second.wait_for("This thread is being driven by")
+    assert second.transcript.count("› slow 300") == 1
+    assert "so far" not in second.transcript
+    second.enter("please")
+    second.wait_for_on_screen("'please' is no answer here", "watch? please")
+    second.press("escape")
+    second.wait_for_on_screen("› say it soon")
+    second.press("enter")
+    second.wait_for_on_screen("watch?")
+    second.enter("w")
+    second.wait_for("word20")
+    second.wait_for_on_screen("› say it soon")
+    first.press("ctrl-c")
+    second.wait_for("(that run has ended)")
+    assert second.transcript.count("› slow 300") == 1
 
 
 def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat) -> None:
@@ -195,6 +277,18 @@ def test_a_chat_can_be_suspended_and_goes_on(chat: Chat) -> None:
     window.press("ctrl-c")
     window.enter("say it")
     window.wait_for("You said: say it.")
+
+
+def test_a_run_that_was_suspended_for_too_long_names_the_command_that_goes_on(chat: Chat, tmp_path: Path) -> None:
+    async def take_it() -> None:
+        async with SQLiteCheckpointer(tmp_path / "data" / "byssus" / "chat.db") as cp:
+            await cp.store.write(lambda tx: tx.run("UPDATE threads SET lease_epoch = lease_epoch + 1"))
+
+    window = chat()
+    window.enter("slow 60")
+    window.wait_for("word3")
+    asyncio.run(take_it())
+    window.wait_for_match(r"has lost the lease[^✗]*/retry goes on")
 
 
 def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:

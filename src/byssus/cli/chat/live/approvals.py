@@ -24,6 +24,7 @@ from byssus.values.decisions import RECOVERY, Answer, Approve, Deny, Pending
 from byssus.values.results import ToolResult
 
 _KEY = "byssus_chat"
+_DIFFERENCE = {"+": "good", "-": "bad", "@": "faint"}  # styles of its lines, by their first character
 
 
 class Decided(NamedTuple):
@@ -143,8 +144,10 @@ def _call(drawer: Drawer, pending: Pending) -> list[Line]:
     else:
         head = f"{pending.tool_name} asks for your approval:"
     lines: list[Line] = [[], *drawer.text(f"? {head}", "ask")]
-    if pending.question:
-        lines += drawer.text(pending.question, "bold", indent=2)
+    asked, *details = pending.question.split("\n") if pending.question else [""]
+    lines += drawer.text(asked, "bold", indent=2) if asked else []
+    for each in details:
+        lines += drawer.text(each, _DIFFERENCE.get(each[:1], ""), indent=2)
     for name, value in pending.arguments.items():
         text = value if isinstance(value, str) else terminal.as_json(value)
         if "\n" in text:

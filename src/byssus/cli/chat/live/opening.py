@@ -28,12 +28,13 @@ async def open_thread(session: Conversation) -> None:
     view.calls.end_all()
     if thread is None:
         return
+    session.seen = thread.position.head
     if state == "running":
         await _driven(session, thread)
     elif state == "interrupted":
         await _resume(session, thread)
     elif state == "waiting":
-        session.spawn_run(_answer(session))
+        session.spawn_run(session.settle())
     elif state == "quarantined":
         view.fail(
             f"this thread is quarantined, because its run has ended its process several times; find out why, then: "
@@ -73,10 +74,13 @@ async def _offer(session: Conversation, thread: Thread) -> None:
     lines += [f"It was running {each.tool_name}; whether that took effect is unknown." for each in open_calls]
     view.lines("ask", *lines)
     answer = await session.board.ask("resume? [Y/n]", lambda drawer: [])  # noqa: ARG005
-    if answer is not None and answer.strip().lower() in ("", "y", "yes"):
+    word = None if answer is None else answer.strip().lower()
+    if word in ("", "y", "yes"):
         await session.resume()
-    else:
-        view.note("(left as it is: your next message goes on from there, /retry finishes it)")
+        return
+    view.note("(left as it is: your next message goes on from there, /retry finishes it)")
+    if answer is not None and word not in ("n", "no"):
+        session.give_back(answer)
 
 
 async def _question(session: Conversation) -> list[str]:
@@ -86,26 +90,19 @@ async def _question(session: Conversation) -> list[str]:
     return [f"The question: {asked[-1].strip()}"] if asked else []
 
 
-async def _answer(session: Conversation) -> None:
-    pending = await session.cp.pending(session.thread_id)
-    agent = await session.ready()
-    await agent.load()
-    if await session.ask_for_answers(pending):
-        await session.resume()
-
-
 # --- driven by another process ----------------------------------------------------------------------------------------
+
+
+async def found_busy(session: Conversation) -> None:
+    """Another process drives a thread that is shown already."""
+    if (thread := await session.cp.load(session.thread_id, last=1)) is not None:
+        await _driven(session, thread)
 
 
 async def _driven(session: Conversation, thread: Thread) -> None:
     session.view.lines("ask", f"This thread is being driven by {await _driver(session)}.")
-
-    def choices(drawer: Drawer) -> list[Line]:
-        return drawer.text("w watch it (what you type reaches it), l wait for its end, f fork, Esc nothing", "faint")
-
-    answer = await session.board.ask("watch?", choices)
-    word = "" if answer is None else answer.strip().lower()[:1]
-    if answer is None:
+    word = await _what_then(session)
+    if word is None:
         return
     if word == "f":
         new = await session.cp.fork(session.thread_id, new_id=await free_fork_id(session.cp, session.thread_id))
@@ -113,6 +110,24 @@ async def _driven(session: Conversation, thread: Thread) -> None:
         await session.open(new)
     else:
         session.watching = asyncio.create_task(_watch(session, thread, is_shown=word != "l"))
+
+
+async def _what_then(session: Conversation) -> str | None:
+    """What to do about the other process: w, l, f or None. A text that is none of these stays in the line."""
+    typed = ""
+
+    def choices(drawer: Drawer) -> list[Line]:
+        wrong = drawer.text(f"{typed.strip()!r:.40} is no answer here:", "bad") if typed else []
+        known = "w watch it (what you type reaches it), l wait for its end, f fork, Esc nothing"
+        return [*wrong, *drawer.text(known, "faint")]
+
+    while (answer := await session.board.ask("watch?", choices, typed)) is not None:
+        word = answer.strip().lower()
+        if word in ("", "w", "watch", "l", "wait", "f", "fork"):
+            return {"": "w", "wait": "l"}.get(word, word[:1])
+        typed = answer
+    session.give_back(typed)
+    return None
 
 
 async def _driver(session: Conversation) -> str:
@@ -129,7 +144,7 @@ async def _watch(session: Conversation, thread: Thread, *, is_shown: bool) -> No
     watching = "(watching; Enter says something to that run, Ctrl-C looks away)"
     view.note(watching if is_shown else "(waiting for its end; Ctrl-C stops waiting)")
     mark = thread_mark("", session.thread_id, thread.made[1])
-    after = str(Cursor(mark, thread.position.branch, Seen(thread.position.head)))
+    after = str(Cursor(mark, thread.position.branch, Seen(min(session.seen, thread.position.head))))
     ended = False
     try:
         async for item in session.cp.follow(session.thread_id, after):
@@ -153,4 +168,4 @@ async def after_run(session: Conversation) -> None:
     """A run of another process is over: what it has left."""
     await session.look()
     if await session.cp.state(session.thread_id) == "waiting":
-        session.spawn_run(_answer(session))
+        session.spawn_run(session.settle())

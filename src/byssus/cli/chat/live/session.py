@@ -33,7 +33,7 @@ from byssus.cli.chat.live.typed.completion import ChatCompleter
 from byssus.cli.chat.live.typed.history import history
 from byssus.cli.screen import table, terminal
 from byssus.cli.words import in_words
-from byssus.errors import AlreadyAnswered, ByssusError, NothingToResume, ThreadBusy
+from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, LeaseLost, NothingToResume, ThreadBusy
 from byssus.events import Event, MessageEnd, MessageStart, MessageUpdate, StreamDone
 from byssus.messages import Usage
 from byssus.values.decisions import Pending
@@ -47,6 +47,8 @@ _MOMENT = 0.5  # seconds that a command waits for the end of a run
 _NEWS = 20  # messages of others that are shown at most
 _KNOWN = 100  # threads that Tab completes
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
+
+WHEN = {"steer": "now", "follow_up": "later"}  # a queued message is delivered
 
 Prompt = str | UserMessage
 
@@ -67,13 +69,15 @@ class Conversation:
         self.watching: asyncio.Task[None] | None = None  # a run of another process
         self.command: Callable[[commands.Typed], Awaitable[None]] | None = None  # set by start.py
         self.opened: Callable[[], Awaitable[None]] | None = None
+        self.found_busy: Callable[[], Awaitable[None]] | None = None
         self._run: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque()  # that were sent, and not taken yet
         self._doing: asyncio.Task[Any] | None = None  # a command
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = Usage()
         self._spent = ThreadCosts()
-        self._seen = 0  # the seq of the last message that was shown
+        self._model = ""  # of the last agent
+        self.seen = 0  # the seq of the last message that was shown
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
         self._is_stopping = False
@@ -221,15 +225,18 @@ class Conversation:
         try:
             await work
         except ThreadBusy:
-            if self.opened is not None:
-                await self.opened()
+            if self.found_busy is not None:
+                await self.found_busy()
         except Exception as error:  # noqa: BLE001 - the chat goes on, whatever it is
             self.fail(error)
         finally:
             self.screen.refresh()
 
     def fail(self, error: Exception) -> None:
-        self.view.fail(str(in_words(error, self.thread_id)))
+        told = str(in_words(error, self.thread_id))
+        if isinstance(error, LeaseLost):  # the chat was suspended for long
+            told = told.partition("; to go on:")[0] + "; /retry goes on"
+        self.view.fail(told)
 
     async def _command(self, typed: commands.Typed, text: str) -> None:
         if not typed.command.while_running and self._run is not None:
@@ -251,10 +258,17 @@ class Conversation:
         except ByssusError:
             self.give_back(text)
             raise
-        self._was_taken = False
+        self._was_taken, seen = False, self.seen
         try:
-            await self._show_news()
+            seen = await self._show_news()
             await self.run(lambda agent: agent.prompt(message, raise_errors=False))
+        except ThreadBusy:
+            self.seen = seen  # what was said since is shown where that run is watched
+            raise
+        except AnswerNeeded:
+            self.give_back(text)
+            self.view.note("(first, this thread needs an answer from you; your message is kept)")
+            await self.settle()
         finally:
             if not self._was_taken:
                 self.give_back(text)
@@ -296,11 +310,20 @@ class Conversation:
         self._was_taken = True  # by the run that it continues
         await self.run(lambda agent: agent.resume(raise_errors=False))
 
+    async def settle(self) -> None:
+        """Ask a person about the calls that wait, and go on."""
+        pending = await self.cp.pending(self.thread_id)
+        agent = await self.ready()
+        await agent.load()
+        if await self.ask_for_answers(pending):
+            await self.resume()
+
     async def ready(self) -> Agent:
         """The agent of the thread."""
         if self.agent is None:
             self.agent = await self.source.agent(self.cp, self.thread_id)
             self._unsubscribe = self.agent.subscribe(self._hear)
+            self._model = str(self.agent.models[0])
         return self.agent
 
     def renew(self) -> None:
@@ -417,17 +440,19 @@ class Conversation:
         user = self.agent.user_id if self.agent is not None else self.source.user
         self._spent = await status.spent_on(self.cp, self.thread_id, user)
         last = await self.cp.load(self.thread_id, last=1)
-        self._seen = last.seqs[-1] if last is not None and last.seqs else 0
+        self.seen = last.seqs[-1] if last is not None and last.seqs else 0
         self.screen.refresh()
 
-    async def _show_news(self) -> None:
-        """Show what others have added to the thread since the last look: the model will read it too."""
+    async def _show_news(self) -> int:
+        """Show what others have added to the thread since the last look: the model will read it too. Returns the seq
+        of the last message that is shown."""
         end = await self.cp.load(self.thread_id, last=_NEWS)
-        news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq > self._seen] if end else []
+        news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq > self.seen] if end else []
         if news:
             self.view.note("(meanwhile, from elsewhere:)")
         for message in news:
             self.view.show_message(message)
+        return end.seqs[-1] if end is not None and end.seqs else self.seen
 
     def give_back(self, text: str) -> None:
         """Put a line back that could not be used, unless something else was typed meanwhile."""
@@ -439,12 +464,13 @@ class Conversation:
     async def open(self, thread_id: str) -> None:
         """Go to a thread."""
         self.renew()
+        self._model = ""
         self.thread_id, self.waiting, self._turn, self._spent = thread_id, [], Usage(), ThreadCosts()
         self._sending = {}
-        assert self.opened is not None
-        await self.opened()
         await self.look()
         self.known_threads = [(info.id, info.title) for info in await self.cp.threads(_KNOWN)]
+        assert self.opened is not None
+        await self.opened()
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
 
@@ -452,13 +478,12 @@ class Conversation:
         lines = []
         for number, each in enumerate(self.waiting, 1):
             sign = terminal.drawn("↳", ">") if each.kind == "steer" else terminal.drawn("⏲", "~")
-            label = "now" if each.kind == "steer" else "later"
             text = table.cut(terminal.line(each.message.text), max(drawer.width - 14, 8))
-            lines.append(drawer.line(("ask", f"{sign} {number} {label} "), ("faint", text)))
+            lines.append(drawer.line(("ask", f"{sign} {number} {WHEN[each.kind]} "), ("faint", text)))
         return lines
 
     def _status(self, drawer: Drawer) -> Line:
-        model = self.agent.models[0] if self.agent is not None else self.source.name
+        model = self._model or self.source.name
         state = "watching" if self.watching is not None else ""
         name = self.cp.name if "://" in self.cp.name else self.cp.name.rpartition("/")[2]
         now = Status(self.thread_id, model, state, self._spent, self._turn, len(self.waiting), name)

@@ -12,7 +12,7 @@ from byssus.cli import database
 from byssus.cli.chat import plain
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live.actions import do
-from byssus.cli.chat.live.opening import open_thread
+from byssus.cli.chat.live.opening import found_busy, open_thread
 from byssus.cli.chat.live.printed import to_transcript
 from byssus.cli.chat.live.session import Conversation
 from byssus.cli.screen import terminal
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
             session = Conversation(args, source, cp)
             session.command = lambda typed: do.command(session, typed)
             session.opened = lambda: open_thread(session)
+            session.found_busy = lambda: found_busy(session)
             if source.is_local:
                 session.view.lines(
                     "note",

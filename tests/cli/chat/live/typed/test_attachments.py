@@ -7,8 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
-from byssus.cli.chat.live.typed.attachments import MOST_IMAGE, MOST_TEXT, completions, message_of
+from byssus.cli.chat.live.typed.attachments import (
+    MOST_IMAGE,
+    MOST_TEXT,
+    attached_in,
+    completions,
+    message_of,
+    typed_in,
+)
+from byssus.cli.chat.live.typed.completion import ChatCompleter
 from byssus.errors import InputError
 from byssus.messages import ImageContent, TextContent, UserMessage
 
@@ -33,6 +43,13 @@ def test_a_text_file_and_an_image_are_attached(here: Path) -> None:
     assert text == TextContent("\n\nnotes.txt:\n````\nbuy ```milk```\n````")
     assert isinstance(image, ImageContent)
     assert image.mime_type == "image/png"
+    assert typed_in(message) == said.text
+    assert attached_in(message) == ["notes.txt:\n````\nbuy ```milk```\n````"]
+
+
+def test_texts_of_other_programs_are_no_attached_files() -> None:
+    message = UserMessage([TextContent("one, "), TextContent("two")])
+    assert (typed_in(message), attached_in(message)) == ("one, two", [])
 
 
 @pytest.mark.parametrize("text", ["hello @ada", "mail me: ada@example.com", "a @ b", "no files"])
@@ -71,3 +88,19 @@ def test_files_are_completed(here: Path) -> None:
     assert completions("s") == ["setup.py", "src/"]
     assert completions("src/m") == ["src/main.py"]
     assert completions("nowhere/") == []
+
+
+def test_a_name_with_spaces_is_completed_in_quotes_folder_by_folder(here: Path) -> None:
+    (here / "my files").mkdir()
+    (here / "my files" / "first page.png").touch()
+
+    def completed(text: str) -> list[str]:
+        """What the text becomes with each completion."""
+        found = ChatCompleter(lambda: ()).get_completions(Document(text), CompleteEvent())
+        return [text[: len(text) + each.start_position] + each.text for each in found]
+
+    assert completed("see @my") == ['see @"my files/']
+    assert completed('see @"my files/') == ['see @"my files/first page.png"']
+    assert completed('see @"my files/first p') == ['see @"my files/first page.png"']
+    assert completed('see @"my files/first page.png" a') == []
+    assert completed("mail me@my") == []

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
-from byssus.cli.chat.live.session import Conversation
+from byssus.cli.chat.live.session import WHEN, Conversation
 from byssus.cli.chat.live.typed import commands, keys
+from byssus.cli.chat.live.typed.attachments import typed_in
 from byssus.cli.screen import pages, table, terminal
 from byssus.cli.subcommand import count
 from byssus.errors import InputError
@@ -108,7 +109,7 @@ async def do_memory(session: Conversation, argument: str) -> None:  # noqa: ARG0
 async def do_inbox(session: Conversation, argument: str) -> None:
     await session.look()
     if not argument:
-        waiting = [f"{n}  {each.kind}: {each.message.text}" for n, each in enumerate(session.waiting, 1)]
+        waiting = [f"{n}  {WHEN[each.kind]}: {typed_in(each.message)}" for n, each in enumerate(session.waiting, 1)]
         session.view.lines("note", *(waiting or ["No message waits."]))
         if waiting:
             session.view.note("(/inbox N withdraws one)")
@@ -119,8 +120,9 @@ async def do_inbox(session: Conversation, argument: str) -> None:
         )
     chosen = session.waiting[int(argument) - 1]
     if await session.cp.withdraw(session.thread_id, chosen):
-        session.view.note(f"(withdrawn: {chosen.message.text[:60]})")
-        session.give_back(chosen.message.text)
+        text = typed_in(chosen.message)
+        session.view.note(f"(withdrawn: {text[:60]})")
+        session.give_back(text)
     else:
         session.view.note("(too late: the run has taken it)")
     await session.look()

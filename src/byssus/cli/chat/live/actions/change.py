@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from byssus.cli.chat.agents import check_tools
 from byssus.cli.chat.live.drawn.drawing import THEMES
 from byssus.cli.chat.live.session import Conversation
 from byssus.errors import InputError
@@ -19,6 +20,7 @@ async def do_model(session: Conversation, argument: str) -> None:
     provider, model = provider_of(argument)
     if (check := getattr(provider, "check", None)) is not None:
         check()
+    check_tools(provider, session.source.tools)
     session.source = session.source._replace(plain=(provider, model))
     session.renew()
     agent = await session.ready()
@@ -55,11 +57,7 @@ async def do_mark(session: Conversation, argument: str) -> None:
 
 
 async def do_approve(session: Conversation, argument: str) -> None:  # noqa: ARG001
-    pending = await session.cp.pending(session.thread_id)
-    if not pending:
+    if not await session.cp.pending(session.thread_id):
         session.view.note("No call waits for an answer.")
         return
-    agent = await session.ready()
-    await agent.load()
-    if await session.ask_for_answers(pending):
-        session.spawn_run(session.resume())
+    session.spawn_run(session.settle())

@@ -18,6 +18,7 @@ from byssus.values import clock
 _MOST = 300  # threads and hits in a list
 _PREVIEW = 6  # messages
 _AROUND = 4  # messages before and behind a hit
+_BEFORE_HIT = 100  # characters of a message before what was searched for
 _ID_LENGTH = 12
 _PAGE = 200  # messages that are read at once to find one
 _MOST_PAGES = 500
@@ -85,9 +86,11 @@ async def do_search(session: Conversation, argument: str) -> None:
 
     async def preview(item: Choice) -> str:
         hit = hits[item.value]
-        return f"{hit['role']}, {terminal.when(hit['created_at'], False)}\n{hit['content'][:2_000]}"
+        text = hit["content"][_begin_of(hit["content"], picker.text) :][:2_000]
+        return f"{hit['role']}, {terminal.when(hit['created_at'], False)}\n{text}"
 
-    picker = Picker("search:", find, preview, is_fixed=False, text=argument, empty="type words to search for")
+    empty = "nothing was found, or no word is typed yet"
+    picker = Picker("search:", find, preview, is_fixed=False, text=argument, empty=empty)
     chosen = await session.board.pick(picker)
     if chosen is None:
         return
@@ -95,6 +98,14 @@ async def do_search(session: Conversation, argument: str) -> None:
     if hit["session_id"] != session.thread_id:
         await session.open(hit["session_id"])
     await _show_around(session, hit["message_id"])
+
+
+def _begin_of(text: str, words: str) -> int:
+    """Where a preview begins, so that a word that was searched for is in it."""
+    lowered = text.casefold()
+    places = [lowered.find(word.strip('"')) for word in words.casefold().split() if not word.startswith("-")]
+    first = min((place for place in places if place >= 0), default=0)
+    return max(first - _BEFORE_HIT, 0)
 
 
 async def _show_around(session: Conversation, message_id: str) -> None:

@@ -10,6 +10,7 @@ from byssus.cli.chat.live.actions.points import SHOWN, checkpoints, latest, poin
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Choice, Picker
 from byssus.cli.chat.live.session import Conversation
+from byssus.cli.chat.live.typed import attachments
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import count
 from byssus.errors import InputError
@@ -65,21 +66,41 @@ def _short(message: object) -> str:
 async def _rewind(session: Conversation, to: str | int, seq: int | None = None) -> None:
     """Show where it goes and what it leaves, ask, and go."""
     seq = await _seq_of(session, to) if seq is None else seq
-    leaves = await session.cp.load(session.thread_id, last=_LOOK)
-    left = [m for m, at in zip(leaves.messages, leaves.seqs, strict=True) if at > seq] if leaves else []
-    many = f"{len(left)}{'+' if left and leaves and leaves.has_earlier and len(left) == _LOOK else ''}"
-    before = await session.cp.load(session.thread_id, last=2, before=seq + 1)
-    end = [_short(message) for message in before.messages] if before else []
+    what, end = await _left_before(session, to, seq) or await _cut_at(session, seq)
     session.view.lines(
         "ask",
-        f"Rewind to message {seq} would take {many} message(s) off this thread. It would end with:",
-        *(f"  {line[:300]}" for line in end or ["(nothing: the thread would be empty)"]),
+        f"Rewind to message {seq} would {what}. It would end with:",
+        *(f"  {_short(message)[:300]}" for message in end),
+        *([] if end else ["  (nothing: the thread would be empty)"]),
     )
     answer = await session.board.ask("rewind? [y/N]", _nothing)
     if answer is None or answer.strip().lower() not in ("y", "yes"):
         session.view.note("(not rewound)")
         return
     await _go_back(session, to)
+
+
+async def _cut_at(session: Conversation, seq: int) -> tuple[str, Sequence[object]]:
+    """What going back to a message of this branch means, and how the thread would end."""
+    thread = await session.cp.load(session.thread_id, last=_LOOK)
+    head = thread.position.head if thread is not None else 0
+    if seq > head:
+        raise InputError(f"this thread ends with message {head}, so there is no message {seq}")
+    left = sum(at > seq for at in thread.seqs) if thread is not None else 0
+    more = "+" if thread is not None and thread.has_earlier and left == _LOOK else ""
+    before = await session.cp.load(session.thread_id, last=2, before=seq + 1)
+    return f"take {left}{more} message(s) off this thread", before.messages if before is not None else []
+
+
+async def _left_before(session: Conversation, to: str | int, seq: int) -> tuple[str, Sequence[object]] | None:
+    """The same for a checkpoint that an earlier rewind has left; None if it is on this branch."""
+    tree = await session.cp.tree(session.thread_id) if isinstance(to, str) else None
+    if tree is None or to not in {each.checkpoint_id for each in tree.left}:
+        return None
+    checkpoint = await session.cp.get(str(to), session.thread_id)
+    return f"bring back what an earlier rewind has left, {seq} message(s)", (
+        checkpoint.messages[-2:] if checkpoint is not None else []
+    )
 
 
 async def _seq_of(session: Conversation, to: str | int) -> int:
@@ -109,7 +130,7 @@ async def _last_said(session: Conversation) -> _Said:
         for place in range(len(thread.messages) - 1, -1, -1):
             message: Message = thread.messages[place]
             if isinstance(message, UserMessage):
-                return _Said(message.text, thread.seqs[place], len(thread.messages) - place - 1)
+                return _Said(attachments.typed_in(message), thread.seqs[place], len(thread.messages) - place - 1)
     raise InputError("there is no message of yours in this thread to take back")
 
 
@@ -128,7 +149,8 @@ async def do_edit(session: Conversation, argument: str) -> None:  # noqa: ARG001
 
 async def do_retry(session: Conversation, argument: str) -> None:  # noqa: ARG001
     if await session.cp.state(session.thread_id) == "waiting":
-        raise InputError("a call waits for your answer; /approve asks again")
+        session.spawn_run(session.settle())
+        return
     thread = await session.cp.load(session.thread_id, last=1)
     last = thread.messages[-1] if thread is not None and thread.messages else None
     is_whole = getattr(last, "stop_reason", "") == "stop" and await session.cp.state(session.thread_id) == "idle"
@@ -188,8 +210,9 @@ def _tree_items(tree: Tree) -> list[Choice]:
         found.append(Choice(f"{space}{node.thread_id}", count(node.message_count, "message"), (node.thread_id, None)))
         left = {each.checkpoint_id for each in node.left}
         for each in [*node.checkpoints[-SHOWN:], *node.left[-SHOWN:]]:
-            kind = "left" if each.checkpoint_id in left else ""
-            about = " ".join([*each.tags, kind, (each.summary or "").replace("\n", " ")])
+            summary = (each.summary or "").replace("\n", " ")
+            kind = "left" if each.checkpoint_id in left and not summary.startswith("left") else ""
+            about = " ".join(part for part in (*each.tags, kind, summary) if part)
             found.append(Choice(f"{space}  seq:{each.seq}", about, (node.thread_id, each.checkpoint_id)))
         waiting += [(fork, depth + 1) for fork in reversed(node.forks)]
     return found

@@ -32,6 +32,7 @@ from prompt_toolkit.widgets import SearchToolbar
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Picker
 from byssus.cli.chat.live.drawn.screen import ChatScreen
+from byssus.cli.chat.live.typed.attachments import name_being_typed
 from byssus.cli.screen import table, terminal
 
 _INPUT_ROWS = 10
@@ -110,22 +111,27 @@ class ChatBoard:
             await asyncio.wait({self.question.answer})
             await asyncio.sleep(0)
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self.question = ChatQuestion(lines, label, answer, self.input.document)
+        self.question = asked = ChatQuestion(lines, label, answer, self.input.document)
         self.input.set_document(Document(text, len(text)), bypass_readonly=True)
         self._screen.refresh_now()
         try:
             return await answer
         finally:
-            self.input.set_document(self.question.kept, bypass_readonly=True)
-            self.question = None
-            self._screen.refresh_now()
+            if self.question is asked:
+                self._end_question(asked)
 
     def answer(self, text: str | None) -> bool:
-        """Answer the question, if there is one."""
-        if self.question is None or self.question.answer.done():
+        """Answer the question, if there is one. Keys that come next, however soon, go to the line as it was before."""
+        if (question := self.question) is None or question.answer.done():
             return False
-        self.question.answer.set_result(text)
+        self._end_question(question)
+        question.answer.set_result(text)
         return True
+
+    def _end_question(self, question: ChatQuestion) -> None:
+        self.question = None
+        self.input.set_document(question.kept, bypass_readonly=True)
+        self._screen.refresh_now()
 
     async def pick(self, picker: Picker) -> Any:
         """What a person picks; None if they leave."""
@@ -194,7 +200,7 @@ class ChatBoard:
         if self.question is not None or self.picker is not None:
             return False
         text = self.input.document.text_before_cursor
-        return (text.startswith("/") and "\n" not in text) or "@" in text.rpartition(" ")[2]
+        return (text.startswith("/") and "\n" not in text) or name_being_typed(text) is not None
 
     def _has_menu(self) -> bool:
         state = self.input.complete_state

@@ -22,6 +22,7 @@ class _Call:
         self.arguments = arguments
         self.attempt = attempt
         self.began: float | None = None
+        self.took: float | None = None  # seconds, when it has ended and its result is not here yet
         self.progress = ""
 
 
@@ -36,7 +37,7 @@ class Calls:
 
     @property
     def are_running(self) -> bool:
-        return any(call.began is not None for call in self._open.values())
+        return any(call.began is not None and call.took is None for call in self._open.values())
 
     def forget(self) -> None:
         """A run begins: what is open belongs to it."""
@@ -74,14 +75,16 @@ class Calls:
             call.progress = text.strip().rsplit("\n", 1)[-1]
 
     def settle(self, call_id: str) -> None:
-        """A call has ended elsewhere; its result comes by itself."""
+        """A call has ended elsewhere. Its result comes next, or came long ago: then nothing more is said of it."""
         if (call := self._open.get(call_id)) is not None and call.began is not None:
-            call.progress = ""
+            call.took = time.monotonic() - call.began
 
     def end(self, result: ToolResultMessage, *, is_error: bool) -> None:
         call = self._open.pop(result.tool_call_id, None) or _Call(result.tool_name)
         self._attempts.pop(result.tool_call_id, None)
-        seconds = None if call.began is None else time.monotonic() - call.began
+        seconds = call.took
+        if seconds is None and call.began is not None:
+            seconds = time.monotonic() - call.began
         text = _text_of(result)
         self._screen.show(lambda drawer: _ended(drawer, call, text, seconds, is_error=is_error))
         if _is_long(text):
@@ -92,7 +95,7 @@ class Calls:
         self._open = {}
 
     def live(self, drawer: Drawer) -> list[Line]:
-        found = [self._running(drawer, call) for call in self._open.values()]
+        found = [self._running(drawer, call) for call in self._open.values() if call.took is None]
         return [[], *found] if found else []
 
     def _running(self, drawer: Drawer, call: _Call) -> Line:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from byssus.checkpointer import (
@@ -24,7 +25,9 @@ from byssus.cli.chat.live.drawn.calls import Calls
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.markdown import Block, Splitter, blocks_of
 from byssus.cli.chat.live.drawn.screen import ChatScreen
+from byssus.cli.chat.live.typed import attachments
 from byssus.cli.screen import terminal
+from byssus.cli.subcommand import count
 from byssus.events import (
     AgentEnd,
     AgentStart,
@@ -45,7 +48,6 @@ from byssus.messages import (
     ImageContent,
     Message,
     Note,
-    TextContent,
     ThinkingContent,
     ToolCall,
     ToolResultMessage,
@@ -55,6 +57,7 @@ from byssus.messages import (
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_SPINNER = "|/-\\"
 _SPIN = 0.12  # seconds for one step
+_SHOWN = 5  # lines of an attached file, with its name
 
 
 class _Reply:
@@ -257,7 +260,8 @@ class View:
         """What a person said, where the run took it."""
         self.folded.clear()
         images = sum(isinstance(block, ImageContent) for block in message.content)
-        text = "\n".join(block.text for block in message.content if isinstance(block, TextContent))
+        text, files = attachments.typed_in(message), attachments.attached_in(message)
+        self.folded += [partial(_file, text=each) for each in files]
         if images:
             text += f"\n[{images} image{'s' * (images != 1)}]" if text else f"[{images} image{'s' * (images != 1)}]"
         sign = terminal.drawn("› ", "> ")
@@ -266,7 +270,7 @@ class View:
             lines = drawer.text(text, "you", indent=2)
             if lines:
                 lines[0] = [*drawer.line(("you", sign)), *_without_indent(lines[0])]
-            return [[], *lines]
+            return [[], *lines, *(line for each in files for line in _file(drawer, each, _SHOWN))]
 
         self._screen.show(draw)
 
@@ -342,6 +346,15 @@ def _drawn(block: Block, *, is_first: bool) -> Callable[[Drawer], list[Line]]:
     """A block as it is printed; before the first one of a reply is a blank line."""
     has_gap = block.has_gap or is_first
     return lambda drawer: drawer.block(block._replace(has_gap=has_gap))
+
+
+def _file(drawer: Drawer, text: str, most: int | None = None) -> list[Line]:
+    """An attached file, or so many lines of it."""
+    lines = text.split("\n")
+    shown = lines if most is None else lines[:most]
+    left = len(lines) - len(shown)
+    more = f"{terminal.drawn('…', '...')} {count(left, 'more line')} (Ctrl-O shows all)"
+    return drawer.text("\n".join([*shown, more] if left else shown), "faint", indent=2)
 
 
 def _without_indent(line: Line) -> Line:

@@ -18,6 +18,8 @@ from byssus.messages import Block, ImageContent, TextContent, UserMessage
 MOST_TEXT = 256 * 1024  # bytes
 MOST_IMAGE = 5 * 1024 * 1024
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_BEGUN = re.compile(r'(?<!\S)@(?:"([^"\n]*)|([^"\s]*))$')
+_ATTACHED = re.compile(r"\n\n[^\n]+:\n```")  # how the text of a file begins
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _LISTED = 200  # entries of a folder that are offered
 
@@ -30,6 +32,21 @@ def message_of(text: str) -> str | UserMessage:
         if path is not None:
             blocks.append(_attached(path))
     return UserMessage([TextContent(text), *blocks]) if blocks else text
+
+
+def typed_in(message: UserMessage) -> str:
+    """The text of a message without the files that were attached here; what was typed has their names."""
+    return "".join(text for text, is_attached in _texts(message) if not is_attached)
+
+
+def attached_in(message: UserMessage) -> list[str]:
+    """The files that were attached here, each with its name above it."""
+    return [text.strip("\n") for text, is_attached in _texts(message) if is_attached]
+
+
+def _texts(message: UserMessage) -> list[tuple[str, bool]]:
+    texts = [block.text for block in message.content if isinstance(block, TextContent)]
+    return [(text, number > 0 and _ATTACHED.match(text) is not None) for number, text in enumerate(texts)]
 
 
 def _path_of(name: str, *, is_quoted: bool) -> Path | None:
@@ -92,6 +109,14 @@ def _text(name: str, data: bytes) -> Block:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return TextContent(f"\n\n{name}:\n{fence}\n{text}\n{fence}")
+
+
+def name_being_typed(text: str) -> tuple[str, bool] | None:
+    """The beginning of a file's name at the end of a text, and whether it is in quotes; None if there is none."""
+    found = _BEGUN.search(text)
+    if found is None:
+        return None
+    return (found[2], False) if found[1] is None else (found[1], True)
 
 
 def completions(typed: str) -> list[str]:

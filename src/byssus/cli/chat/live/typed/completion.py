@@ -31,12 +31,15 @@ class ChatCompleter(Completer):
             if (known := BY_NAME.get(name)) is not None and known.takes not in ("text", "nothing", "point"):
                 yield from self._behind(known.takes, argument.lstrip())
                 return
-        word = text.rpartition("\n")[2].rpartition(" ")[2]
-        if word.startswith("@"):
-            typed = word[1:]
+        if (begun := attachments.name_being_typed(text)) is not None:
+            typed, is_quoted = begun
             for path in attachments.completions(typed):
-                shown = f'"{path}"' if " " in path else path
-                yield Completion(shown, -len(typed), path)
+                begin, end = ('"', '"') if " " in path else ("", "")
+                if is_quoted:
+                    begin, end = "", '"'
+                if path.endswith("/"):
+                    end = ""  # a file in it comes next
+                yield Completion(f"{begin}{path}{end}", -len(typed), path)
 
     def _behind(self, takes: str, typed: str) -> Iterable[Completion]:
         if takes == "thread":

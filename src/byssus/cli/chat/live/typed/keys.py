@@ -83,7 +83,7 @@ def _taken(board: ChatBoard) -> str:
     text = board.input.text
     board.input.append_to_history()
     board.input.reset()
-    return text
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes that are no text
 
 
 def _enter(chat: Chat, board: ChatBoard) -> None:
