@@ -96,7 +96,7 @@ def test_a_lock_file_names_no_address(lock: Path) -> None:
 def would_run(target: str, *variables: str, folder: Path) -> str:
     """The commands of a target that have to run, with this folder as the environment."""
     command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={folder}", *variables]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
     return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=True).stdout
 
 

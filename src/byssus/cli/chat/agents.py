@@ -86,6 +86,10 @@ class AgentSource(NamedTuple):
         )
 
 
+class NoModel(InputError):
+    """No model was chosen, and the embedded one is not installed."""
+
+
 def source_of(args: argparse.Namespace) -> AgentSource:
     """Where the agents of a command come from. What is missing (a key, a package, the app) is said here."""
     config = database.config_of(args)
@@ -134,7 +138,8 @@ def _plain(args: argparse.Namespace, config: Config) -> tuple[Provider, Model]:
         raise
     except MissingExtra as error:
         if args.provider is None and config.model.layer == "default":  # they have chosen no model
-            raise InputError(f"{error}; or use a service: add --provider {' or '.join(config.keys)}") from error
+            services = " or ".join(config.keys)
+            raise NoModel(f"{error}; or use a service: add --provider {services}") from error
         raise
     if (check := getattr(provider, "check", None)) is not None:
         check()

@@ -11,7 +11,7 @@ from byssus import AssistantMessage, ToolCall, ToolResultMessage
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database
 from byssus.cli.chat import agents
-from byssus.cli.chat.agents import AgentSource
+from byssus.cli.chat.agents import AgentSource, NoModel
 from byssus.cli.ids import known_thread
 from byssus.cli.screen import terminal
 from byssus.cli.subcommand import add
@@ -71,7 +71,7 @@ def _source(args: argparse.Namespace, runner: asyncio.Runner, cp: Checkpointer, 
     """Where the agents come from. Without a model, an app is the way out for a thread that needs its tools."""
     try:
         return agents.source_of(args)
-    except MissingExtra as error:
+    except (MissingExtra, NoModel) as error:
         for thread_id in threads:
             if tools := runner.run(_open_tools(cp, thread_id)):
                 named = ", ".join(map(repr, tools))

@@ -9,10 +9,8 @@ import asyncio
 import getpass
 import shlex
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from types import FrameType
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.filters import Condition
@@ -24,7 +22,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import TextArea
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli.screen import terminal
+from byssus.cli.screen import signals, terminal
 from byssus.cli.watch import rows
 from byssus.cli.watch.board import Board
 from byssus.cli.watch.watched import Watched
@@ -79,13 +77,17 @@ class Screen:
         """Show it until a person leaves; the exit code."""
         keeping = asyncio.create_task(self._board.keep())
         try:
-            with _ending(self._app):
-                return await self._app.run_async()
+            signals.on_end(self._leave)
+            return await self._app.run_async()
         except (EOFError, OSError):  # the terminal is gone
             return 128 + signal.SIGHUP
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, *self._tasks, return_exceptions=True)
+
+    def _leave(self, number: int) -> None:
+        with suppress(Exception):  # it leaves already
+            self._app.exit(result=128 + number)
 
     def _text(self) -> StyleAndTextTuples:
         size = self._app.output.get_size()
@@ -218,22 +220,3 @@ def _login_name() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError):
         return None
-
-
-@contextmanager
-def _ending(app: Application[int]) -> Iterator[None]:
-    """SIGTERM and a terminal that goes away end the screen in good order."""
-    loop = asyncio.get_running_loop()
-
-    def leave(number: int) -> None:
-        with suppress(Exception):  # it leaves already
-            app.exit(result=128 + number)
-
-    def hear(number: int, _: FrameType | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: it leaves already
-            loop.call_soon_threadsafe(leave, number)
-
-    # Not the loop's own handlers: they go with the loop, and a SIGHUP that comes a moment later would kill the process.
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, hear)
-    yield

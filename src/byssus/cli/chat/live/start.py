@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
-from collections.abc import Iterator
 
 from byssus.cli import database
 from byssus.cli.chat import plain
@@ -15,7 +13,7 @@ from byssus.cli.chat.live.actions import do
 from byssus.cli.chat.live.opening import found_busy, open_thread
 from byssus.cli.chat.live.printed import to_transcript
 from byssus.cli.chat.live.session import Conversation
-from byssus.cli.screen import terminal
+from byssus.cli.screen import signals, terminal
 
 _HUNG_UP = 128 + signal.SIGHUP  # as a shell reports it
 
@@ -36,7 +34,8 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
                     "A small embedded model is speaking: it needs no key and no network, and its answers are weak.",
                     f"For a real one: {plain.switch(args)}",
                 )
-            with _signals(session), to_transcript(session.view.printed):
+            _end_with(session)
+            with to_transcript(session.view.printed):
                 return await session.talk()
 
     with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
@@ -46,19 +45,12 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
     return code
 
 
-@contextlib.contextmanager
-def _signals(session: Conversation) -> Iterator[None]:
+def _end_with(session: Conversation) -> None:
     """SIGTERM and a lost terminal end the chat in good order: the run is stopped, and what was streamed is kept."""
-    loop = asyncio.get_running_loop()
 
-    def hang_up() -> None:
-        session.screen.lose_terminal()
-        session.leave(_HUNG_UP)
+    def leave(number: int) -> None:
+        if number == signal.SIGHUP:
+            session.screen.lose_terminal()
+        session.leave(128 + number)
 
-    loop.add_signal_handler(signal.SIGTERM, session.leave, 128 + signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+    signals.on_end(leave)
