@@ -110,4 +110,6 @@ def test_a_search_finds_lines_and_follows_no_link(made: dict[str, Made], tmp_pat
     assert run(search, text="(.*) 针").text.endswith("b.txt:1: needle (.*) 针")
     assert run(search, text="needle", path=".git").text.endswith(".git/config:1: needle")
     assert run(search, text="needle", path="link").is_error
+    assert run(search, text="needle", path="").text == run(search, text="needle").text
+    assert run(search, text="needle", path="nowhere/").is_error
     assert run(search, text="").is_error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from byssus.errors import InputError
@@ -81,34 +82,34 @@ class _Reader:
         """
         if not text or "\n" in text:
             raise InputError(f"text must be a part of one line, got {text!r:.80}")
-        wanted = text.casefold() if ignore_case else text
-        hits, searched, ending = list[str](), 0, ""
+        folded = str.casefold if ignore_case else str
+        wanted, hits, searched, ending = folded(text), list[str](), 0, ""
         for name, content in self._texts(path, pattern, context):
             if content is None:
                 ending = ": there are more files, search a smaller directory"
                 break
             searched += 1
-            if wanted not in (content.casefold() if ignore_case else content):
+            if wanted not in folded(content):
                 continue
-            for number, line in enumerate(content.splitlines(), 1):
-                if wanted in (line.casefold() if ignore_case else line):
-                    hits.append(f"{name}:{number}: {line.strip()[:_LONGEST_HIT]}")
+            lines = enumerate(content.splitlines(), 1)
+            here = (f"{name}:{n}: {line.strip()[:_LONGEST_HIT]}" for n, line in lines if wanted in folded(line))
+            hits += islice(here, _MOST_HITS - len(hits))
             if len(hits) >= _MOST_HITS:
                 ending = ": there are more lines, search for a longer text"
                 break
-        hits = hits[:_MOST_HITS]
         found = f"{len(hits)} line{'s' * (len(hits) != 1)}; {searched:,} text file{'s' * (searched != 1)} searched"
         return "\n".join([f"[{found}{ending}]", *hits])
 
     def _texts(self, path: str, pattern: str, context: ToolContext) -> Iterator[tuple[str, str | None]]:
         """Yield the text files below a directory; without a text, there are more than a search looks at."""
-        left, files_left, waiting = _MOST_BYTES, _MOST_SEARCHED, [path.rstrip("/") or "/"]
+        first = path.rstrip("/") or ("/" if path else ".")
+        left, files_left, waiting = _MOST_BYTES, _MOST_SEARCHED, [first]
         while waiting:
             above = waiting.pop()
             try:
                 entries = self._folder.entries(above)[0]
             except InputError:
-                if above == path:
+                if above == first:
                     raise
                 continue  # it is gone, or must not be read
             names = {each.name: f"{above}/{each.name}".removeprefix("./") for each in entries}
