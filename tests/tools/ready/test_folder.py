@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from byssus.errors import InputError
-from byssus.tools.ready.folder import LARGEST, Folder
+from byssus.tools.ready.folder import LARGEST, Folder, Opened
 
 SECRET = "the secret of another folder"
 
@@ -97,7 +97,7 @@ def test_a_directory_that_is_swapped_for_a_link_during_calls_never_leads_out(fol
         while len(seen) < 1 or refused < 20:
             try:
                 seen.add(folder.read("swapped/secret.txt").data)
-                folder.write("swapped/new.txt", b"new", 0o600)
+                folder.write("swapped/secret.txt", b"mine", Opened(b"mine", 0o600))
             except InputError:
                 refused += 1
     finally:
@@ -111,7 +111,7 @@ def test_a_hard_link_is_read_but_a_write_leaves_the_other_name_as_it_was(folder:
     os.link(tmp_path / "outside" / "secret.txt", tmp_path / "inside" / "hard.txt")
     opened = folder.read("hard.txt")
     assert opened.data == SECRET.encode()
-    folder.write("hard.txt", b"new", opened.mode)
+    folder.write("hard.txt", b"new", opened)
     assert folder.read("hard.txt").data == b"new"
     assert (tmp_path / "outside" / "secret.txt").read_text() == SECRET
 
@@ -119,7 +119,7 @@ def test_a_hard_link_is_read_but_a_write_leaves_the_other_name_as_it_was(folder:
 def test_a_write_keeps_the_mode_makes_directories_and_leaves_no_draft(folder: Folder, tmp_path: Path) -> None:
     script = tmp_path / "inside" / "deep" / "run.sh"
     script.touch(0o750)
-    folder.write("deep/run.sh", b"#!/bin/sh\n", folder.read("deep/run.sh").mode)
+    folder.write("deep/run.sh", b"#!/bin/sh\n", folder.read("deep/run.sh"))
     assert script.stat().st_mode & 0o777 == 0o750
     folder.write("new/deep/b.txt", b"b", None)
     assert (tmp_path / "inside" / "new" / "deep" / "b.txt").read_bytes() == b"b"
@@ -127,6 +127,25 @@ def test_a_write_keeps_the_mode_makes_directories_and_leaves_no_draft(folder: Fo
         folder.write("new/deep/b.txt", b"c", None)
     assert [path.name for path in (tmp_path / "inside").rglob("*.tmp")] == []
     assert (tmp_path / "inside" / "new" / "deep" / "b.txt").read_bytes() == b"b"
+
+
+def test_of_two_writes_at_once_over_one_content_one_is_refused(folder: Folder) -> None:
+    before, outcomes, together = folder.read("deep/er/a.txt"), list[str](), threading.Barrier(2)
+
+    def write(data: bytes) -> None:
+        together.wait()
+        try:
+            folder.write("deep/er/a.txt", data, before)
+            outcomes.append("written")
+        except InputError as error:
+            outcomes.append(str(error))
+
+    writers = [threading.Thread(target=write, args=(data,)) for data in (b"one", b"two")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(outcomes) == ["'deep/er/a.txt' has changed meanwhile; read it again", "written"]
 
 
 def test_a_file_of_20_mb_is_refused_with_its_size(folder: Folder, tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ EDITED = "one\ntwo two\nthree\n"
         ),
         (edits(version=version(OLD), old="two", new="two two"), "other", Unknown()),
         (edits(version=version(OLD), old="two", new="two two"), None, Unknown()),
+        (edits(version=version(OLD), old="two", new=""), "another two", Unknown()),
     ],
 )
 def test_after_a_crash_the_file_tells_whether_it_was_written(

@@ -8,6 +8,7 @@ other file: what it shares can be read; a write replaces the name and leaves the
 from __future__ import annotations
 
 import errno
+import fcntl
 import fnmatch
 import os
 import secrets
@@ -76,7 +77,11 @@ class Folder:
     def read(self, path: str) -> Opened:
         """Read a file. Raises `InputError` if it is none, or too large."""
         *above, name = self._named(path)
-        with self._directory(above, path) as parent, _told(path, parent, name):
+        with self._directory(above, path) as parent:
+            return self._read_in(parent, name, path)
+
+    def _read_in(self, parent: int, name: str, path: str) -> Opened:
+        with _told(path, parent, name):
             file = os.open(name, os.O_RDONLY | _AS_FILE, dir_fd=parent)
         try:
             about = os.fstat(file)
@@ -98,8 +103,11 @@ class Folder:
                 return None
             raise
 
-    def write(self, path: str, data: bytes, mode: int | None) -> None:
-        """Put a file there in one step: a crash leaves the old or the new one. `mode=None`: it must be new."""
+    def write(self, path: str, data: bytes, replaces: Opened | None) -> None:
+        """Put a file there in one step: a crash leaves the old or the new one.
+
+        Raises `InputError` if the file is not (any more) what it replaces; None: it must be new.
+        """
         *above, name = self._named(path)
         with self._directory(above, path, make=True) as parent:
             draft = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
@@ -109,11 +117,15 @@ class Folder:
                 with os.fdopen(file, "wb") as opened:
                     opened.write(data)
                     opened.flush()
-                    if mode is not None:
-                        os.fchmod(file, mode)
+                    if replaces is not None:
+                        os.fchmod(file, replaces.mode)
                     os.fsync(file)
+                if replaces is not None:
+                    _lock(parent)  # until it is closed: of two writes at once, the second one sees the first
+                    if self._read_in(parent, name, path).data != replaces.data:
+                        raise InputError(f"{path!r} has changed meanwhile; read it again")
                 with _told(path, parent, name):
-                    if mode is None:
+                    if replaces is None:
                         os.link(draft, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
                     else:
                         os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -171,6 +183,11 @@ class Folder:
 def shown(name: str) -> str:
     """A file name as text on one line: bytes that are not UTF-8 are shown by their numbers."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").replace("\n", "\\n")
+
+
+def _lock(directory: int) -> None:
+    with suppress(OSError):  # a network file system may have no locks for directories
+        fcntl.flock(directory, fcntl.LOCK_EX)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

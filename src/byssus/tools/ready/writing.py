@@ -6,27 +6,30 @@ file that is of another version by then makes the call fail instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from byssus.errors import InputError
 from byssus.tools import Done, NotDone, Tool, ToolContext, Unknown, tool
-from byssus.tools.ready.folder import LARGEST, Folder, Where
+from byssus.tools.ready.folder import LARGEST, Folder, Opened, Where
 from byssus.tools.ready.text import decoded, difference, version_of
 from byssus.values.decisions import Ask, Deny
 from byssus.values.results import ToolResult
 
 Path = Annotated[str, "a path below the folder, such as src/main.py"]
 
+_MOST_PLACES = 100  # where a text is looked for that may have been put into a file
+
 
 class _Change(NamedTuple):
     path: str
     before: str
     after: str
-    mode: int | None  # of the file; None if it is new
+    replaces: Opened | None  # None: the file is new
 
     @property
     def is_new(self) -> bool:
-        return self.mode is None
+        return self.replaces is None
 
 
 class Writer:
@@ -73,7 +76,7 @@ class Writer:
             raise InputError(f"{path!r} exists; read it, and pass the version that read_file names")
         before = decoded(path, opened.data)
         _check_version(path, opened.data, version)
-        return _Change(path, before, content, opened.mode)
+        return _Change(path, before, content, opened)
 
     def _edited(self, path: str, version: str, old: str, new: str, folder: str = "") -> _Change:
         self._folder.check(folder)
@@ -83,12 +86,12 @@ class Writer:
         if not old or (count := before.count(old)) != 1:
             where = "empty" if not old else f"in {path!r} {count} times" if count else f"not in {path!r}"
             raise InputError(f"the old text is {where}; it must be there exactly once, with its spaces and line ends")
-        return _Change(path, before, before.replace(old, new), opened.mode)
+        return _Change(path, before, before.replace(old, new), opened)
 
     def _make(self, change: _Change) -> ToolResult:
         data = _encoded(change)
         if change.is_new or change.after != change.before:
-            self._folder.write(change.path, data, change.mode)
+            self._folder.write(change.path, data, change.replaces)
         added, removed, _ = difference(change.before, change.after)
         version = version_of(data)
         about = {"path": change.path, "version": version, "lines_added": added, "lines_removed": removed}
@@ -120,12 +123,23 @@ class Writer:
         except InputError:
             self._folder.check(context.arguments.get("folder", ""))
             opened = self._folder.find(context.arguments["path"])
-        now = None if opened is None else opened.data.decode("utf-8", "replace")
-        arguments = context.arguments
-        is_done = now == arguments["content"] if "content" in arguments else now is not None and arguments["new"] in now
-        if opened is None or not is_done:
+        if opened is None or not _is_made(opened.data.decode("utf-8", "replace"), context.arguments):
             return Unknown()
-        return Done(f"Written: {arguments['path']}, now version {version_of(opened.data)}.")
+        return Done(f"Written: {context.arguments['path']}, now version {version_of(opened.data)}.")
+
+
+def _is_made(now: str, call: Mapping[str, Any]) -> bool:
+    """Whether a text is what a call makes. An edited one is, with the old text put back, of the version it replaced."""
+    if "content" in call:
+        return bool(now == call["content"])
+    old, new, place = call["old"], call["new"], -1
+    for _ in range(_MOST_PLACES):
+        if (place := now.find(new, place + 1)) < 0:
+            return False
+        before = f"{now[:place]}{old}{now[place + len(new) :]}"
+        if version_of(before.encode("utf-8", "surrogatepass")) == call["version"]:
+            return True
+    return False
 
 
 def _check_version(path: str, data: bytes, version: str) -> None:
