@@ -33,6 +33,16 @@ def test_a_cursor_is_read_back_as_it_was_written(
     assert re.fullmatch(r"[0-9a-z.~-]+", text)
 
 
+def test_a_cursor_in_the_middle_of_a_thousand_calls_is_read_back() -> None:
+    calls = tuple((block, Offset("arguments", 7)) for block in range(1_000))
+    for cursor in (
+        Cursor("000000", 1, seen_of(list(range(10_001, 12_001, 2)), set())),
+        Cursor("000000", 1, Seen(), "0" * 8, calls),
+    ):
+        assert parse(str(cursor)) == cursor
+    assert parse(f"000000-1-{'9' * 5_000}") is None
+
+
 @given(st.text())
 def test_any_other_text_is_no_cursor(text: str) -> None:
     cursor = parse(text)

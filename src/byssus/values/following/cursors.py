@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_LONGEST = 2_000  # characters
+_LONGEST = 20_000  # characters: a reply may have thousands of calls, and their results come in any order
 _HIGHEST = 2**62  # no branch, seq or offset is as high
 _TEXT = re.compile(
-    r"(?P<thread>[0-9a-f]{6})-(?P<branch>\d+)-(?P<upto>\d+)(?P<ranges>(?:\.\d+(?:~\d+)?)*)"
-    r"(?:-(?P<reply>[0-9a-f]{8})(?P<blocks>(?:\.\d+[tkc]\d+)*))?"
+    r"(?P<thread>[0-9a-f]{6})-(?P<branch>\d{1,19})-(?P<upto>\d{1,19})(?P<ranges>(?:\.\d{1,19}(?:~\d{1,19})?)*)"
+    r"(?:-(?P<reply>[0-9a-f]{8})(?P<blocks>(?:\.\d{1,19}[tkc]\d{1,19})*))?"
 )
 _KINDS = {"text": "t", "thinking": "k", "arguments": "c"}
 _LETTERS = {letter: kind for kind, letter in _KINDS.items()}
