@@ -57,7 +57,7 @@ from byssus.signals import Aborted, Signal, until_aborted, wait_all
 from byssus.threads.approvals import question_of
 from byssus.tools import Done, NotDone, Outcome, Tool, ToolContext
 from byssus.values import clock
-from byssus.values.decisions import APPROVAL, RECOVERY, Ask, Deny, decode_answer, joined
+from byssus.values.decisions import RECOVERY, Ask, Deny, decode_answer, joined
 
 _log = logging.getLogger("byssus.tool")
 _MAY_HAVE_RUN = "This call was interrupted: it may or may not have taken effect. Shall it run again?"
@@ -75,6 +75,7 @@ class _Call(NamedTuple):
     is_foreign: bool = False  # it may have been started outside this thread
     is_checked: bool = False  # it has passed the hooks, and a person has approved it if one was asked
     original: str | None = None  # the arguments that a person has replaced, as JSON
+    approvers: int = 1  # how many people had to approve it
 
 
 class RunScope(NamedTuple):
@@ -482,7 +483,9 @@ class ToolCalls:
         if (arguments := json.loads(entry.edited or entry.arguments)) is not None:  # as people and hooks have left them
             call = msgspec.structs.replace(call, arguments=arguments, malformed=None)
         key = entry.idempotency_key
-        asked = asked._replace(call=call, key=key, is_checked=True, is_foreign=False, original=original)
+        asked = asked._replace(
+            call=call, key=key, is_checked=True, is_foreign=False, original=original, approvers=entry.approvers
+        )
         if entry.status == ANSWERED:
             return await self._decided(asked, entry)
         if known := self._journal.ledger.unsaved.get((self._journal.ledger.reply_key, asked.call_index)):
@@ -511,8 +514,8 @@ class ToolCalls:
             return _Ready(asked)
         said = answering.NOT_FITTING.format(checked_dumps(asked.call.arguments), problem)
         shown = msgspec.structs.replace(asked.call, arguments=json.loads(asked.original or "{}") or {})
-        question = Question(entry.reason or APPROVAL, f"{entry.question or ''} {said}".strip(), entry.approvers)
-        await self._ask(asked._replace(call=shown, original=None), question)
+        text = f"{entry.question or ''} {said}".strip()
+        await self._ask(asked._replace(call=shown, original=None), answering.asked_again(entry, text))
         return _StaysOpen()
 
     def _noted(self, asked: _Call, outcome: Outcome) -> Outcome:
@@ -577,7 +580,7 @@ class ToolCalls:
     async def _ask_whether_again(self, asked: _Call, question: str) -> None:
         """Ask about a call that was interrupted. As many people must approve it as at first."""
         ask = self._setup.tools[asked.call.name].approval or Ask()
-        await self._ask(asked, question_of(ask, RECOVERY)._replace(text=question))
+        await self._ask(asked, Question(RECOVERY, question, max(ask.approvers, asked.approvers)))
 
     async def _ask(self, asked: _Call, question: Question) -> None:
         entry = _entry(asked, asked.call, WAITING, self._setup.tools[asked.call.name])

@@ -35,6 +35,11 @@ def after(moment: str, seconds: float) -> str:
     return f"{then.isoformat(timespec='microseconds')}Z"
 
 
+def seconds_between(first: str, last: str) -> float:
+    """The seconds from one time, as it is stored, to another one."""
+    return (datetime.fromisoformat(last[:-1]) - datetime.fromisoformat(first[:-1])).total_seconds()
+
+
 def stored(moment: object, what: str) -> str:
     """A time that a caller has passed, as it is stored. Without an offset it is UTC; a date is its first moment."""
     try:

@@ -174,11 +174,14 @@ def test_an_agent_refuses_arguments_that_do_not_fit_its_tool_and_the_question_st
 
 def test_arguments_that_do_not_fit_when_they_are_carried_out_put_the_question_again(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
-        paying = Paying()
+        paying = Paying(approval=Ask(expires=1000, default=Deny("too late")))
         agent = await waiting(cp, paying, "ok")
+        (first,) = await cp.pending("t")
         await cp.answer("t", "c", Approve({"amount": "many"}), by="ada")  # a process without the tool cannot tell
         assert (await agent.resume()).stop_reason == "waiting"
         (question,) = await cp.pending("t")
+        assert (question.expires_at or "") > (first.expires_at or "~")
+        assert question.default == "deny"
         assert question.arguments == {"amount": 5}
         assert 'approved with the arguments {"amount":"many"}, which do not fit' in question.question
         assert paying.paid == []
@@ -286,6 +289,23 @@ def test_of_many_approvals_at_the_same_time_each_counts_once(database: Database)
         assert len((await record(cp)).approvals) == 3
         await agent.resume()
         assert paying.paid == [5]
+
+    with_two(database, use)
+
+
+def test_as_many_people_approve_an_interrupted_call_as_a_function_has_demanded(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        acting = Acting(hangs=1, recovery="ask", approval=lambda _: TWO)
+        agent = agent_on(cp, [[act(1)]], tools=[acting.tool])
+        await agent.prompt("go")
+        for name in ("ada", "bob"):
+            await cp.answer("t", "c1", "approve", by=name)
+        run = asyncio.create_task(agent.resume())
+        await acting.begun.wait()
+        await die(cp, agent, run)
+        assert (await agent_on(other, [], tools=[acting.tool]).resume()).stop_reason == "waiting"
+        (question,) = await other.pending("t")
+        assert (question.reason, question.approvers, question.approvals) == ("recovery", 2, [])
 
     with_two(database, use)
 

@@ -11,6 +11,7 @@ from byssus.queries.log.tool_calls import ANSWERED, WAITING, LedgerEntry
 from byssus.run.journal import Ledger
 from byssus.run.settings import Setup
 from byssus.values import clock
+from byssus.values.decisions import APPROVAL
 
 EDITED = "A person approved this call with other arguments: {}. Its result follows.\n"
 NOT_FITTING = "(It was approved with the arguments {}, which do not fit the tool: {})"
@@ -45,6 +46,14 @@ def asked(entry: LedgerEntry, question: Question) -> LedgerEntry:
         answer=None,
         approvals=(),
     )
+
+
+def asked_again(entry: LedgerEntry, text: str) -> Question:
+    """The question about a call, put again: it waits as long as at first."""
+    seconds = None
+    if entry.asked_at is not None and entry.expires_at is not None:
+        seconds = clock.seconds_between(entry.asked_at, entry.expires_at)
+    return Question(entry.reason or APPROVAL, text, entry.approvers, seconds, entry.fallback)
 
 
 def answered(entry: LedgerEntry, answer: NewAnswer) -> LedgerEntry:
