@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from byssus import AssistantMessage, ToolCall, UserMessage, tool
+from byssus import Approve, AssistantMessage, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_tagged
 from byssus.errors import CursorUnknown, InputError, StoreNotOpen
 from byssus.queries.following import rows as following
@@ -242,6 +242,23 @@ def test_a_call_is_told_when_it_waits_is_answered_starts_and_ends(database: Data
         types = [kind for kind in types if kind != "reply_delta"]
         assert types == ["call_waiting", "call_answered", "call_started", "call_ended"]
         await following.stop()
+
+    with_cp(database, use)
+
+
+def test_a_question_that_is_put_again_between_two_reads_is_told_again(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        agent = agent_on(cp, [[delete("a")]], tools=[Deleting().tool])
+        await agent.prompt("go")
+        items = cp.follow("t")
+        while not isinstance(await anext(items), CaughtUp):
+            pass
+        await cp.answer("t", "a", Approve({"file": "a"}))
+        assert (await agent.resume()).stop_reason == "waiting"
+        again = await anext(items)
+        assert isinstance(again, CallWaiting)
+        assert "do not fit the tool" in again.question
+        await items.aclose()
 
     with_cp(database, use)
 

@@ -111,7 +111,8 @@ class Follower:
         self.version = -1  # of the thread, when its state was told last; -1: never
         self.calls_from = 0  # calls of earlier replies were told, and have ended
         self.made_after = -1  # checkpoints up to this seq were told
-        self._calls: dict[tuple[int, int], tuple[str, int]] = {}  # status and attempts, by reply and place
+        # Status, attempts, and when it was asked about last, by reply and place.
+        self._calls: dict[tuple[int, int], tuple[str, int, str | None]] = {}
         self._inbox: set[str] = set()
         self._title = ""
         self.runs_from = 0  # the key of the run that was told last
@@ -311,10 +312,11 @@ class Follower:
     def _call(self, call: CallRow) -> Iterator[FollowItem]:
         """What is new of a tool call."""
         key = (call.reply, call.place)
-        status, attempts = self._calls.get(key, ("", 0))
-        self._calls[key] = (call.status, call.attempts)
-        if (call.status, call.attempts) == (status, attempts):
+        before, now = self._calls.get(key, ("", 0, None)), (call.status, call.attempts, call.asked_at)
+        self._calls[key] = now
+        if now == before:
             return
+        status, attempts, _ = before
         cursor, arguments = self.cursor, json.loads(call.arguments)
         if call.status == WAITING:
             about = (call.call_id, call.name, arguments, call.reply)
