@@ -112,7 +112,7 @@ def test_a_call_that_was_approved_for_one_folder_is_not_run_in_another(tmp_path:
 
     async def use() -> None:
         async with database.checkpointer() as cp:
-            await agent(cp, here, writes(content=NEW)).prompt("go")
+            await agent(cp, here, writes(content=NEW, folder="")).prompt("go")
             (call,) = await cp.pending("t")
             assert call.arguments == {"path": "a.txt", "content": NEW, "folder": str(here.resolve())}
             await cp.answer("t", "1", "approve")

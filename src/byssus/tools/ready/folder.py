@@ -15,7 +15,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from byssus.errors import InputError
 
@@ -55,6 +55,11 @@ class Folder:
         """Refuse a call that a person has approved for another folder: it may run long after, and elsewhere."""
         if folder not in ("", self.path):
             raise InputError(f"this call is for the folder {folder!r}, and the tool works in {self.path!r}")
+
+    def bind(self, arguments: dict[str, Any]) -> None:
+        """Add the folder to a call that a person is asked about. A model may have left it empty."""
+        arguments["folder"] = arguments.get("folder") or self.path
+        self.check(arguments["folder"])
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the names of a path below the folder. Raises `InputError` if it leads elsewhere."""

@@ -57,7 +57,7 @@ class _Shell:
     def asked(self, context: ToolContext) -> Ask | Deny:
         """Show a person where the command would run, too."""
         try:
-            self._folder.check(context.arguments.setdefault("folder", self._folder.path))
+            self._folder.bind(context.arguments)
         except InputError as error:
             return Deny(str(error))
         return Ask("Run this command?")

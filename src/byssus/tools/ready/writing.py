@@ -110,7 +110,7 @@ class Writer:
             return Deny(str(error))
         if not change.is_new and change.after == change.before:
             return False
-        context.arguments.setdefault("folder", self._folder.path)
+        self._folder.bind(context.arguments)
         added, removed, text = difference(change.before, change.after)
         what = "Make the file" if change.is_new else "Change the file"
         return Ask(f"{what} {change.path}? {_count(added, removed)}.\n{text}")
