@@ -650,6 +650,23 @@ def test_a_missing_call_id_is_made_up_and_is_the_same_at_both_ends() -> None:
     assert end.tool_call == ToolCall(start.id, "look", {"n": 1})
 
 
+def test_an_id_that_an_earlier_call_has_is_replaced_so_that_an_answer_to_that_one_cannot_reach_this_one() -> None:
+    before: list[Message] = [
+        UserMessage("hi"),
+        AssistantMessage([ToolCall("a", "look", {})]),
+        ToolResultMessage("a", "look", "x"),
+    ]
+    pieces = [
+        {"id": "a", "function": {"name": "look", "arguments": '{"n"'}},
+        {"id": "a", "function": {"arguments": ":1}"}},
+    ]
+    with Server([OpenAI.raw({"tool_calls": pieces})]) as server:
+        events = ask(OpenAIProvider(KEY, server.url), *before)
+    (end,) = (event for event in events if isinstance(event, ToolCallEnd))
+    assert end.tool_call.arguments == {"n": 1}
+    assert end.tool_call.id != "a"
+
+
 @pytest.mark.parametrize(
     "pieces",
     [

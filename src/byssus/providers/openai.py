@@ -102,7 +102,9 @@ class OpenAIProvider:
     def stream(self, request: Request, signal: Signal) -> AsyncIterator[StreamEvent]:  # noqa: ARG002
         """Send the request and yield the reply as stream events."""
         service = self._service()
-        return self._stream(request.model, service, _body(request, service))
+        replies = (message for message in request.messages if isinstance(message, AssistantMessage))
+        used = {call.id for reply in replies for call in reply.tool_calls}
+        return self._stream(request.model, service, _body(request, service), used)
 
     def check(self) -> None:
         """Raise if the package or the key is missing, before anything is sent."""
@@ -121,7 +123,9 @@ class OpenAIProvider:
         """Close the connections of the running event loop; a client of your own stays open."""
         await self._clients.aclose()
 
-    async def _stream(self, model: Model, service: Service, body: dict[str, Any]) -> AsyncIterator[StreamEvent]:
+    async def _stream(
+        self, model: Model, service: Service, body: dict[str, Any], used: set[str]
+    ) -> AsyncIterator[StreamEvent]:
         client = self._client or await self._clients.get()
         import openai  # noqa: PLC0415
 
@@ -132,7 +136,7 @@ class OpenAIProvider:
             async with ask(
                 model=body.pop("model"), messages=body.pop("messages"), stream=True, extra_body=body
             ) as response:
-                reading = _Reading(model, service, client)
+                reading = _Reading(model, service, client, used)
                 async with aclosing(_read(response.iter_bytes(), reading)) as events:
                     async for event in events:
                         yield event
@@ -338,6 +342,7 @@ class _Call(Struct):
 
     index: int
     id: str
+    theirs: str  # the id that the service gave it
     name: str | None = None
     parts: list[str] = []
 
@@ -349,7 +354,7 @@ class _Call(Struct):
 class _Reading:
     """Translates one stream, chunk by chunk. Nothing in a chunk can be relied on."""
 
-    def __init__(self, model: Model, service: Service, client: AsyncOpenAI) -> None:
+    def __init__(self, model: Model, service: Service, client: AsyncOpenAI, used: set[str]) -> None:
         self.model = model
         self.host = client.base_url.netloc.decode()
         self.ended = False  # it said so: [DONE]
@@ -362,6 +367,7 @@ class _Reading:
         self._blocks = 0
         self._open: tuple[str, int] | None = None  # the text or the thoughts that are arriving, and their index
         self._calls: list[_Call] = []
+        self._used = used  # ids of calls, also of earlier replies: an answer to one of them must not reach another
         self._by_index: dict[int, _Call] = {}
 
     def take(self, chunk: Any) -> Iterator[StreamEvent]:
@@ -446,15 +452,16 @@ class _Reading:
         if index is not None:
             call = self._by_index.get(wire.checked(int, index))
         elif call_id:
-            call = next((call for call in self._calls if call.id == call_id), None)
+            call = next((call for call in self._calls if call.theirs == call_id), None)
         else:
             call = self._calls[-1] if self._calls and not name else None
         if call is not None and call.name is not None and name:
-            another = bool(call_id and call_id != call.id) or name != call.name
+            another = bool(call_id and call_id != call.theirs) or name != call.name
             call = None if another or (arguments and call.is_whole) else call
         if call is None:
-            fresh = call_id and all(call.id != call_id for call in self._calls)
-            call = _Call(self._next_index(), call_id if fresh else f"call_{clock.new_id()}")
+            fresh = call_id and call_id not in self._used
+            self._used.add(call_id)
+            call = _Call(self._next_index(), call_id if fresh else f"call_{clock.new_id()}", call_id)
             self._calls.append(call)
             if index is not None:
                 self._by_index[index] = call
