@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,10 @@ from byssus import Agent, Approval, Approve, Ask, Deny, Middleware, Pending, Too
 from byssus.checkpointer import Checkpointer, ThreadKey
 from byssus.errors import AlreadyAnswered, ArgumentsInvalid, InputError
 from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.log import answers
+from byssus.queries.log.answers import NewAnswer
 from byssus.signals import Signal
+from byssus.store.database import Tx
 from byssus.threads.approvals import ToolCallRecord
 from byssus.values.decisions import joined
 from tests.support.agents import make, sent
@@ -291,6 +295,20 @@ def test_of_many_approvals_at_the_same_time_each_counts_once(database: Database)
         assert paying.paid == [5]
 
     with_two(database, use)
+
+
+def test_an_answer_locks_its_thread_before_its_call_as_all_writers_do(database: Database) -> None:
+    def statements(tx: Tx) -> list[str]:
+        noted = Mock(wraps=tx)
+        answers.answer(noted, ThreadKey("", "t"), "c", NewAnswer('{"decision": "deny", "reason": ""}'))
+        return [call.args[0] for call in noted.mock_calls if call.args]
+
+    async def use(cp: Checkpointer) -> None:
+        await waiting(cp, Paying())
+        first, *_ = await cp.store.write(statements)
+        assert first.startswith("UPDATE threads")
+
+    with_cp(database, use)
 
 
 def test_as_many_people_approve_an_interrupted_call_as_a_function_has_demanded(database: Database) -> None:

@@ -169,6 +169,8 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
     Returns False if it is an approval, and more people must approve.
     """
     where = f"thread {thread_key.id!r}"
+    if threads.take(tx, thread_key) is None:  # before its calls, as all writers do, or they would lock each other out
+        raise NotFound(f"there is no {where}, so call {call_id!r} waits for no answer; threads() lists the threads")
     rows = tx.all(
         "SELECT tool_calls.key, tool_calls.status, answered_by, answered_at, answered_from, reason, approvers,"
         f" CASE WHEN {_EXPIRED} THEN expires_at END FROM tool_calls JOIN threads ON threads.key = tool_calls.thread"
@@ -194,10 +196,7 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
             edited=said.edited,
             key=key,
         )
-        threads.touch(tx, thread_key)
         return True
-    if not rows and threads.find(tx, thread_key) is None:
-        raise NotFound(f"there is no {where}, so call {call_id!r} waits for no answer; threads() lists the threads")
     raise _too_late(tx, where, call_id, [row[0] for row in rows])
 
 
