@@ -574,7 +574,6 @@ class Agent:
         _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
         try:
             with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
-                named.check(self._setup.routes)
                 await run.prepare(prompts)
                 result = await run.go(prompts)
                 span.ran(result)

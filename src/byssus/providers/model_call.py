@@ -41,6 +41,13 @@ class Route(NamedTuple):
     model: Model
 
 
+def check_provider(routes: Sequence[Route]) -> None:
+    """Raise for a missing key or package before anything is stored; with several models, another one may do."""
+    check_one = getattr(routes[0].provider, "check", None)
+    if check_one is not None and len(routes) == 1:
+        check_one()
+
+
 class Patience(NamedTuple):
     """Limits of a call: retries, seconds without an event, and seconds to wait for a provider that ignores an abort."""
 

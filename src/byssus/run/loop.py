@@ -47,7 +47,7 @@ from byssus.middleware import HookContext, tokens
 from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
-from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.providers.model_call import ModelCall, Route, as_failure, check_provider
 from byssus.queries.log.runs import RequestKey
 from byssus.run import tool_calls
 from byssus.run.journal import Driver, Ending, Journal, Stop, answer_needed, is_waiting, nothing_to_resume
@@ -125,6 +125,7 @@ class Run:
 
     async def prepare(self, prompts: list[UserMessage] | None) -> None:
         """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
+        check_provider(self._setup.routes)
         history, ledger = self._journal.history, self._journal.ledger
         await history.load(again=prompts is None)
         if prompts is None:
