@@ -187,9 +187,9 @@ class Run:
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
             # A hook that is called at the end belongs to the run, so the lease is kept for it.
-            hears_end = self._setup.middleware.hears_end
+            has_run_end = self._setup.middleware.has_run_end
             if not journal.inbox.has_mail(stopping=True) and (
-                hears_end or await self._finish(Release.END_IF_INBOX_EMPTY)
+                has_run_end or await self._finish(Release.END_IF_INBOX_EMPTY)
             ):
                 break
             if self.handing.is_asked:
@@ -374,7 +374,7 @@ class Run:
         """Whether there is another turn. Queued messages stay in the inbox when a run breaks off."""
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
-        if self._is_left:  # the hooks hear of the turn when it is complete
+        if self._is_left:  # the hooks are called when the turn is complete
             self._stop_reason = "handed_over"
             return False
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
@@ -569,11 +569,11 @@ class Run:
             result = ToolResultMessage(call.tool_call_id, call.tool_name, _NOT_RECORDED, is_error=True)
             self._publish(ToolExecutionEnd(call.tool_call_id, call.tool_name, result, is_error=True, stored=False))
         self._close_what_is_open()
-        told = self._result()
+        ended = self._result()
         self._messages = list(self._messages)  # what is recorded later is not added to the published list
-        self._publish(AgentEnd(self.id, told.messages, self._stop_reason, self._usage, None))
+        self._publish(AgentEnd(self.id, ended.messages, self._stop_reason, self._usage, None))
         self._publish_to = _nothing
-        return told
+        return ended
 
     def _publish_messages(self, messages: Sequence[Message]) -> None:
         """Publish messages that are already on disk."""
