@@ -153,7 +153,7 @@ def approvals(tx: Tx, calls: Sequence[int]) -> list[ApprovalRow]:
 
 
 def approvals_of_reply(tx: Tx, branch: int, reply: int) -> list[ApprovalRow]:
-    """The approvals of the calls of a reply, each with the call's place in it."""
+    """The approvals of the calls of a reply, each with the call's index in it."""
     rows = tx.all(
         "SELECT c.place, a.person, a.given_at, a.source FROM approvals a JOIN tool_calls c ON c.key = a.call"
         " WHERE c.branch = :branch AND c.reply = :reply ORDER BY a.key",

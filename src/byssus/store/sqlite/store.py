@@ -459,7 +459,7 @@ class SQLiteStore(Store):
                 self._room.look(self._writer)
             self._begin_to_write()
         except (apsw.Error, StoreUnusable):
-            # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
+            # The jobs that were queued meanwhile have waited as long: they fail now, and not each in its turn.
             while (job := self._next()) is not None:
                 group.append(job)
             raise
