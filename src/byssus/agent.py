@@ -365,9 +365,9 @@ class Agent:
         self, message: Prompt, output: Output[Any] | None, key: str | None, backlog: Backlog[Any] | None = None
     ) -> RunResult[Any]:
         """Run a prompt; one that has a key, once."""
-        said, thread_key = as_prompts(message), self._journal.history.key
-        request = requests.request_of(said, key, is_stored=thread_key is not None)
-        prompts = [stamped(prompt) for prompt in said]
+        messages, thread_key = as_prompts(message), self._journal.history.key
+        request = requests.request_of(messages, key, is_stored=thread_key is not None)
+        prompts = [stamped(prompt) for prompt in messages]
         if request is None or thread_key is None or self._checkpointer is None:
             return await self._start(prompts, output, backlog)
 
@@ -453,7 +453,7 @@ class Agent:
         here or elsewhere. Arguments that do not fit the tool raise `ArgumentsInvalid`, an unknown call `NotFound`, and
         a second answer `AlreadyAnswered`. Returns False if the call needs more approvals.
         """
-        return await answering.answer(self._setup, self._journal.ledger, call_id, approvals.said(answer, by, source))
+        return await answering.answer(self._setup, self._journal.ledger, call_id, approvals.checked(answer, by, source))
 
     async def checkpoint(self, *, tags: Sequence[str] = (), summary: str | None = None, state: Any = None) -> str:
         """Make a checkpoint of the thread as it is now, also during a run; returns its id.
@@ -574,7 +574,6 @@ class Agent:
         _log.debug("run %s on thread %r begins", run.id, self._setup.thread_id)
         try:
             with telemetry.run(run.id, self._setup.thread_id, provider.name, model.id) as span:
-                named.check(self._setup.routes)
                 await run.prepare(prompts)
                 result = await run.go(prompts)
                 span.ran(result)

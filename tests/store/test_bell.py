@@ -13,8 +13,8 @@ def test_a_ring_before_the_wait_is_heard_once() -> None:
         bell = Bell()
         bell.ring()
         bell.ring()
-        await bell.heard()
-        waiting = asyncio.ensure_future(bell.heard())
+        await bell.wait()
+        waiting = asyncio.ensure_future(bell.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
         bell.ring()
@@ -29,7 +29,7 @@ def test_a_ring_from_another_thread_wakes_the_event_loop_or_a_thread_that_blocks
         for _ in range(100):
             ringing = threading.Thread(target=bell.ring)
             ringing.start()
-            await asyncio.wait_for(bell.heard(), 20)
+            await asyncio.wait_for(bell.wait(), 20)
             ringing.join()
 
     asyncio.run(main())
@@ -37,19 +37,19 @@ def test_a_ring_from_another_thread_wakes_the_event_loop_or_a_thread_that_blocks
     for _ in range(100):
         ringing = threading.Thread(target=bell.ring)
         ringing.start()
-        bell.heard_now()
+        bell.wait_now()
         ringing.join()
 
 
 def test_a_wait_that_was_cancelled_leaves_nothing_behind() -> None:
     async def main() -> None:
         bell = Bell()
-        waiting = asyncio.ensure_future(bell.heard())
+        waiting = asyncio.ensure_future(bell.wait())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
         bell.ring()
-        await asyncio.wait_for(bell.heard(), 20)
+        await asyncio.wait_for(bell.wait(), 20)
 
     asyncio.run(main())
 
@@ -58,7 +58,7 @@ def test_a_ring_after_the_event_loop_is_closed_does_no_harm() -> None:
     bell = Bell()
 
     async def wait() -> None:
-        await bell.heard()
+        await bell.wait()
 
     loop = asyncio.new_event_loop()
     task = loop.create_task(wait())

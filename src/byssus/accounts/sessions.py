@@ -177,8 +177,8 @@ async def get_message(store: Runner, session_id: str, message_id: str) -> Histor
     session, message = readable_id(session_id, "a session id"), readable_id(message_id, "a message id")
     if session is None or message is None:
         return None
-    said = await store.read(messages.find, ThreadKey("", session), message)
-    return None if said is None else history_row(said)
+    row = await store.read(messages.find, ThreadKey("", session), message)
+    return None if row is None else history_row(row)
 
 
 async def update_message(
@@ -186,10 +186,10 @@ async def update_message(
 ) -> HistoryRow:
     """Replace the content of a message. Forks and checkpoints that hold the message keep the old content."""
     session, message = checked_id(session_id, "a session id"), checked_id(message_id, "a message id")
-    said, text = await store.read(sessions.message, ThreadKey("", session), message), _checked_content(content)
-    new = _edited(said, text)
+    row, text = await store.read(sessions.message, ThreadKey("", session), message), _checked_content(content)
+    new = _edited(row, text)
     await _replace(store, session, message, new, wait)
-    return history_row(said._replace(role=new.role, body=new.body, plain=new.plain))
+    return history_row(row._replace(role=new.role, body=new.body, plain=new.plain))
 
 
 async def delete_message(store: Runner, session_id: str, message_id: str, *, wait: float = 0) -> None:
@@ -207,21 +207,21 @@ async def _replace(store: Runner, session: str, message: str, new: MessageRow | 
     )
 
 
-def history_row(said: StoredMessage) -> HistoryRow:
+def history_row(row: StoredMessage) -> HistoryRow:
     """Return a message as applications read it, whichever API wrote it."""
-    message = decode(said.body)
-    given = json.loads(said.body) if said.plain else None
+    message = decode(row.body)
+    given = json.loads(row.body) if row.plain else None
     calls = _calls_of(message, given)
     spent = spent_by(message)
     return {
-        "id": said.id,
+        "id": row.id,
         "role": role_of(message),
         "content": _content_of(message, given),
         "tool_calls": calls,
         "tool_calls_json": None if calls is None else readable_json(calls),
         "tool_call_id": _call_id_of(message, given),
         "token_count": 0 if spent is None else spent.tokens,
-        "created_at": said.created_at,
+        "created_at": row.created_at,
     }
 
 
@@ -233,7 +233,7 @@ def role_of(message: Message) -> str:
 def _history(tx: Tx, session_id: str, limit: int) -> list[HistoryRow] | None:
     """Read and decode on a worker of the store, so that a long history does not block an event loop."""
     found = messages.history(tx, ThreadKey("", session_id), limit)
-    return None if found is None else [history_row(said) for said in found]
+    return None if found is None else [history_row(row) for row in found]
 
 
 def _content_of(message: Message, given: Any) -> Any:
@@ -302,17 +302,17 @@ def _checked_usage(role: str, usage: Any) -> dict[str, Any]:
     return dict(usage)
 
 
-def _edited(said: StoredMessage, content: Any) -> MessageRow:
-    if said.plain:
-        value = json.loads(said.body)
+def _edited(stored: StoredMessage, content: Any) -> MessageRow:
+    if stored.plain:
+        value = json.loads(stored.body)
         row = json_row({**value, "content": content} if isinstance(value, dict) else {"content": content})
     else:
-        message = decode(said.body)
+        message = decode(stored.body)
         if isinstance(message, Note):
-            raise InputError(f"message {said.id!r} is a note, not a message, and cannot be edited; delete it instead")
+            raise InputError(f"message {stored.id!r} is a note, not a message, and cannot be edited; delete it instead")
         calls = [block for block in message.content if block.type == "tool_call"]
         row = message_row(msgspec.structs.replace(message, content=[*UserMessage(content).content, *calls]))
-    return row._replace(id=said.id, spent=None)
+    return row._replace(id=stored.id, spent=None)
 
 
 def _as_dict(session: Session) -> SessionRow:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _choose_logs(debug: bool) -> None:
-    """A person at a shell gets one line for a failure, and no warning; an app that sets up logging hears all."""
+    """A person at a shell gets one line for a failure, and no warning; an app that sets up logging gets them all."""
     log = logging.getLogger("byssus")
     if debug:
         log.removeHandler(_REPORTS)

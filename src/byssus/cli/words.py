@@ -74,14 +74,14 @@ def at_shell(text: str) -> str:
 
 def _of_a_run(error: Exception, thread_id: str) -> str | None:
     name = getattr(error, "thread_id", None) or thread_id
-    told = _told(error, f"thread {name!r}" if name else "the thread", shlex.quote(name) if name else "THREAD")
-    return None if told is None else f"{told[0]}; {told[1]}"
+    known = _fact_and_step(error, f"thread {name!r}" if name else "the thread", shlex.quote(name) if name else "THREAD")
+    return None if known is None else f"{known[0]}; {known[1]}"
 
 
-def _told(error: Exception, what: str, thread: str) -> tuple[str, str] | None:
+def _fact_and_step(error: Exception, what: str, thread: str) -> tuple[str, str] | None:
     """The fact and the next step; None for errors that no run raises."""
     fact = str(error).partition("; ")[0]
-    told: dict[type[Exception], tuple[str, str]] = {
+    known: dict[type[Exception], tuple[str, str]] = {
         NothingToResume: (f"{what} has nothing to resume", f"go on with it: byssus chat {thread}"),
         AnswerNeeded: (f"{what} waits for a person", f"list the questions: byssus pending {thread}"),
         ThreadBusy: (
@@ -101,7 +101,7 @@ def _told(error: Exception, what: str, thread: str) -> tuple[str, str] | None:
         QuotaExceeded: (fact, "a program raises quotas, 'byssus users' shows them"),
         SearchTimeout: (fact, "search in less (--thread, --user, --since), or for longer: --timeout SECONDS"),
     }
-    return told.get(type(error))
+    return known.get(type(error))
 
 
 def options_for(tools: Collection[str]) -> str:

@@ -34,7 +34,7 @@ _UNANSWERED = dict.fromkeys(
 
 
 class Terms(NamedTuple):
-    """What the caller of an import has said."""
+    """The options of an import."""
 
     as_id: str | None = None  # another id for the thread, where there is one
     user_id: str | None = None  # whose the threads become

@@ -54,7 +54,9 @@ def checked_values(message: Any) -> dict[str, Any]:
     values = values_of(message)
     for name, kinds in _KINDS.items():
         if not isinstance(values.get(name), kinds):
-            raise WrongType(f"a message's {name} must be {_SAID[name]}, got {type(values[name])}: {values[name]!r:.80}")
+            raise WrongType(
+                f"a message's {name} must be {_TYPES[name]}, got {type(values[name])}: {values[name]!r:.80}"
+            )
     if values["role"] not in ROLES:
         raise InputError(f"a message's role must be one of {', '.join(map(repr, ROLES))}; got {values['role']!r:.80}")
     refuse_long_id(checked_text("a message's id", values["id"]), "a message's id")
@@ -70,7 +72,7 @@ _KINDS: dict[str, Any] = {
     "timestamp": str | None,
     "invocation_id": str | None,
 }
-_SAID = {
+_TYPES = {
     "id": "a string",
     "name": "a string or None",
     "role": "a string",

@@ -80,8 +80,8 @@ def _writer(
     waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     async def ask(before: str, old: Sequence[Message]) -> str:
-        told = f"{instruction}\n\n{transcript(before, old)}"
-        answer = function(told) if waits else await asyncio.to_thread(function, told)  # it may block
+        prompt = f"{instruction}\n\n{transcript(before, old)}"
+        answer = function(prompt) if waits else await asyncio.to_thread(function, prompt)  # it may block
         text = await answer if inspect.isawaitable(answer) else answer
         if not isinstance(text, str):
             raise InputError(f"the function that writes the summary must return a text, got {text!r:.80}")

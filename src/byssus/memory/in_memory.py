@@ -70,11 +70,11 @@ class InMemoryMemory(MemoryBase):
     async def mark_compressed(
         self, msg_ids: Iterable[str], summary: str, mark: str = "compressed", *, expected: str | None = None
     ) -> int | None:
-        told, ids = arguments.summary(summary), arguments.ids("msg_ids", msg_ids)
+        checked, ids = arguments.summary(summary), arguments.ids("msg_ids", msg_ids)
         marks = arguments.mark_to_add(mark)
         if expected is not None and arguments.summary(expected) != self._summary:
             return None
-        self._summary = told
+        self._summary = checked
         return await self.update_messages_mark(marks, msg_ids=ids)
 
     async def get_memory(

@@ -157,8 +157,8 @@ def msg_fields(name: str, body: str, plain: int, created_at: str) -> MsgFields:
             pass
         if (given := _as_given(body)) is not None:
             at = _at(given.get("timestamp"), created_at)
-            said = (given.get("name"), given["role"], given["content"], given.get("metadata"))
-            return MsgFields(name, *said, at, given.get("invocation_id"))
+            fields = (given.get("name"), given["role"], given["content"], given.get("metadata"))
+            return MsgFields(name, *fields, at, given.get("invocation_id"))
     return _of_message(name, decode(body), created_at)
 
 

@@ -425,9 +425,9 @@ async def mark(store: Store, user_id: str | None, session_id: str, label: str, i
     )
 
 
-def _made(kind: type[Any], said: MsgFields) -> Any:
-    message = kind(said.name, said.content, said.role, said.metadata, said.timestamp, said.invocation_id)
-    message.id, message.timestamp = said.id, said.timestamp
+def _made(kind: type[Any], fields: MsgFields) -> Any:
+    message = kind(fields.name, fields.content, fields.role, fields.metadata, fields.timestamp, fields.invocation_id)
+    message.id, message.timestamp = fields.id, fields.timestamp
     return message
 
 

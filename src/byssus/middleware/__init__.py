@@ -154,7 +154,7 @@ class Chain:
                 if getattr(getattr(item, name), "__func__", None) is not getattr(Middleware, name):
                     self._hooks[name].append(_Hook(item, name))
         self.is_empty = not any(self._hooks.values())  # there is no hook at all
-        self.hears_end = bool(self._hooks["on_run_end"])  # there is an `on_run_end` hook
+        self.has_run_end = bool(self._hooks["on_run_end"])  # there is an `on_run_end` hook
         choosing = self._hooks["transform_context"]  # the later ones get what the first one leaves
         self.asks_for_earlier = bool(choosing) and choosing[0].asks_for_earlier
         self.changes_messages = bool(choosing or self._hooks["convert_to_llm"])  # the model may get other messages

@@ -21,8 +21,8 @@ def needed(request: Request, models: Iterable[Model]) -> tuple[int, int]:
     """
     asked = 0
     for message in reversed(request.messages):
-        if isinstance(message, AssistantMessage) and (told := message.usage.plausible().total):
-            asked += told
+        if isinstance(message, AssistantMessage) and (counted := message.usage.plausible().total):
+            asked += counted
             break
         asked += estimate_tokens(message)
     else:

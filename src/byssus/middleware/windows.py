@@ -235,8 +235,8 @@ async def by_parts(ask: Callable[[str, Sequence[Message]], Awaitable[str]], befo
 def transcript(before: str, messages: Sequence[Message]) -> str:
     """Return a conversation as text, so that a model neither answers it nor calls its tools."""
     parts = [f"Summary of what came before:\n{before}"] if before else []
-    told = "\n\n".join(line for message in valid_history(messages) for line in _told(message))
-    return "\n\n".join([*parts, f"The conversation:\n{told}"])
+    conversation = "\n\n".join(line for message in valid_history(messages) for line in _transcript_lines(message))
+    return "\n\n".join([*parts, f"The conversation:\n{conversation}"])
 
 
 def _in_place(summary: str) -> UserMessage:
@@ -477,7 +477,7 @@ def _question(messages: Sequence[Message], start: int) -> list[Message]:
 _LONGEST = 4_000  # characters of one message that go into a summary
 
 
-def _told(message: Message) -> Iterable[str]:
+def _transcript_lines(message: Message) -> Iterable[str]:
     """Return a message as lines of a transcript."""
     text = message.text
     if len(text) > _LONGEST:

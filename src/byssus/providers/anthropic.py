@@ -463,9 +463,9 @@ def _failure(error: Exception, client: Client, model: Model) -> ProviderError:
 def _rejection(error: APIStatusError, client: Client, model: Model) -> ProviderError:
     # An error inside a stream has the status of the stream, which began well.
     status = f"{error.status_code} " if error.status_code >= 400 else ""
-    said = wire.redacted(f"{status}{error.type or 'error'}: {_message(error)}", client)
+    why = wire.redacted(f"{status}{error.type or 'error'}: {_message(error)}", client)
     wait = wire.retry_after(error.response.headers)
-    return wire.refusal(_kind(error), _host(client), model.id, said, hint=_KEY_HINT, wait=wait)
+    return wire.refusal(_kind(error), _host(client), model.id, why, hint=_KEY_HINT, wait=wait)
 
 
 def _message(error: APIStatusError) -> str:

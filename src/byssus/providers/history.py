@@ -118,7 +118,7 @@ class ValidHistory:
         valid: list[ModelMessage] = []
         for position, message in enumerate(history):
             if isinstance(message, UserMessage):
-                if any(_is_said(block) for block in message.content):
+                if any(_has_content(block) for block in message.content):
                     valid.append(message)
             elif isinstance(message, AssistantMessage) and (reply := _presentable(message)):
                 found = [results.of(call, position) for call in reply.tool_calls]
@@ -194,7 +194,7 @@ def with_replies(seen: Sequence[Message], messages: Sequence[Message]) -> Sequen
 
 def answerable(seen: list[Message]) -> list[Message]:
     """What hooks left of the messages, ending with something to answer: services refuse a reply as the last message."""
-    if not seen or (isinstance(last := seen[-1], UserMessage) and any(map(_is_said, last.content))):
+    if not seen or (isinstance(last := seen[-1], UserMessage) and any(map(_has_content, last.content))):
         return seen
     history = valid_history(seen)
     return [*seen, UserMessage(_GO_ON)] if history and isinstance(history[-1], AssistantMessage) else seen
@@ -259,7 +259,7 @@ def continues(messages: Sequence[Message]) -> bool | None:
     """The same of the end of a history; None if that depends on what is before these messages."""
     for message in reversed(messages):  # no need to look at all of a long thread
         if isinstance(message, UserMessage):
-            if any(_is_said(block) for block in message.content):
+            if any(_has_content(block) for block in message.content):
                 return True
         elif (
             isinstance(message, AssistantMessage)
@@ -339,8 +339,8 @@ def _presentable(reply: AssistantMessage) -> AssistantMessage | None:
     return reply if len(kept) == len(reply.content) else msgspec.structs.replace(reply, content=kept)
 
 
-def _is_said(block: Block) -> bool:
-    """Whether a user's block has something to say."""
+def _has_content(block: Block) -> bool:
+    """Whether a user's block is an image, or text that is not blank."""
     return isinstance(block, ImageContent) or (isinstance(block, TextContent) and bool(block.text.strip()))
 
 

@@ -160,9 +160,9 @@ class _Progress:
             yield StreamDone(self._stop_reason, _usage(usage))
 
 
-def _usage(told: dict[str, Any]) -> Usage:
-    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Usage(input=told["prompt_tokens"] - cached, output=told["completion_tokens"], cache_read=cached)
+def _usage(reported: dict[str, Any]) -> Usage:
+    cached = (reported.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Usage(input=reported["prompt_tokens"] - cached, output=reported["completion_tokens"], cache_read=cached)
 
 
 # --- the thread that runs the model -----------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ class _Engine:
         }
         refused: list[dict[str, Any]] = []
 
-        def told(piece: Piece) -> bool:
+        def receive(piece: Piece) -> bool:
             if "error" in piece:
                 refused.append(piece["error"])
                 return True
             return put(piece)
 
-        self._server.handle_chat_completions(body, told)
+        self._server.handle_chat_completions(body, receive)
         if refused:
             raise _refusal(refused[0], self._n_ctx)
 
@@ -254,17 +254,17 @@ class _Engine:
         return _alternating(system + [message for turn in kept for message in turn])
 
     def _count(self, text: str) -> int:
-        """How many tokens a text has. The runtime tells it only when it refuses a prompt, so it gets one to refuse."""
-        told: Piece = {}
+        """How many tokens a text has. The runtime returns it only when it refuses a prompt, so it gets one."""
+        answer: Piece = {}
         padding = self._n_ctx + 1
         body = {"prompt": [*([0] * padding), text], "max_tokens": 1, "stream": True}
 
         def keep(piece: Piece) -> bool:
-            told.update(piece)
+            answer.update(piece)
             return True
 
         self._server.handle_completions(body, keep)
-        return int(told["error"]["n_prompt_tokens"]) - padding
+        return int(answer["error"]["n_prompt_tokens"]) - padding
 
 
 def _refusal(error: dict[str, Any], n_ctx: int) -> ProviderError:

@@ -41,6 +41,13 @@ class Route(NamedTuple):
     model: Model
 
 
+def check_provider(routes: Sequence[Route]) -> None:
+    """Raise for a missing key or package before anything is stored; with several models, another one may do."""
+    check_one = getattr(routes[0].provider, "check", None)
+    if check_one is not None and len(routes) == 1:
+        check_one()
+
+
 class Patience(NamedTuple):
     """Limits of a call: retries, seconds without an event, and seconds to wait for a provider that ignores an abort."""
 
@@ -208,13 +215,13 @@ class ModelCall:
         strict: _Strict | None,
     ) -> None:
         """The hot path: once for each delta."""
-        signal, heard, now = self._signal, watch.heard, watch.now
+        signal, last_event, now = self._signal, watch.last_event, watch.now
         publish = self._publish if strict is None else strict.publish
         try:
             async for event in stream:
                 if attempt.aborted:  # the run is over or calls another model: publish nothing more
                     return
-                heard[0] = now()
+                last_event[0] = now()
                 event = reply.add(event)
                 if (backlog := publish(MessageUpdate(event), signal)) is not None:
                     await watch.aside(backlog.room())
@@ -234,7 +241,7 @@ class _Watch:
     def __init__(self, seconds: float | None, signal: Signal) -> None:
         loop = asyncio.get_running_loop()
         self.now = loop.time
-        self.heard = [self.now()]
+        self.last_event = [self.now()]  # when the last event arrived; shared with what saves
         self._loop = loop
         self._seconds = seconds
         self._signal = signal
@@ -252,11 +259,11 @@ class _Watch:
             await wait
         finally:
             self._is_aside = False
-            self.heard[0] = self.now()
+            self.last_event[0] = self.now()
 
     def _look(self) -> None:
         assert self._seconds is not None
-        left = self._seconds if self._is_aside else self.heard[0] + self._seconds - self.now()
+        left = self._seconds if self._is_aside else self.last_event[0] + self._seconds - self.now()
         if left <= 0:
             self._signal.abort(_STALLED)
         else:
@@ -271,9 +278,9 @@ class _Saver:
         self._seconds = seconds or 0.0
         self._saver = saver
         self._reply = reply
-        self._heard = watch.heard
-        self._saved_at = watch.heard[0]  # when that was heard which was saved last
-        self._due_at = watch.heard[0] + self._seconds
+        self._last_event = watch.last_event
+        self._saved_at = watch.last_event[0]  # when the last event arrived that was saved
+        self._due_at = watch.last_event[0] + self._seconds
         self._timer = self._next() if seconds and saver is not None else None
 
     def stop(self) -> None:
@@ -286,11 +293,11 @@ class _Saver:
     def _look(self) -> None:
         assert self._saver is not None
         self._timer = self._next()
-        if self._heard[0] == self._saved_at or self._reply.is_empty:
+        if self._last_event[0] == self._saved_at or self._reply.is_empty:
             return
         now = self._loop.time()
         if now >= self._due_at - _SOON or self._saver.is_watched():
-            self._saved_at, self._due_at = self._heard[0], now + self._seconds
+            self._saved_at, self._due_at = self._last_event[0], now + self._seconds
             self._saver.save(self._reply.growth, self._reply.so_far)
 
 
@@ -352,7 +359,7 @@ class _Strict:
         events, self._waiting = self._waiting, []
         write = self._saver.save(self._reply.growth, self._reply.so_far)
         if write is None:  # they add nothing that could be lost
-            self._tell(events)
+            self._publish_all(events)
             return
         self._write = write
         write.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._commit, events, write))
@@ -363,13 +370,13 @@ class _Strict:
         if self._has_failed:
             self._waiting = [*events, *self._waiting]
         elif not self._is_over:
-            self._tell(events)
+            self._publish_all(events)
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
         elif self._waiting and not self._is_over:
             self._schedule()
 
-    def _tell(self, events: list[Event]) -> None:
+    def _publish_all(self, events: list[Event]) -> None:
         for event in events:
             self._backlog = self._publish(event, self._signal) or self._backlog
 

@@ -121,13 +121,6 @@ def _service(name: str, service: str, options: dict[str, Any]) -> Provider:
     return _made(service, environment, tuple(sorted(options.items())))
 
 
-def check(routes: Sequence[Route]) -> None:
-    """Raise for a missing key or package before anything is stored; with several models, another one may do."""
-    check_one = getattr(routes[0].provider, "check", None)
-    if check_one is not None and len(routes) == 1:
-        check_one()
-
-
 @functools.lru_cache(maxsize=32)
 def _made(service: str, environment: tuple[tuple[str, str], ...], options: tuple[tuple[str, Any], ...]) -> Provider:  # noqa: ARG001
     """`environment` is only a part of the key: the SDK reads it when it connects."""

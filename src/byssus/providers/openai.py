@@ -251,8 +251,8 @@ def _answer(turns: list[dict[str, Any]], message: ToolResultMessage, ids: wire.C
         "tool_call_id": ids.of_result(message.tool_call_id),
         "content": f"Error: {text}" if message.is_error else text,
     }
-    said = len(turns) > 1 and turns[-1]["role"] == "user" and turns[-2]["role"] != "user"
-    turns.insert(len(turns) - said, result)
+    has_text = len(turns) > 1 and turns[-1]["role"] == "user" and turns[-2]["role"] != "user"
+    turns.insert(len(turns) - has_text, result)
     if images:
         _say(turns, [{"type": "text", "text": f"The images that {message.tool_name or 'the tool'} returned:"}, *images])
 
@@ -312,9 +312,9 @@ def _thoughts(message: AssistantMessage, service: Service) -> dict[str, str]:
     thoughts: dict[str, str] = {}
     for field in _THOUGHTS:
         signature = _signature(field, service)
-        told = [b.thinking for b in message.content if isinstance(b, ThinkingContent) and b.signature == signature]
-        if signature and told:
-            thoughts[field] = "\n".join(told)
+        texts = [b.thinking for b in message.content if isinstance(b, ThinkingContent) and b.signature == signature]
+        if signature and texts:
+            thoughts[field] = "\n".join(texts)
     return thoughts
 
 
@@ -357,7 +357,7 @@ class _Reading:
     def __init__(self, model: Model, service: Service, client: AsyncOpenAI, used: set[str]) -> None:
         self.model = model
         self.host = client.base_url.netloc.decode()
-        self.ended = False  # it said so: [DONE]
+        self.ended = False  # the service sent [DONE]
         self._service = service
         self._client = client
         self._started = False
@@ -481,8 +481,8 @@ class _Reading:
             raise wire.refusal(Overloaded, self.host, self.model.id, f"the reply ended with {reason}", hint=_KEY_HINT)
 
     def _declined(self, why: str) -> ProviderError:
-        said = wire.redacted(why, self._client)
-        return wire.refusal(ContentRefused, self.host, self.model.id, said, hint=_KEY_HINT)
+        text = wire.redacted(why, self._client)
+        return wire.refusal(ContentRefused, self.host, self.model.id, text, hint=_KEY_HINT)
 
     def _count(self, usage: Any) -> None:
         """Some servers count in each chunk, most in the last one: the latest count stands."""
@@ -538,20 +538,20 @@ def _failure(error: Exception, client: AsyncOpenAI, model: Model) -> ProviderErr
 
 
 def _refusal(
-    told: Any, client: AsyncOpenAI, model: Model, status: int | None = None, wait: float | None = None
+    body: Any, client: AsyncOpenAI, model: Model, status: int | None = None, wait: float | None = None
 ) -> ProviderError:
     """An error of the service, with a status or in the middle of a stream, as a `ProviderError`."""
-    fields: dict[str, Any] = told if isinstance(told, dict) else {"message": told}
+    fields: dict[str, Any] = body if isinstance(body, dict) else {"message": body}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
-    message = str(fields.get("message") or fields.get("detail") or told)
+    message = str(fields.get("message") or fields.get("detail") or body)
     if status is None and code.isdigit():
         status = int(code)
     if status == 404:
         message += " (is there such a model, and does base_url end in /v1?)"
     names = [str(status or ""), code if code != str(status) else "", kind if kind != code else ""]
-    said = wire.redacted(f"{' '.join(filter(None, names)) or 'error'}: {message}", client)
+    why = wire.redacted(f"{' '.join(filter(None, names)) or 'error'}: {message}", client)
     error, host = _kind(code, kind, message, status), client.base_url.netloc.decode()
-    return wire.refusal(error, host, model.id, said, hint=_KEY_HINT, wait=wait)
+    return wire.refusal(error, host, model.id, why, hint=_KEY_HINT, wait=wait)
 
 
 def _kind(code: str, kind: str, message: str, status: int | None) -> type[ProviderError]:

@@ -82,10 +82,10 @@ class Reply:
             self._calling = True
         elif isinstance(event, StreamStart):
             self._model = event.model or self._model
-            self._usage = self._believed(event.usage)
+            self._usage = self._plausible(event.usage)
         elif isinstance(event, StreamDone):
             self._done = event
-            self._usage = self._believed(event.usage)
+            self._usage = self._plausible(event.usage)
         return event
 
     def _paired(self, event: TextDelta | ThinkingDelta) -> TextDelta | ThinkingDelta:
@@ -100,12 +100,12 @@ class Reply:
         whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         return msgspec.structs.replace(event, delta=whole)
 
-    def _believed(self, told: object) -> Usage:
+    def _plausible(self, reported: object) -> Usage:
         """The usage that a provider reports, clamped to possible values: users pay by it."""
-        usage = told.plausible() if isinstance(told, Usage) else Usage()
-        if usage != told:
+        usage = reported.plausible() if isinstance(reported, Usage) else Usage()
+        if usage != reported:
             what = "provider %r reported an impossible usage for model %r: %s; it is counted as %r"
-            _log.warning(what, self.provider, self._model, _shown(told), usage)
+            _log.warning(what, self.provider, self._model, _shown(reported), usage)
         return usage
 
     def check_whole(self) -> None:
@@ -144,9 +144,9 @@ class Reply:
         return ThinkingContent(text, end.signature, end.redacted) if end else ThinkingContent(text)
 
 
-def _shown(told: object) -> str:
+def _shown(reported: object) -> str:
     try:
-        return repr(told)[:200]
+        return repr(reported)[:200]
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
 

@@ -267,14 +267,14 @@ _ADVICE: dict[type[ProviderError], tuple[str, str]] = {
 
 
 def refusal(
-    kind: type[ProviderError], host: str, model: str, said: str, *, hint: str, wait: float | None = None
+    kind: type[ProviderError], host: str, model: str, why: str, *, hint: str, wait: float | None = None
 ) -> ProviderError:
     """The service rejected the request. `hint` says where a key comes from."""
     happened, advice = _ADVICE[kind]
     if kind is AuthenticationFailed:
         advice = f"{advice}; {hint}"
     waiting = "" if wait is None else f" (it asks to wait {wait:g} s)"
-    return kind(f"{host} {happened} for model {model!r}: {said}; {advice}{waiting}", retry_after=wait)
+    return kind(f"{host} {happened} for model {model!r}: {why}; {advice}{waiting}", retry_after=wait)
 
 
 def too_slow(host: str, model: str, client: str) -> NetworkFailed:

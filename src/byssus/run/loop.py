@@ -47,7 +47,7 @@ from byssus.middleware import HookContext, tokens
 from byssus.providers import history as recovery
 from byssus.providers.base import Request
 from byssus.providers.history import ValidHistory
-from byssus.providers.model_call import ModelCall, Route, as_failure
+from byssus.providers.model_call import ModelCall, Route, as_failure, check_provider
 from byssus.queries.log.runs import RequestKey
 from byssus.run import tool_calls
 from byssus.run.journal import Driver, Ending, Journal, Stop, answer_needed, is_waiting, nothing_to_resume
@@ -125,6 +125,7 @@ class Run:
 
     async def prepare(self, prompts: list[UserMessage] | None) -> None:
         """Load the thread, and raise what keeps this run from beginning before anything is published or stored."""
+        check_provider(self._setup.routes)
         history, ledger = self._journal.history, self._journal.ledger
         await history.load(again=prompts is None)
         if prompts is None:
@@ -186,9 +187,9 @@ class Run:
         await self._turn_by_turn(lambda: self._begin(prompts))
         while self._stop_reason == "stop" and not limits.reached(self._turns, self._usage):
             # A hook that is called at the end belongs to the run, so the lease is kept for it.
-            hears_end = self._setup.middleware.hears_end
+            has_run_end = self._setup.middleware.has_run_end
             if not journal.inbox.has_mail(stopping=True) and (
-                hears_end or await self._finish(Release.END_IF_INBOX_EMPTY)
+                has_run_end or await self._finish(Release.END_IF_INBOX_EMPTY)
             ):
                 break
             if self.handing.is_asked:
@@ -373,7 +374,7 @@ class Run:
         """Whether there is another turn. Queued messages stay in the inbox when a run breaks off."""
         setup, journal = self._setup, self._journal
         results = [outcome.message for outcome in outcomes]
-        if self._is_left:  # the hooks hear of the turn when it is complete
+        if self._is_left:  # the hooks are called when the turn is complete
             self._stop_reason = "handed_over"
             return False
         stops = any(outcome.ends_run for outcome in outcomes) or await setup.unless_aborted(
@@ -568,11 +569,11 @@ class Run:
             result = ToolResultMessage(call.tool_call_id, call.tool_name, _NOT_RECORDED, is_error=True)
             self._publish(ToolExecutionEnd(call.tool_call_id, call.tool_name, result, is_error=True, stored=False))
         self._close_what_is_open()
-        told = self._result()
+        ended = self._result()
         self._messages = list(self._messages)  # what is recorded later is not added to the published list
-        self._publish(AgentEnd(self.id, told.messages, self._stop_reason, self._usage, None))
+        self._publish(AgentEnd(self.id, ended.messages, self._stop_reason, self._usage, None))
         self._publish_to = _nothing
-        return told
+        return ended
 
     def _publish_messages(self, messages: Sequence[Message]) -> None:
         """Publish messages that are already on disk."""

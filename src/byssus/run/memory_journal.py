@@ -249,8 +249,8 @@ class MemoryInbox:
 
     def _known(self, message_id: str) -> Message | None:
         """A user's message by its id: one that waits, or one of the conversation."""
-        said = (message for message in reversed(self._messages) if isinstance(message, UserMessage))
-        known = itertools.chain((item.message for item in self._queue), said)
+        messages = (message for message in reversed(self._messages) if isinstance(message, UserMessage))
+        known = itertools.chain((item.message for item in self._queue), messages)
         return next((message for message in known if message.id == message_id), None)
 
     async def waiting(self) -> list[Waiting]:

@@ -51,7 +51,7 @@ class ThreadInbox:
         thread = self._thread
         sent, self._sent, thread.mail = self._sent, [], 0
         for receipt in sent:
-            with contextlib.suppress(KeyReused):  # its sender hears of it: nothing was queued
+            with contextlib.suppress(KeyReused):  # raised for its sender: nothing was queued
                 await receipt
         if thread.held is not None:
             return await self._take(None, stopping=stopping)

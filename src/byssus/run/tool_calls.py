@@ -512,9 +512,9 @@ class ToolCalls:
         problem = None if asked.original is None else tool.problem_with(asked.call)
         if problem is None:
             return _Ready(asked)
-        said = answering.NOT_FITTING.format(checked_dumps(asked.call.arguments), problem)
+        problem_text = answering.NOT_FITTING.format(checked_dumps(asked.call.arguments), problem)
         shown = msgspec.structs.replace(asked.call, arguments=json.loads(asked.original or "{}") or {})
-        text = f"{entry.question or ''} {said}".strip()
+        text = f"{entry.question or ''} {problem_text}".strip()
         await self._ask(asked._replace(call=shown, original=None), answering.asked_again(entry, text))
         return _StaysOpen()
 

@@ -215,8 +215,8 @@ def _key(_: _Ask, row: _Row, __: float | None) -> int:
 def _as_said(_: _Ask, row: _Row, __: float | None) -> FoundMessage:
     """A message as a row of its session's history."""
     found = row.candidate
-    said = StoredMessage(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
-    return {"session_id": found.thread_id, **history_row(said)}
+    row_of_hit = StoredMessage(0, found.id, found.role, row.found.folded.source, found.plain, found.created_at)
+    return {"session_id": found.thread_id, **history_row(row_of_hit)}
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Bell:
-    """Rung from anywhere, heard in one place: on an event loop (`heard`), or in a thread that blocks (`heard_now`)."""
+    """Rung from any OS thread, for one waiter: on an event loop (`wait`), or on a thread that blocks (`wait_now`)."""
 
     __slots__ = ("_is_rung", "_wake")
 
@@ -22,7 +22,7 @@ class Bell:
         if (wake := self._wake) is not None:
             wake()
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         """Wait on the running event loop until it rings."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
@@ -43,7 +43,7 @@ class Bell:
             self._wake = None
             self._is_rung = False
 
-    def heard_now(self) -> None:
+    def wait_now(self) -> None:
         """Block until it rings."""
         event = threading.Event()
         self._wake = event.set

@@ -76,14 +76,14 @@ class Store(Upkeep, abc.ABC):
     dialect: Dialect
     name: str  # this very database, as people may see it: no password
     presence: Presence  # the proof, for others who use the database, that this process lives
-    # Called after each commit of this process with the threads that it is about, before its callers hear of it.
+    # Called after each commit of this process with the threads that it is about, before its callers wake.
     on_commit: Callable[[set[ThreadKey]], object] | None = None
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
     def __init__(self) -> None:
         self.users = 0  # see sharing.py
-        self._heard: Hashable = None  # the version when `heard` was asked last
+        self._last_version: Hashable = None  # at the last call of `changed_elsewhere`
         self._worker_ids: set[int] = set()  # until they end: the system uses an id again
 
     def write(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -111,7 +111,7 @@ class Store(Upkeep, abc.ABC):
         await asyncio.sleep(seconds)
 
     async def until(self, bell: Bell) -> None:
-        await bell.heard()
+        await bell.wait()
 
     def submit(self, query: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a write and return at once; writes happen in the order of the calls. Needs no event loop."""
@@ -152,12 +152,12 @@ class Store(Upkeep, abc.ABC):
     def version(self) -> Hashable:
         """Differs from what it was before when anything may have been committed since. Cheap: made to be polled."""
 
-    def heard(self) -> set[str] | None:
+    def changed_elsewhere(self) -> set[str] | None:
         """Which threads other processes may have changed since the last call: `thread_digest` of each. None: any."""
         if not self.has_files:  # no other process sees it
             return set()
-        before, self._heard = self._heard, self.version()
-        return set() if before == self._heard else None
+        before, self._last_version = self._last_version, self.version()
+        return set() if before == self._last_version else None
 
     def committed(self, jobs: Sequence[Job[Any]]) -> None:
         """Wake the followers of threads in this process."""

@@ -58,11 +58,11 @@ class Keeper(Generic[L]):
         self._awake = False
         self._seen: Hashable = None  # the store's version when we last looked
 
-    def keep(self, lease: L, tell: Callable[[str], object]) -> None:
-        """Renew the lease until it is dropped. `tell` is called, on the keeper's worker, with LOST or ABORTED."""
+    def keep(self, lease: L, notify: Callable[[str], object]) -> None:
+        """Renew the lease until it is dropped. `notify` is called, on the keeper's worker, with LOST or ABORTED."""
         with self._changed:
             _alive.add(lease.token)
-            self._held[lease] = tell
+            self._held[lease] = notify
             self._renewed[lease] = time.monotonic()
             if not self._awake:
                 self._awake = True
@@ -114,7 +114,7 @@ class Keeper(Generic[L]):
         version = store.version()
         if version != self._seen:
             for lease in self._settled(store.submit_read(self._look_for, list(self._held))):
-                self._tell(lease, ABORTED)
+                self._notify(lease, ABORTED)
             self._seen = version
 
     def _beat(self, store: Store, now: float) -> None:
@@ -126,7 +126,7 @@ class Keeper(Generic[L]):
             with self._changed:
                 self._renewed.update((lease, now) for lease in some if lease in self._renewed)
             for lease in lost:
-                self._tell(lease, LOST)
+                self._notify(lease, LOST)
 
     def _settled(self, future: Future[T]) -> T:
         """The outcome. A database that is away may keep us waiting for longer than a lease lasts."""
@@ -147,15 +147,15 @@ class Keeper(Generic[L]):
 
     def _lose(self, leases: Sequence[L]) -> None:
         for lease in leases:
-            self._tell(lease, LOST)
+            self._notify(lease, LOST)
 
-    def _tell(self, lease: L, what: str) -> None:
+    def _notify(self, lease: L, what: str) -> None:
         with self._changed:
-            tell = self._held.get(lease)
+            notify = self._held.get(lease)
             if what == LOST:
                 self._forget(lease)
-        if tell is not None:
-            tell(what)
+        if notify is not None:
+            notify(what)
 
 
 _keepers: weakref.WeakKeyDictionary[Store, dict[Any, Keeper[Any]]] = weakref.WeakKeyDictionary()

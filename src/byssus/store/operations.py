@@ -77,7 +77,7 @@ class Blocking:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: see above
 
     async def until(self, bell: Bell) -> None:
-        bell.heard_now()
+        bell.wait_now()
 
 
 def to_the_end(operation: Coroutine[Any, Any, T]) -> T:

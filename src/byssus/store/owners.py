@@ -46,8 +46,8 @@ if hasattr(os, "register_at_fork"):
 class Presence:
     """The proof that this process lives, for all who share one database.
 
-    `stem` is where the files are: a path without its end; None if nobody shares it. `like` is a file whose permissions
-    they get. With `one_machine`, all who use the database are on the machine that this process is on.
+    `stem` is where the files are: a path without its end; None if no other process uses the database. `like` is a file
+    whose permissions they get. With `one_machine`, all who use the database are on the machine that this process is on.
     """
 
     def __init__(self, stem: str | None, *, like: str | None = None, one_machine: bool = False) -> None:

@@ -25,12 +25,12 @@ class Upkeep:
         self,
         path: str,  # noqa: ARG002
         look: Callable[[Any], T],  # noqa: ARG002
-        hear: Callable[[int, int], object],  # noqa: ARG002
+        progress: Callable[[int, int], object],  # noqa: ARG002
     ) -> T | None:
         """Copy the database page by page, as of one moment, into an empty file; returns what a query sees then.
 
-        The pages still hold what was deleted. `hear` is called with the pages copied so far and their total. None: this
-        database has no pages to copy.
+        The pages still hold what was deleted. `progress` is called with the pages copied so far and their total. None:
+        this database has no pages to copy.
         """
         return None
 

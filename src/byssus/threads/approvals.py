@@ -130,7 +130,7 @@ async def answer(
     counts: a later one raises `AlreadyAnswered`. An unknown thread or call raises `NotFound`. Returns False if the call
     needs more approvals.
     """
-    return await record_answer(store, thread_id, call_id, said(answer, by, source))
+    return await record_answer(store, thread_id, call_id, checked(answer, by, source))
 
 
 async def record_answer(store: Runner, thread_id: ThreadId, call_id: str, answer: NewAnswer) -> bool:
@@ -176,8 +176,8 @@ def question_of(ask: Ask, reason: str = APPROVAL) -> Question:
     return Question(reason, ask.question, ask.approvers, ask.expires, encode_answer(ask.default))
 
 
-def said(answer: object, by: object = None, source: object = None) -> NewAnswer:
-    """What a person said, checked, as it is stored."""
+def checked(answer: object, by: object = None, source: object = None) -> NewAnswer:
+    """A person's answer, checked, as it is stored."""
     encoded, approval = encode_answer(answer), approval_in(answer)
     edited = None if approval.arguments is None else _encode_arguments(approval.arguments)
     return NewAnswer(encoded, _name("by", by), _name("source", source), edited, is_approval(answer))

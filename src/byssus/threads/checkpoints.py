@@ -196,8 +196,8 @@ def _last_replies(tx: Tx, thread: ThreadState, count: int) -> list[int]:
     before = thread.head + 1
     while len(found) < count and (page := threads.page_before(tx, thread.branch, before=before, limit=_FEW)):
         before = page[0][0]
-        said = ((seq, decode(body)) for seq, body in reversed(page))
-        found += [seq for seq, message in said if isinstance(message, AssistantMessage) and not message.failed]
+        decoded = ((seq, decode(body)) for seq, body in reversed(page))
+        found += [seq for seq, message in decoded if isinstance(message, AssistantMessage) and not message.failed]
     return found[:count]
 
 
@@ -288,8 +288,8 @@ def left_behind(summary: str) -> NewCheckpointRow:
 
 def metadata_of(thread_id: str, row: CheckpointRow) -> CheckpointMetadata:
     about = json.loads(row.about)
-    told = (row.created_at, about["tags"], about["summary"])
-    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, *told, row.seq)
+    details = (row.created_at, about["tags"], about["summary"])
+    return CheckpointMetadata(thread_id, row.id, row.step, row.parent, *details, row.seq)
 
 
 def _list_page(tx: Tx, thread_key: ThreadKey, *, limit: int, offset: int) -> list[CheckpointMetadata]:

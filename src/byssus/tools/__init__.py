@@ -26,8 +26,8 @@ from byssus.errors import InputError
 from byssus.messages import Block, ImageContent, TextContent, ToolCall, ToolResultMessage, dumps, image_type
 from byssus.providers.base import ToolSpec
 from byssus.signals import Signal
+from byssus.tools.details import error_text
 from byssus.tools.details import readable as readable
-from byssus.tools.details import told
 from byssus.tools.execution import Exited, TimedOut, is_async, run, within
 from byssus.tools.signature import arguments_of, inner, read_docstring, schema_of
 from byssus.values.decisions import Ask, Deny, Recovery
@@ -197,7 +197,7 @@ class Tool(Generic[P, R]):
         try:
             answer = await within(run(self._approval_of, {"context": context}, positional=True), self._timeout)
         except Exception as error:  # noqa: BLE001 - a call without its approval does not run
-            return Deny(f"whether it needs an approval could not be found out ({told(error)})")
+            return Deny(f"whether it needs an approval could not be found out ({error_text(error)})")
         if isinstance(answer, Deny):
             return answer
         try:
@@ -236,7 +236,7 @@ class Tool(Generic[P, R]):
         except msgspec.ValidationError as error:
             return Outcome(failure(call, f"Invalid arguments: {error}. Expected: {dumps(self.spec.parameters)}"))
         except Exception as error:  # noqa: BLE001 - a validator of the tool's own
-            return Outcome(failure(call, f"Invalid arguments: {told(error)}"))
+            return Outcome(failure(call, f"Invalid arguments: {error_text(error)}"))
         return await self._perform(call, arguments, context)
 
     def problem_with(self, call: ToolCall) -> str | None:
@@ -246,7 +246,7 @@ class Tool(Generic[P, R]):
         except msgspec.ValidationError as error:
             return f"{error}. Expected: {dumps(self.spec.parameters)}"
         except Exception as error:  # noqa: BLE001 - a validator of the tool's own
-            return told(error)
+            return error_text(error)
         return None
 
     async def _perform(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> Outcome:
@@ -258,11 +258,11 @@ class Tool(Generic[P, R]):
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            return Outcome(failure(call, told(error)))  # raised by the function itself: the call was not cancelled
+            return Outcome(failure(call, error_text(error)))  # raised by the function: the call was not cancelled
         except Exited as error:
             return Outcome(failure(call, f"SystemExit: {error}"))
         except Exception as error:  # noqa: BLE001 - the model sees it
-            return Outcome(failure(call, told(error)))
+            return Outcome(failure(call, error_text(error)))
 
     def _read(self, call: ToolCall) -> dict[str, Any]:
         """Return the arguments of the function; raises `msgspec.ValidationError`."""
@@ -356,8 +356,8 @@ def outcome(call: ToolCall, value: Any) -> Outcome:
         call.id, call.name, _content(result.content), readable(result.details), bool(result.is_error)
     )
     if any(isinstance(block, ImageContent) and image_type(block) is None for block in message.content):
-        said = "The tool returned an image that is none; it has to be the base64 of a PNG, JPEG, GIF or WebP file."
-        return Outcome(failure(call, f"{said} Its text was: {message.text}" if message.text else said))
+        no_image = "The tool returned an image that is none; it has to be the base64 of a PNG, JPEG, GIF or WebP file."
+        return Outcome(failure(call, f"{no_image} Its text was: {message.text}" if message.text else no_image))
     return Outcome(message, bool(result.end_run))
 
 

@@ -36,7 +36,7 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}: its repr raised {type(error).__name__}>"
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error as the text that a model reads."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -128,6 +128,6 @@ _BY_CLASS: tuple[tuple[Any, _Form], ...] = (
     (Set, _set),
     (Sequence, lambda v, walk: [walk(item) for item in v]),
     (os.PathLike, lambda v, walk: walk(os.fspath(v))),
-    (BaseException, lambda v, _: told(v)),
+    (BaseException, lambda v, _: error_text(v)),
     (object, lambda v, _: msgspec.to_builtins(v)),  # dates, Decimal, UUID; a TypeError for everything else
 )

@@ -30,7 +30,7 @@ from byssus.providers.base import ToolSpec
 from byssus.providers.wire import clean
 from byssus.signals import Signal, until_done
 from byssus.tools import Tool, ToolContext, ToolResult, arguments_in
-from byssus.tools.details import told
+from byssus.tools.details import error_text
 from byssus.tools.mcp_process import ErrorOutput
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class _Server:
             return  # busy: unknown
         except Exception as error:  # noqa: BLE001 - whatever it is, the next call would meet it too
             closed = getattr(error, "code", None) == _CLOSED
-            self._gone = self._reason_of_end() or ("its connection is closed" if closed else told(error))
+            self._gone = self._reason_of_end() or ("its connection is closed" if closed else error_text(error))
 
     def _reason_of_end(self) -> str | None:
         """Return why the session has ended; None if it has not."""
@@ -287,10 +287,10 @@ class _Server:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, OSError) and self._client is None:
-            return f"could not be started: {told(error)}; check the command, cwd and env"
+            return f"could not be started: {error_text(error)}; check the command, cwd and env"
         if getattr(error, "code", None) == _CLOSED:
             return "ended before it was ready"
-        return "ended" if error is None else f"failed: {told(error)}"
+        return "ended" if error is None else f"failed: {error_text(error)}"
 
     def _settled(self, call: asyncio.Task[Any]) -> None:
         self._calls.discard(call)
@@ -365,9 +365,11 @@ class _McpTool(Tool[..., Any]):
             # Cleaned, because a value that is not strict JSON would break the connection, not only this call.
             return _result(await self._server.call(self._theirs, clean(arguments), context))
         except McpServerFailed as error:
-            said = await self._server.errors.lines()
+            output = await self._server.errors.lines()
             text = str(error)
-            return ToolResult(f"{text[0].upper()}{text[1:]}.", {"error_output": said} if said else None, is_error=True)
+            return ToolResult(
+                f"{text[0].upper()}{text[1:]}.", {"error_output": output} if output else None, is_error=True
+            )
 
 
 def _result(answer: CallToolResult) -> ToolResult:

@@ -154,4 +154,4 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
     parsed = docstring_parser.parse(text)
     described = {item.arg_name.lstrip("*"): " ".join((item.description or "").split()) for item in parsed.params}
-    return (parsed.description or "").strip(), {name: said for name, said in described.items() if said}
+    return (parsed.description or "").strip(), {name: text for name, text in described.items() if text}

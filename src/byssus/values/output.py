@@ -31,7 +31,7 @@ class Output(Generic[T]):
         try:
             schema = describe(kind)
             _try_out(kind)
-        except Exception as error:  # a hint that names nothing, a union that cannot be told apart, pydantic's own ...
+        except Exception as error:  # a hint that names nothing, an ambiguous union, pydantic's own ...
             raise InputError(
                 f"output={kind!r} cannot be described to a model ({error}); use a msgspec Struct, a pydantic model, a "
                 "dataclass, a TypedDict, or builtin types"

@@ -27,15 +27,15 @@ def as_prompts(message: Prompt, method: str = "prompt") -> list[UserMessage]:
     if not items:
         raise InputError(f"{method}() got an empty list; pass at least one message")
     parts = [_part(item, method) for item in items]
-    return [_checked(said, method) for said in _joined(parts)]
+    return [_checked(prompt, method) for prompt in _joined(parts)]
 
 
 def single(message: object, method: str) -> UserMessage:
     """Convert a prompt that must be a single message."""
-    said = as_prompts(message, method)  # type: ignore[arg-type]
-    if len(said) != 1:
-        raise InputError(f"{method}() takes one message, and got {len(said)}; call it once for each")
-    return said[0]
+    messages = as_prompts(message, method)  # type: ignore[arg-type]
+    if len(messages) != 1:
+        raise InputError(f"{method}() takes one message, and got {len(messages)}; call it once for each")
+    return messages[0]
 
 
 def _joined(parts: list[str | UserMessage | Block]) -> Iterator[UserMessage]:
@@ -70,9 +70,9 @@ def _part(item: object, method: str) -> str | UserMessage | Block:
 
 
 def _from_dict(item: dict[str, Any], method: str) -> UserMessage | Block:
-    said = from_value(item if "role" in item else {"role": "user", "content": [item]})
-    if isinstance(said, UserMessage) and not any(isinstance(block, UnknownBlock) for block in said.content):
-        return said if "role" in item else said.content[0]
+    made = from_value(item if "role" in item else {"role": "user", "content": [item]})
+    if isinstance(made, UserMessage) and not any(isinstance(block, UnknownBlock) for block in made.content):
+        return made if "role" in item else made.content[0]
     raise InputError(
         f"{method}() {_TAKES}; a dict is {{'role': 'user', 'content': ...}}, {{'type': 'text', 'text': ...}} or "
         f"{{'type': 'image', 'data': <base64>, 'mime_type': ...}}; got {item!r:.80}"

@@ -125,7 +125,7 @@ class RunResult(Struct, Generic[T], frozen=True):
     def to_json(self) -> str:
         """The result as one line of JSON; an error is its class and its message."""
         error = self.error
-        told = {
+        fields = {
             "run_id": self.run_id,
             "text": self.text,
             "messages": plain(self.messages),
@@ -134,7 +134,7 @@ class RunResult(Struct, Generic[T], frozen=True):
             "error": None if error is None else {"kind": type(error).__name__, "message": str(error)},
         }
         try:
-            return checked_dumps({**told, "output": msgspec.to_builtins(self.output, enc_hook=_of_pydantic)})
+            return checked_dumps({**fields, "output": msgspec.to_builtins(self.output, enc_hook=_of_pydantic)})
         except (TypeError, ValueError, NotImplementedError) as failure:
             raise InputError(f"output={self.output!r:.80} cannot be written as JSON: {failure}") from failure
 

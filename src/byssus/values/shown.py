@@ -33,10 +33,10 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 def as_text(message: Any) -> str:
     """A message as it is printed: the role, the text, and in brackets everything that is not text."""
-    said = "\n".join(filter(None, map(_block_as_text, message.content)))
-    if not said and any(block.type == "thinking" for block in message.content):
-        said = "[thinking]"
-    return column_text(f"{_speaker(message)}: {said}{_ending(message)}")
+    text = "\n".join(filter(None, map(_block_as_text, message.content)))
+    if not text and any(block.type == "thinking" for block in message.content):
+        text = "[thinking]"
+    return column_text(f"{_speaker(message)}: {text}{_ending(message)}")
 
 
 def note_as_text(role: str, text: str, body: Any) -> str:
@@ -87,8 +87,8 @@ def reason(error: BaseException) -> str:
     text = " ".join(redacted(str(error)).split())
     if len(text) > _LONGEST_REASON:
         text = f"{text[:_LONGEST_REASON]}..."
-    said = text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    printable = text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
+    return f"{type(error).__name__}: {printable}" if printable else type(error).__name__
 
 
 def raised_at(error: BaseException) -> str:

@@ -35,8 +35,8 @@ def delta(piece: str, kind: str = "text") -> ReplyDelta:
 def test_the_rows_fit_every_screen(columns: int, lines: int) -> None:
     runs = [watched(f"thread {number} 中文 🙂") for number in range(60)]
     for run in runs:
-        run.hear(MessageAdded("c", UserMessage("An question, 一个很长的问题。" * 40), 1))
-        run.hear(delta("x" * 500))
+        run.add(MessageAdded("c", UserMessage("An question, 一个很长的问题。" * 40), 1))
+        run.add(delta("x" * 500))
         run.waiting = [asks("Change it?\n@@ -1 +1 @@\n-old\n+new", path="a.txt")]
     for rows in (
         overview(runs, runs[-1].thread_id, "a note", columns, lines),
@@ -91,7 +91,7 @@ def test_what_a_run_does_is_told_in_a_few_words() -> None:
         CallEnded("c", "c2", "pay", 2, "done"),
         MessageAdded("c", ToolResultMessage("c2", "pay", "paid"), 3),
     ):
-        run.hear(item)
+        run.add(item)
         said.append(run.doing)
     assert said == [
         "thinks",
@@ -109,9 +109,9 @@ def test_what_a_run_does_is_told_in_a_few_words() -> None:
 
 def test_tokens_are_those_of_the_last_minute_and_an_estimate_of_what_arrives() -> None:
     run, now = watched(), time.monotonic()
-    run.hear(MessageAdded("c", stamped(AssistantMessage([TextContent("a")], usage=Usage(input=90, output=10))), 1))
+    run.add(MessageAdded("c", stamped(AssistantMessage([TextContent("a")], usage=Usage(input=90, output=10))), 1))
     old = AssistantMessage([TextContent("a")], usage=Usage(input=5), created_at="2020-01-01T00:00:00+00:00")
-    run.hear(MessageAdded("c", old, 2))
-    run.hear(delta("x" * 40))
+    run.add(MessageAdded("c", old, 2))
+    run.add(delta("x" * 40))
     assert run.tokens_a_minute(now) == 110
     assert run.tokens_a_minute(now + 120) == 10

@@ -40,9 +40,9 @@ def test_a_commit_rings_for_its_thread_and_for_no_other(database: Database) -> N
     async def use(cp: Checkpointer) -> None:
         center = hub.Hub(cp.store)
         bell, other = center.attach(T), center.attach(U)
-        waiting = asyncio.ensure_future(other.heard())
+        waiting = asyncio.ensure_future(other.wait())
         center.committed({T})
-        await asyncio.wait_for(bell.heard(), 20)
+        await asyncio.wait_for(bell.wait(), 20)
         assert not waiting.done()
         center.committed({U})
         await asyncio.wait_for(waiting, 20)
@@ -98,14 +98,14 @@ def test_a_look_that_fails_is_tried_again(database: Database, monkeypatch: pytes
 
     async def use(cp: Checkpointer) -> None:
         failures: list[Exception] = [OSError(24, "too many open files"), StoreBusy("not now")]
-        heard = cp.store.heard
+        heard = cp.store.changed_elsewhere
 
         def hear() -> set[str] | None:
             if failures:
                 raise failures.pop()
             return heard()
 
-        monkeypatch.setattr(cp.store, "heard", hear)
+        monkeypatch.setattr(cp.store, "changed_elsewhere", hear)
         following = Following(cp)
         await until(lambda: not failures)
         cp.store.on_commit = None  # as if another process did it
@@ -125,7 +125,7 @@ def test_a_commit_that_names_no_thread_rings_for_those_that_it_has_changed(datab
         bells = {name.id: center.attach(name) for name in names}
         center._look()
         for bell in bells.values():
-            await asyncio.wait_for(bell.heard(), 20)  # each is rung once by the first look
+            await asyncio.wait_for(bell.wait(), 20)  # each is rung once by the first look
         cp.store.on_commit = None  # as if no commit said which thread it is about
         await cp.append("changed", UserMessage("y"))
         await cp.delete_thread("gone")
@@ -146,7 +146,7 @@ def test_without_a_worker_followers_hear_of_this_process_and_the_next_one_starts
         monkeypatch.undo()
         assert not center._is_awake
         center.committed({T})
-        await asyncio.wait_for(first.heard(), 20)
+        await asyncio.wait_for(first.wait(), 20)
         second = center.attach(U)
         assert center._is_awake
         center.detach(T, first)

@@ -49,8 +49,8 @@ def _show(args: argparse.Namespace) -> int:
         raise InputError(f"there is no memory {args.session!r} {of_whom}; 'byssus memory' lists those that there are")
     summary, content = found
     if args.json:
-        told = [{**message.to_dict(), "marks": marks} for message, marks in content]
-        terminal.print_json({"summary": summary, "messages": told})
+        values = [{**message.to_dict(), "marks": marks} for message, marks in content]
+        terminal.print_json({"summary": summary, "messages": values})
         return 0
     if summary:
         print(f"-- summary\n{terminal.clean(summary)}\n")

@@ -93,11 +93,11 @@ def _print_json(thread_id: str, thread: Thread, state: ThreadState, children: li
     partial = to_value(thread.partial) if thread.partial else None
     if isinstance(partial, dict) and state == "running":
         partial["stop_reason"] = None  # it has not stopped
-    told = [to_value(message) for message in thread.messages]
+    messages = [to_value(message) for message in thread.messages]
     terminal.print_json(
         {
             "id": thread_id,
-            "messages": told,
+            "messages": messages,
             "extra": thread.extra,
             "partial": partial,
             "state": state,

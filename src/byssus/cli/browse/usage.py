@@ -43,9 +43,9 @@ def _usage(args: argparse.Namespace) -> int:
     if stats is None:
         raise InputError(f"there is no user {args.user!r}; 'byssus users' lists them")
     if args.json:
-        told = {name: value for name, value in stats.items() if name not in ("session_count", "by_session")}
+        totals = {name: value for name, value in stats.items() if name not in ("session_count", "by_session")}
         by_thread = [with_thread(row) for row in stats["by_session"]]
-        terminal.print_json({**told, "thread_count": stats["session_count"], "by_thread": by_thread})
+        terminal.print_json({**totals, "thread_count": stats["session_count"], "by_thread": by_thread})
         return 0
     print(
         f"{count(stats['total_messages'], 'message')} and {count(stats['total_tokens'], 'token')}"

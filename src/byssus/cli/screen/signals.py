@@ -17,9 +17,9 @@ def on_end(leave: Callable[[int], object]) -> None:
     """
     loop = asyncio.get_running_loop()
 
-    def hear(number: int, _: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: the program leaves already
             loop.call_soon_threadsafe(leave, number)
 
     for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, hear)
+        signal.signal(each, note)

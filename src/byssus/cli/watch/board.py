@@ -138,7 +138,7 @@ class Board:
         try:
             async with aclosing(self._cp.follow(run.thread_id, _cursor(watched.info, run))) as items:
                 async for item in items:
-                    watched.hear(item)
+                    watched.add(item)
                     if watched.is_caught_up and item.type in _TELLING:
                         self._is_due.set()
                     self.on_change()

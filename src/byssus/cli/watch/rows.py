@@ -96,8 +96,8 @@ def question(waiting: Sequence[Pending], columns: int) -> list[Row]:
     rows += [[("asks", each)] for each in _broken(text, columns)]
     if not details:
         for name, value in call.arguments.items():
-            told = value if isinstance(value, str) else terminal.as_json(value)
-            rows += [[("", each)] for each in _lines(f"{name}: {told}", columns)]
+            text = value if isinstance(value, str) else terminal.as_json(value)
+            rows += [[("", each)] for each in _lines(f"{name}: {text}", columns)]
     for each in details:
         style = {"+": "added", "-": "removed", "@": "dim"}.get(each[:1], "")
         rows += [[(style, part)] for part in _broken(each, columns)]

@@ -1,6 +1,6 @@
 """One run that is watched: what it does, what it has said, and how many tokens it takes a minute.
 
-It hears the items of its thread (`cp.follow`) from the beginning of the run on, and remembers the last of them.
+It gets the items of its thread (`cp.follow`) from the beginning of the run on, and remembers the last of them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Watched:
             self._spent.popleft()
         return sum(tokens for at, tokens in self._spent if at >= since) + self._estimated // _CHARS_PER_TOKEN
 
-    def hear(self, item: FollowItem) -> None:
+    def add(self, item: FollowItem) -> None:
         """Take in what has happened."""
         match item:
             case MessageAdded():
@@ -127,7 +127,7 @@ class Watched:
                     self._note("end", f"{item.tool_name}: {item.status}")
 
     def _is_earlier(self, reply: int) -> bool:
-        """Whether a call was made before this run: the calls of the reply before a cursor are always told again."""
+        """Whether a call was made before this run: the calls of the reply before a cursor are always sent again."""
         return not self.is_caught_up and self.run is not None and reply < self.run.first_seq
 
     def _add(self, message: Message) -> None:

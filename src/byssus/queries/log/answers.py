@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
 
 class NewAnswer(NamedTuple):
-    """An answer: what was said, by whom, and from where."""
+    """An answer, with who gave it and from where."""
 
     answer: str
     by: str | None = None
@@ -153,7 +153,7 @@ def approvals(tx: Tx, calls: Sequence[int]) -> list[ApprovalRow]:
 
 
 def approvals_of_reply(tx: Tx, branch: int, reply: int) -> list[ApprovalRow]:
-    """The approvals of the calls of a reply, each with the call's place in it."""
+    """The approvals of the calls of a reply, each with the call's index in it."""
     rows = tx.all(
         "SELECT c.place, a.person, a.given_at, a.source FROM approvals a JOIN tool_calls c ON c.key = a.call"
         " WHERE c.branch = :branch AND c.reply = :reply ORDER BY a.key",
@@ -163,7 +163,7 @@ def approvals_of_reply(tx: Tx, branch: int, reply: int) -> list[ApprovalRow]:
     return [ApprovalRow(*row) for row in rows]
 
 
-def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool:
+def answer(tx: Tx, thread_key: ThreadKey, call_id: str, new: NewAnswer) -> bool:
     """Record a person's answer. The run that continues the thread acts upon it.
 
     Returns False if it is an approval, and more people must approve.
@@ -183,17 +183,17 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, said: NewAnswer) -> bool
     for key, status, *_, reason, approvers, expired_at in reversed(rows):
         if status != "waiting" or expired_at is not None or not _lock(tx, key):
             continue  # another process may have answered it meanwhile
-        check_edit(call_id, where, said, reason)
-        if said.is_approval and approvers > 1 and not _approved(tx, key, call_id, where, said, approvers):
+        check_edit(call_id, where, new, reason)
+        if new.is_approval and approvers > 1 and not _approved(tx, key, call_id, where, new, approvers):
             return False
         tx.run(
             "UPDATE tool_calls SET status = 'answered', answer = :answer, answered_by = :by, answered_at = :now,"
             " answered_from = :source, edited = COALESCE(:edited, edited) WHERE key = :key",
-            answer=said.answer,
-            by=said.by,
+            answer=new.answer,
+            by=new.by,
             now=tx.now(),
-            source=said.source,
-            edited=said.edited,
+            source=new.source,
+            edited=new.edited,
             key=key,
         )
         return True
@@ -208,20 +208,20 @@ def _lock(tx: Tx, key: int) -> bool:
     return locked is not None
 
 
-def _approved(tx: Tx, key: int, call_id: str, where: str, said: NewAnswer, approvers: int) -> bool:
+def _approved(tx: Tx, key: int, call_id: str, where: str, new: NewAnswer, approvers: int) -> bool:
     """Add one of several approvals; whether it was the last one that was needed."""
-    check_approval(call_id, where, said, approvers)
+    check_approval(call_id, where, new, approvers)
     added = tx.one(
         "INSERT INTO approvals (call, person, given_at, source) VALUES (:call, :person, :now, :source)"
         " ON CONFLICT (call, person) DO NOTHING RETURNING key",
         call=key,
-        person=said.by,
+        person=new.by,
         now=tx.now(),
-        source=said.source,
+        source=new.source,
     )
     given = approvals(tx, [key])
     if added is None:
-        earlier = next(row for row in given if row.person == said.by)
+        earlier = next(row for row in given if row.person == new.by)
         raise approved_before(call_id, where, earlier, len(given), approvers)
     return len(given) >= approvers
 
@@ -237,22 +237,22 @@ def approved_before(call_id: str, where: str, earlier: ApprovalRow, given: int, 
     )
 
 
-def check_edit(call_id: str, where: str, said: NewAnswer, reason: str | None) -> None:
+def check_edit(call_id: str, where: str, new: NewAnswer, reason: str | None) -> None:
     """Raise for other arguments for a call that may have run already: its idempotency key stands for the first ones."""
-    if said.edited is not None and reason == "recovery":
+    if new.edited is not None and reason == "recovery":
         raise InputError(
             f"call {call_id!r} of {where} was interrupted and may have taken effect, so it can only run again with the "
             "same arguments; approve it without others, or deny it"
         )
 
 
-def check_approval(call_id: str, where: str, said: NewAnswer, approvers: int) -> None:
+def check_approval(call_id: str, where: str, new: NewAnswer, approvers: int) -> None:
     """Raise for one of several approvals that cannot count."""
-    if said.by is None:
+    if new.by is None:
         raise InputError(
             f"call {call_id!r} of {where} needs {approvers} different people; say who approves it: by='...'"
         )
-    if said.edited is not None:
+    if new.edited is not None:
         raise InputError(
             f"call {call_id!r} of {where} needs {approvers} people, and they must approve the same arguments; "
             "deny it, and say in the reason which arguments would do"

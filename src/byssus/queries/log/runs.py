@@ -94,14 +94,14 @@ _IS_IN_THREAD = (
 )
 _THIS = "id = :id AND thread = :thread"
 # A message that came another way than with a request key: queued for a run, or appended. Among the last ones.
-_SAID = (
+_USER_MESSAGE = (
     "SELECT m.seq, m.branch, m.body FROM threads t JOIN segments s ON s.branch = t.branch JOIN messages m"
     " ON m.branch = s.source AND m.seq > CASE WHEN s.after_seq < :head - :few THEN :head - :few ELSE s.after_seq END"
     " AND m.seq <= CASE WHEN s.upto_seq < :head THEN s.upto_seq ELSE :head END"
     " WHERE t.key = :thread AND m.id = :key AND m.role = 'user' ORDER BY m.seq DESC LIMIT 1"
 )
-# The run in which it was heard, or which was started to answer it.
-_HEARD = (
+# The run that took it in, or that was started to answer it.
+_RUN_OF_MESSAGE = (
     "SELECT key FROM (SELECT * FROM runs WHERE thread = :thread ORDER BY key DESC LIMIT :few) AS r"
     " WHERE r.branch = :branch AND COALESCE(r.last_seq, :head) >= :seq"
     " AND (r.first_seq <= :seq OR (r.first_seq = :seq + 1 AND r.cause = 'resume')) ORDER BY key DESC LIMIT 1"
@@ -201,7 +201,7 @@ def close(tx: Tx, thread: int, run_id: str, *, head: int) -> None:
 
 
 def _lose(tx: Tx, thread: int, run_id: str) -> None:
-    """The process that drove a run has not said that it stopped."""
+    """The process that drove a run has not recorded that it stopped."""
     tx.run(
         "UPDATE run_attempts SET ended_at = :now, outcome = 'lost'"
         f" WHERE run = (SELECT key FROM runs WHERE {_THIS}) AND ended_at IS NULL",
@@ -220,7 +220,7 @@ def _refuse_taken(tx: Tx, thread: int, asked: RequestKey, *, head: int) -> None:
     )
     if taken is not None and (taken[1] or not asked.is_message):
         raise RequestTaken(f"a run of the thread has the key {asked.key!r}")
-    if asked.is_message and _said(tx, thread, asked.key, head) is not None:
+    if asked.is_message and _run_about(tx, thread, asked.key, head) is not None:
         raise RequestTaken(f"the message {asked.key!r} is in the thread, or waits for a run of it")
     if taken is not None:
         free = "UPDATE runs SET request_key = NULL, request_digest = NULL WHERE key = :key"
@@ -237,21 +237,21 @@ class Logged(NamedTuple):
 
 def logged(tx: Tx, thread: int, message_id: str, head: int) -> Logged | None:
     """A user's message by its id, among the last messages of a thread."""
-    row = tx.one(_SAID, thread=thread, key=message_id, head=head, few=_FEW)
+    row = tx.one(_USER_MESSAGE, thread=thread, key=message_id, head=head, few=_FEW)
     return None if row is None else Logged(*row)
 
 
-def _said(tx: Tx, thread: int, message_id: str, head: int) -> tuple[int | None, str] | None:
+def _run_about(tx: Tx, thread: int, message_id: str, head: int) -> tuple[int | None, str] | None:
     """A user's message by its id: the run that is about it, if there is one, and its body. None: it can be sent.
 
-    One that a run has not heard is only found where the next run will answer it: as the last one, or in the inbox.
+    One that no run has taken in is only found where the next run will answer it: as the last one, or in the inbox.
     """
     found = logged(tx, thread, message_id, head)
     if found is not None:
         seq, branch, body = found
-        heard = tx.one(_HEARD, thread=thread, branch=branch, seq=seq, head=head, few=_FEW)
-        if heard is not None or seq == head:
-            return heard[0] if heard else None, body
+        run = tx.one(_RUN_OF_MESSAGE, thread=thread, branch=branch, seq=seq, head=head, few=_FEW)
+        if run is not None or seq == head:
+            return run[0] if run else None, body
     waiting = tx.one(
         "SELECT r.key, i.body FROM inbox i JOIN threads t ON t.key = i.thread"
         " LEFT JOIN runs r ON r.thread = t.key AND r.id = t.run"
@@ -311,7 +311,7 @@ class Requested(NamedTuple):
 
 
 def of_request(tx: Tx, thread_key: ThreadKey, asked: RequestKey) -> Requested | None:
-    """The run that a request key began, or that has heard the message whose id it is."""
+    """The run that a request key began, or that has taken in the message whose id it is."""
     names = {"namespace": thread_key.namespace, "id": thread_key.id}
     still = f" AND {_IS_IN_THREAD}" if asked.is_message else ""
     row = tx.one(
@@ -323,11 +323,11 @@ def of_request(tx: Tx, thread_key: ThreadKey, asked: RequestKey) -> Requested | 
     if row is not None:
         return Requested(RunRow(*row))
     thread = tx.one("SELECT key, head FROM threads WHERE namespace = :namespace AND id = :id", **names)
-    said = _said(tx, thread[0], asked.key, thread[1]) if thread is not None and asked.is_message else None
-    if said is None:
+    found = _run_about(tx, thread[0], asked.key, thread[1]) if thread is not None and asked.is_message else None
+    if found is None:
         return None
-    row = tx.one(f"{_RUN} WHERE r.key = :key", key=said[0], now=tx.now()) if said[0] is not None else None
-    return Requested(None if row is None else RunRow(*row), said[1])
+    row = tx.one(f"{_RUN} WHERE r.key = :key", key=found[0], now=tx.now()) if found[0] is not None else None
+    return Requested(None if row is None else RunRow(*row), found[1])
 
 
 def attempts(tx: Tx, run: int) -> list[AttemptRow]:

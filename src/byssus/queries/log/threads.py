@@ -262,7 +262,7 @@ def fill(
     by: By = UNLEASED,
     extra: str | None = None,
 ) -> Position:
-    """Put messages into reserved places. Raises `ThreadMoved` if one is taken: another process has filled it."""
+    """Put messages into reserved slots. Raises `ThreadMoved` if one is taken: another process has filled it."""
     last = max(seq for seq, _ in slots)
     key, position = advance(tx, thread_key, by, count=len(slots), last=last, create=False)
     for seq, m in slots:

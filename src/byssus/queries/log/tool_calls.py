@@ -125,7 +125,7 @@ def finish(
     by: By,
     extra: str | None = None,
 ) -> Position:
-    """Store results, each with the call's place in the reply, its own seq, how the call ended, and after how many
+    """Store results, each with the call's index in the reply, its own seq, how the call ended, and after how many
     milliseconds."""
     filled = [(seq, message) for _, seq, message, *_ in ends]
     position = threads.fill(tx, thread_key, filled, by=by, extra=extra)
@@ -143,9 +143,9 @@ def finish_behind(
     by: By,
     extra: str | None = None,
 ) -> Position:
-    """Store results at the end of the log, for a reply that reserved no places.
+    """Store results at the end of the log, for a reply that reserved no slots.
 
-    Each comes with the call's place in the reply, how the call ended, and after how many milliseconds.
+    Each comes with the call's index in the reply, how the call ended, and after how many milliseconds.
     """
     added = [message for _, message, *_ in ends]
     position = threads.append(tx, thread_key, added, by=by, extra=extra)

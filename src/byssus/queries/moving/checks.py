@@ -176,7 +176,7 @@ def set_message_count(tx: Tx, thread: int) -> None:
 
 
 def raise_head(tx: Tx, thread: int) -> None:
-    """The head is not below a message. Whoever knows the thread looks again."""
+    """The head is not below a message. A caller that knows the thread looks again."""
     tx.run(
         f"UPDATE threads SET head = (SELECT MAX(m.seq) {_READ.format('threads')}), version = version + 1"
         f" WHERE key = :key AND head < (SELECT MAX(m.seq) {_READ.format('threads')})",

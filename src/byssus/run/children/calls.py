@@ -34,7 +34,7 @@ from byssus.run.settings import Setup
 from byssus.signals import wait_all
 from byssus.store.keeper import LOST
 from byssus.tools import Outcome
-from byssus.tools.details import told
+from byssus.tools.details import error_text
 from byssus.values.results import RunResult, ToolResult
 
 KEY = "call"  # the request key of a child's prompt: a child is of one call
@@ -125,7 +125,7 @@ async def _done(
         return task.result()
     if not isinstance(error, Exception) or isinstance(error, _LEAVES_OPEN):
         raise error
-    return Outcome(tools.failure(call, f"The agent failed: {told(error)}"))
+    return Outcome(tools.failure(call, f"The agent failed: {error_text(error)}"))
 
 
 async def _asked(tool: AgentTool, task: str, child: MadeAgent, *, is_stored: bool) -> RunResult[Any]:
@@ -154,12 +154,12 @@ def _read(result: RunResult[Any], call: ToolCall, caller: Caller, thread_id: str
         return Open("This call waits for a person" + (f" on thread {thread_id!r}." if thread_id else "."))
     if caller.above.signal.aborted and ending != "stop":
         return _stopped(call, caller, details)
-    said = f" It said: {result.text}" if result.text else ""
+    answer = f" It said: {result.text}" if result.text else ""
     if result.error is not None:
-        text = f"The agent failed: {type(result.error).__name__}: {result.error}{said}"
+        text = f"The agent failed: {type(result.error).__name__}: {result.error}{answer}"
         return tools.outcome(call, ToolResult(text, details, is_error=True))
     if ending in _ENDINGS:
-        return tools.outcome(call, ToolResult(f"The agent {_ENDINGS[ending]}.{said}", details, is_error=True))
+        return tools.outcome(call, ToolResult(f"The agent {_ENDINGS[ending]}.{answer}", details, is_error=True))
     value = result.text if result.output is None else result.output
     return tools.outcome(call, ToolResult(value, details))
 

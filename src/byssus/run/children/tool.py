@@ -27,7 +27,7 @@ _TASK = "What to do, with everything that must be known for it: this conversatio
 
 
 class Above(NamedTuple):
-    """What a child's run hears of its parent's run: an abort, and a request to hand the thread over."""
+    """What reaches a child's run from its parent's run: an abort, and a request to hand the thread over."""
 
     signal: Signal
     handing: HandOver

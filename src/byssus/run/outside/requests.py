@@ -111,7 +111,7 @@ class Once:
         joined = await self._begun()
         if joined is None:
             joined = await self._joined()
-            if joined is None:  # it was begun or resumed here after all, and its listeners heard it
+            if joined is None:  # it was begun or resumed here after all, and its listeners got its events
                 return await self.result(output, backlog)
             replayed = _with_output(joined, output)
             _replay(replayed, self._thread_key.id, backlog)

@@ -191,7 +191,7 @@ class Supervision:
                 "byssus resume %s --lift",
                 *(row.id, row.deaths, row.id),
             )
-            self._tell(TakeOver(row.id, row.user_id, is_quarantined=True))
+            self._report_safely(TakeOver(row.id, row.user_id, is_quarantined=True))
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Supervision:
             self._failed(row, error)
         else:
             self._failures.pop(row.id, None)
-            self._tell(TakeOver(row.id, row.user_id, result))
+            self._report_safely(TakeOver(row.id, row.user_id, result))
 
     async def _made(self, row: InterruptedRow) -> Resumable:
         made: Any = self._factory(row.id, row.user_id)
@@ -234,9 +234,9 @@ class Supervision:
         count = 1 if known is None else known.times + 1
         pause = min(self._every * 2**count, _LONGEST_PAUSE)
         self._failures[row.id] = _Failures(count, asyncio.get_running_loop().time() + pause)
-        self._tell(TakeOver(row.id, row.user_id, error=error))
+        self._report_safely(TakeOver(row.id, row.user_id, error=error))
 
-    def _tell(self, taken: TakeOver) -> None:
+    def _report_safely(self, taken: TakeOver) -> None:
         try:
             self._report(taken)
         except Exception:  # noqa: BLE001 - it is the program's, and ends nothing here

@@ -39,17 +39,17 @@ _log = logging.getLogger("byssus.store")
 
 
 class News:
-    """One worker with one connection that tells and hears. It begins to work when it is first needed."""
+    """One worker with one connection that sends and receives. It starts when it is first needed."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._channel = f"byssus {server.schema}"[:63]
-        self._heard = 0
+        self._received = 0
         self._naming = threading.Lock()
         self._unsaid: set[str] = set()  # what is still to be announced
         self._named: set[str] | None = None  # what others have announced; None: it may be any thread
         self._all_at = 0.0  # when `names` was last answered with: any
-        self._is_heard = False  # whether words arrive
+        self._is_receiving = False  # whether words arrive
         self._lock = threading.Lock()
         self._pending = False
         self._worker: threading.Thread | None = None
@@ -70,8 +70,8 @@ class News:
     def version(self) -> Hashable:
         """Another value whenever there may be something new."""
         self._start()
-        period = _LOOK_ANYWAY if self._is_heard else _LOOK_ALWAYS
-        return (self._heard, int(time.monotonic() / period))
+        period = _LOOK_ANYWAY if self._is_receiving else _LOOK_ALWAYS
+        return (self._received, int(time.monotonic() / period))
 
     def names(self) -> set[str] | None:
         """The threads that others have named since the last call; None if it may be any."""
@@ -79,7 +79,7 @@ class News:
         now = time.monotonic()
         with self._naming:
             names, self._named = self._named, set()
-            is_any = names is None or now - self._all_at >= (_ALL_ANYWAY if self._is_heard else _LOOK_ALWAYS)
+            is_any = names is None or now - self._all_at >= (_ALL_ANYWAY if self._is_receiving else _LOOK_ALWAYS)
             self._all_at = now if is_any else self._all_at
         return None if is_any else names
 
@@ -130,7 +130,7 @@ class News:
                     self._listen(self._connection)
             except (psycopg.Error, OSError) as error:
                 _log.debug("no notifications from %r: %s", self._server.name, type(error).__name__)
-                self._is_heard = False
+                self._is_receiving = False
                 self._closing.wait(_RECONNECT)
             finally:
                 self._connection = None
@@ -138,38 +138,38 @@ class News:
     def _listen(self, connection: Connection) -> None:
         connection.silence = min(_SILENCE, self._server.answer_seconds)  # nothing here takes long
         connection.execute(f'LISTEN "{self._channel}"'.encode())
-        self._heard += 1  # for notifications that were missed
+        self._received += 1  # for notifications that were missed
         with self._naming:
             self._named = None
-        heard_at = time.monotonic()
-        asked_at: float | None = self._tell(connection)  # when we began to wait for a word
+        received_at = time.monotonic()
+        asked_at: float | None = self._notify(connection)  # when we began to wait for a word
         while not self._closing.is_set():
             now = time.monotonic()
-            if said := [(word.pid, word.payload) for word in connection.notifies(timeout=0)]:
-                self._heard += 1
-                self._note(connection, said)
-                self._is_heard, heard_at, asked_at = True, now, None
-            silent = now - heard_at if asked_at is None else now - asked_at
+            if words := [(word.pid, word.payload) for word in connection.notifies(timeout=0)]:
+                self._received += 1
+                self._note(connection, words)
+                self._is_receiving, received_at, asked_at = True, now, None
+            silent = now - received_at if asked_at is None else now - asked_at
             limit = _SILENCE if asked_at is None else _ANSWER
             if silent < limit and not self._pending:
                 self._wait(connection, limit - silent)
             elif self._pending:
                 self._closing.wait(_GATHER)
-                told_at = self._tell(connection)
-                asked_at = told_at if asked_at is None else asked_at
+                notified_at = self._notify(connection)
+                asked_at = notified_at if asked_at is None else asked_at
             else:
-                self._is_heard = self._is_heard and asked_at is None
-                asked_at = self._tell(connection)
+                self._is_receiving = self._is_receiving and asked_at is None
+                asked_at = self._notify(connection)
 
-    def _note(self, connection: Connection, said: list[tuple[int, str]]) -> None:
+    def _note(self, connection: Connection, words: list[tuple[int, str]]) -> None:
         """Keep the names until they are asked for. This process knows its own commits."""
-        names = {name for pid, word in said if pid != connection.info.backend_pid for name in word.split()}
+        names = {name for pid, word in words if pid != connection.info.backend_pid for name in word.split()}
         with self._naming:
             if self._named is not None:
                 is_any = _ANY in names or len(self._named) + len(names) > _MANY
                 self._named = None if is_any else self._named | names
 
-    def _tell(self, connection: Connection) -> float:
+    def _notify(self, connection: Connection) -> float:
         self._pending = False
         with self._naming:
             unsaid, self._unsaid = self._unsaid, set()

@@ -315,7 +315,7 @@ class _Writer(_Worker):
         try:
             tx.flush("COMMIT")
         except BaseException as error:
-            self._is_in_doubt = is_lost(error) or self.connection.is_broken  # else the server has said no
+            self._is_in_doubt = is_lost(error) or self.connection.is_broken  # else the server has refused it
             raise
         self._is_in_doubt = False
         if tx.outcome != "COMMIT":
@@ -408,7 +408,7 @@ class PostgresStore(Store):
             raise StoreNotOpen(f"the store on {self.name!r} is closed")
         return self.news.version()
 
-    def heard(self) -> set[str] | None:
+    def changed_elsewhere(self) -> set[str] | None:
         if not self._open:
             raise StoreNotOpen(f"the store on {self.name!r} is closed")
         return self.news.names()

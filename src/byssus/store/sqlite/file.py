@@ -329,7 +329,7 @@ def can_be_left(path: str) -> bool:
         connection.close()
 
 
-def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], object]) -> None:
+def copy_pages(source: apsw.Connection, path: str, progress: Callable[[int, int], object]) -> None:
     """Copy what a connection sees into a file that holds nothing yet. The connection is in a read transaction."""
     target = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
@@ -338,18 +338,18 @@ def copy_pages(source: apsw.Connection, path: str, hear: Callable[[int, int], ob
         with target.backup("main", source, "main") as backup:
             while not backup.done:
                 backup.step(_BACKUP_PAGES)
-                hear(backup.page_count - backup.remaining, backup.page_count)
+                progress(backup.page_count - backup.remaining, backup.page_count)
     finally:
         target.close()
 
 
-def compact(path: str, hear: Callable[[], object]) -> None:
-    """Rewrite a database that is not open elsewhere, without remains of deleted rows. `hear` is called often."""
+def compact(path: str, progress: Callable[[], object]) -> None:
+    """Rewrite a database that is not open elsewhere, without remains of deleted rows. `progress` is called often."""
     fresh = path + COMPACTED
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
-            connection.set_progress_handler(lambda: bool(hear()), _COMPACT_STEPS)
+            connection.set_progress_handler(lambda: bool(progress()), _COMPACT_STEPS)
             make_private(fresh)
             connection.execute("VACUUM INTO ?", (fresh,))
         finally:

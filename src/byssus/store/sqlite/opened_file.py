@@ -188,7 +188,7 @@ class OpenedFile:
 
     def _check_found(self, found: os.stat_result | None) -> None:
         if found is None or (found.st_dev, found.st_ino) != self.key:
-            self._lost = self._told(is_replaced=found is not None)
+            self._lost = self._what_happened(is_replaced=found is not None)
             raise StoreUnusable(self._lost)
         if found.st_size < _HEADER:  # an empty file, to SQLite: the next process that opens it throws the WAL away
             self._lost = (
@@ -197,19 +197,19 @@ class OpenedFile:
             )
             raise StoreUnusable(self._lost)
 
-    def _told(self, *, is_replaced: bool) -> str:
+    def _what_happened(self, *, is_replaced: bool) -> str:
         """What has happened, where the messages are, and what to do."""
         name = _name_of(self.key)
         there = f"moved to {name!r}" if name else "removed, or moved away" if name is None else "removed"
         what = f"replaced by another file: the one that was open is {there}" if is_replaced else there
-        told = f"{self._path!r} was {what}, while it was open; nothing more is written to it. "
+        text = f"{self._path!r} was {what}, while it was open; nothing more is written to it. "
         if name == "":
-            return told + "Close it and open it again to start with an empty database there, or restore a backup first"
+            return text + "Close it and open it again to start with an empty database there, or restore a backup first"
         goal = name or "its new name"
-        told += f"Its messages are there, the last ones in {self._wal!r}: end this process, then move "
+        text += f"Its messages are there, the last ones in {self._wal!r}: end this process, then move "
         if is_replaced:
-            return told + f"that to {f'{goal}-wal'!r}, before anything opens the new file"
-        return told + f"both back together, or that to {f'{goal}-wal'!r}"
+            return text + f"that to {f'{goal}-wal'!r}, before anything opens the new file"
+        return text + f"both back together, or that to {f'{goal}-wal'!r}"
 
 
 def _name_of(key: Identity) -> str | None:

@@ -44,7 +44,7 @@ class Reader:
             self._job, self._gives_way, self._is_stopped = job, gives_way, False
         try:
             if not job.begin(lambda: self._stop(job)):
-                raise apsw.InterruptError("nobody waits for it")
+                raise apsw.InterruptError("its caller has stopped waiting")
             self._tx.begin("BEGIN")
             job.run(self._tx)
         finally:

@@ -262,7 +262,7 @@ class SQLiteStore(Store):
         finally:
             connection.set_busy_timeout(int(self._busy_seconds * 1000))
 
-    def pages_to(self, path: str, look: Callable[[Tx], T], hear: Callable[[int, int], object]) -> T | None:
+    def pages_to(self, path: str, look: Callable[[Tx], T], progress: Callable[[int, int], object]) -> T | None:
         if not self.has_files:
             return None
         with self._beside() as source:
@@ -273,7 +273,7 @@ class SQLiteStore(Store):
             tx.one("SELECT 1 FROM sqlite_schema")  # with which it begins
             seen = look(tx)
             try:
-                copy_pages(source, path, hear)
+                copy_pages(source, path, progress)
             except apsw.Error as error:
                 raise translate(error, path, self._busy_seconds) from error
             return seen
@@ -459,7 +459,7 @@ class SQLiteStore(Store):
                 self._room.look(self._writer)
             self._begin_to_write()
         except (apsw.Error, StoreUnusable):
-            # Whoever queued up meanwhile has waited as long: do not let each wait for its turn to fail.
+            # The jobs that were queued meanwhile have waited as long: they fail now, and not each in its turn.
             while (job := self._next()) is not None:
                 group.append(job)
             raise

@@ -107,7 +107,7 @@ async def _read_all(
 
 
 class _Known(NamedTuple):
-    """What a follower has told: see `Follower`."""
+    """What a follower has sent: see `Follower`."""
 
     path: Path | None
     seen: Seen

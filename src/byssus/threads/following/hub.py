@@ -73,7 +73,7 @@ class Hub:
         try:
             threading.Thread(target=self._serve, name="byssus-hub", daemon=True).start()
         except RuntimeError as error:  # no more workers: the next follower tries again
-            _log.warning("followers hear of other processes late: %s", error)
+            _log.warning("followers learn late of what other processes write: %s", error)
         else:
             self._is_awake = True
 
@@ -124,7 +124,7 @@ class Hub:
                     self._is_awake = False
                     return
             try:
-                if self._hear():
+                if self._ring_named():
                     self._is_due = True
                 if self._is_due and now >= not_before:
                     self._look()
@@ -134,7 +134,7 @@ class Hub:
                 self._end()
                 return
             except Exception as error:  # noqa: BLE001 - no files are left, for example; followers that read will say so
-                _log.debug("the followers could not be told what is new: %s", type(error).__name__)
+                _log.debug("followers could not be woken for what is new: %s", type(error).__name__)
                 self._is_due, not_before = True, now + _AWAY
 
     def _open_store(self) -> Store:
@@ -143,12 +143,12 @@ class Hub:
             raise StoreNotOpen("the store is gone")
         return store
 
-    def _hear(self) -> bool:
+    def _ring_named(self) -> bool:
         """Ring for the threads that others have named; whether any other may have changed."""
-        heard = self._open_store().heard()
-        for thread_key in [key for name in heard or () for key in tuple(self._digests.get(name, ()))]:
+        names = self._open_store().changed_elsewhere()
+        for thread_key in [key for name in names or () for key in tuple(self._digests.get(name, ()))]:
             self.ring(thread_key)
-        return heard is None
+        return names is None
 
     def _look(self) -> None:
         """Find the threads that have changed since the last look, or that were not looked at before."""
@@ -161,7 +161,7 @@ class Hub:
                 self.ring(thread_key)
 
     def _end(self) -> None:
-        """The store was closed: a follower that reads now hears so."""
+        """The store was closed: a follower that reads now raises that."""
         with self._changed:
             self._is_awake = False
         for thread_key in list(self._bells):
@@ -177,7 +177,7 @@ def of(store: Store) -> Hub:
 
 
 def _leave_to_the_parent() -> None:
-    """In a child: no worker rings here. A follower that came along reads, and hears that its store is not usable."""
+    """In a child: no worker rings here. A follower that came along reads, and raises that its store is not usable."""
     for hub in list(_of.values()):
         for bells in list(hub._bells.values()):
             for bell in bells:

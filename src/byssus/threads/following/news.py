@@ -1,7 +1,7 @@
-"""From rows to items: what a follower has told of a thread, and what it tells next.
+"""From rows to items: what a follower has sent of a thread, and what it sends next.
 
-No I/O: `Follower.tell` gets what one read has found (`LogPage`), compares it with what was told before, and returns the
-items that are new. So what a follower says depends only on the rows, in the order in which they are found.
+No I/O: `Follower.tell` gets what one read has found (`LogPage`), compares it with what was sent before, and returns the
+items that are new. So the items depend only on the rows, in the order in which they are found.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Path(NamedTuple):
 class LogPage(NamedTuple):
     """What one read has found: the next messages that were not seen, and what stands beside them.
 
-    `is_all` says that there are no more messages. Only then is the rest of the thread's state told.
+    `is_all` says that there are no more messages. Only then is the rest of the thread's state sent.
     """
 
     row: FollowedRow
@@ -101,24 +101,22 @@ class SavedPieces(NamedTuple):
 
 
 class Follower:
-    """What was told of a thread so far."""
+    """What was sent of a thread so far."""
 
     def __init__(self, thread_key: ThreadKey) -> None:
         self._key = thread_key
         self.path: Path | None = None
         self.seen = Seen()
         self.stamp: int | None = None  # of the row that was found last
-        self.version = -1  # of the thread, when its state was told last; -1: never
-        self.calls_from = 0  # calls of earlier replies were told, and have ended
-        self.made_after = -1  # checkpoints up to this seq were told
-        # Status, attempts, and when it was asked about last, by reply and place.
+        self.version = -1  # of the thread, when its state was sent last; -1: never
+        self.calls_from = 0  # calls of earlier replies were sent, and have ended
+        self.made_after = -1  # checkpoints up to this seq were sent
+        # Status, attempts, and when it was asked about last, by reply and index.
         self._calls: dict[tuple[int, int], tuple[str, int, str | None]] = {}
         self._inbox: set[str] = set()
         self._title = ""
-        self.runs_from = 0  # the key of the run that was told last
-        self._runs: dict[
-            int, tuple[int, bool]
-        ] = {}  # attempts, and whether the last one was told to have ended, by key
+        self.runs_from = 0  # the key of the run that was sent last
+        self._runs: dict[int, tuple[int, bool]] = {}  # attempts, and whether the end of the last one was sent, by key
         self._is_caught_up = False
         self.saved = ("", 0)  # up to which saved piece of a reply it was read: see `SavedPieces`
         self._last_reply: str | None = None  # the id of the reply that was stored last
@@ -179,7 +177,7 @@ class Follower:
         self._forget(found)
 
     def _behind_the_last(self, found: LogPage) -> Iterator[FollowItem]:
-        """What is told when there are no more messages."""
+        """What is sent when there are no more messages."""
         if found.arriving is not None:
             self.saved = (found.arriving.saved_at, found.arriving.number)
             yield from self.tell_arriving(found.arriving)
@@ -195,7 +193,7 @@ class Follower:
         before, self.path, self.seen = self.path, found.path, found.seen
         if before is not None and before.branch != found.path.branch:
             parting = branches.parting(before.segments, found.path.segments)
-            self._calls = {key: told for key, told in self._calls.items() if key[0] <= parting}
+            self._calls = {key: sent for key, sent in self._calls.items() if key[0] <= parting}
             self.calls_from = min(self.calls_from, parting)
             self._reply, self._offsets = None, {}
             yield ThreadRewound(self.cursor, min(parting, found.row.head))
@@ -270,7 +268,7 @@ class Follower:
         self._reply, self._offsets = None, {}
 
     def _rest_of(self, message: AssistantMessage) -> list[Piece] | None:
-        """What of the text of a stored reply was not told; None if what was told is not its beginning."""
+        """What of the text of a stored reply was not sent; None if what was sent is not its beginning."""
         rest = []
         texts = {
             TEXT: [block.text for block in message.content if isinstance(block, TextContent) and block.text],
@@ -333,8 +331,8 @@ class Follower:
         """Of replies and runs that are not the last, nothing new comes."""
         replies = [seq for seq, message in found.page if isinstance(message, AssistantMessage)]
         self.calls_from = max(self.calls_from, *replies, 0)
-        self._calls = {key: told for key, told in self._calls.items() if key[0] >= self.calls_from}
-        self._runs = {key: told for key, told in self._runs.items() if key >= self.runs_from}
+        self._calls = {key: sent for key, sent in self._calls.items() if key[0] >= self.calls_from}
+        self._runs = {key: sent for key, sent in self._runs.items() if key >= self.runs_from}
 
     def _checkpoint(self, made: MadeRow) -> FollowItem:
         about = json.loads(made.about)

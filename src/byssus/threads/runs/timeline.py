@@ -99,7 +99,7 @@ def _call(call: TimelineCall) -> RunStep:
 
 
 def _decision(call: TimelineCall) -> str:
-    """What a person was asked and said, or what became of a call whose outcome was unknown."""
+    """What a person was asked and answered, or what became of a call whose outcome was unknown."""
     unknown = "its outcome was unknown after an interruption"
     if call.answer is None:
         if call.reason is not None and call.status == "waiting":
@@ -108,9 +108,9 @@ def _decision(call: TimelineCall) -> str:
             return f"{unknown}, and the model was told so (recovery={call.recovery!r})"
         return f"{unknown}: it was tried again (recovery={call.recovery!r})" if call.attempts > 1 else ""
     answer = decode_answer(call.answer)
-    said = "approved" if answer.is_approved else "gave the result" if answer.result is not None else "denied"
+    what = "approved" if answer.is_approved else "gave the result" if answer.result is not None else "denied"
     who = call.answered_by or "a person"
-    return f"{unknown}: {who} {said}" if call.reason == RECOVERY else f"{who} {said}"
+    return f"{unknown}: {who} {what}" if call.reason == RECOVERY else f"{who} {what}"
 
 
 def _end(row: RunRow) -> list[RunStep]:

@@ -28,7 +28,7 @@ from byssus.messages import AssistantMessage, TextContent, ThinkingContent, dump
 
 TEXT, THINKING, ARGUMENTS = "text", "thinking", "arguments"
 SHOWN = (TEXT, THINKING, ARGUMENTS)
-_SIGNATURE, _REDACTED = "signature", "redacted"  # of a block of thinking: kept for the model, shown to nobody
+_SIGNATURE, _REDACTED = "signature", "redacted"  # of a block of thinking: kept for the model, never shown
 
 Strand: TypeAlias = tuple[int, str]  # the index of a block, and which of its texts
 

@@ -42,8 +42,8 @@ class Record(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False
         """The value as a dict of what JSON has; fields that have their default are left out."""
         defaults = dict(zip(reversed(self.__struct_fields__), reversed(self.__struct_defaults__), strict=False))
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        told = {name: plain(value) for name, value in fields.items() if name not in defaults or value != defaults[name]}
-        return {"type": type(self).__struct_config__.tag, **told}
+        kept = {name: plain(value) for name, value in fields.items() if name not in defaults or value != defaults[name]}
+        return {"type": type(self).__struct_config__.tag, **kept}
 
 
 def read(text: str | bytes, kinds: Mapping[str, type[Struct]], what: str) -> Any:
