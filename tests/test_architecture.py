@@ -317,7 +317,6 @@ COVERED_BY: dict[str, list[str]] = {
     "errors.py": ["providers/test_failures.py", "run/test_failures.py", "store/test_operations.py"],
     "cli/chat/agents.py": ["cli/chat/test_ask.py", "cli/chat/test_resume.py"],
     "cli/chat/plain.py": ["cli/chat/test_chat.py"],
-    "cli/chat/live/actions/about.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/actions/change.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/actions/points.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/actions/threads.py": ["cli/chat/live/actions/test_do.py"],

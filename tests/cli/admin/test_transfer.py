@@ -144,6 +144,8 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
         (["import", "diary.txt"], "line 1: this is not JSON"),
         (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
         (["export", "trip", "-o", "."], "'.' is a directory; name a file in it"),
+        (["export", "trip", "-o", "chat.db"], "'chat.db' belongs to a database of byssus; name another"),
+        (["export", "trip", "-o", "chat.db-wal"], "'chat.db-wal' belongs to a database of byssus; name another"),
         (["import", "alice.jsonl", "--as", "one"], "these are 2"),
         (["import", "trip.jsonl", "--as", ""], "as_id must be a string with at least one character"),
         (["import", "trip.jsonl", "--as", "new", "--user", "nobody"], "there is no user 'nobody'"),

@@ -122,7 +122,7 @@ class _containing(str):
         (["pending", "--user", "nobody"], "there is no user 'nobody'"),
         (["answer", "nobody", "c1", "approve"], "there is no thread 'nobody'"),
         (["steer", "nobody", "hello"], "there is no thread 'nobody'"),
-        (["steer", "t", "  "], "empty message"),
+        (["steer", "t", "  "], "there is no message; write one: byssus steer t TEXT"),
         (["withdraw", "t", "0"], "is not queued in thread 't'"),
         (["abort", "t"], "thread 't' has no run in progress; 'byssus threads --state running' lists"),
         (["pending", "nobody"], "there is no thread 'nobody'"),

@@ -53,6 +53,8 @@ def test_filters_and_limits_of_a_search(told: Database, byssus: Command) -> None
     assert "assistant  It **rains**." in byssus("search", "raining", "--role", "assistant").stdout
     assert len(byssus("search", "oslo", "--thread", "bob's").stdout.splitlines()) == 3
     assert byssus("search", "oslo", "--since", "2100-01-01").stderr == "Nothing was found.\n"
+    assert "there is no user 'nobody'" in byssus("search", "oslo", "--user", "nobody", code=1).stderr
+    assert "there is no thread 'nowhere'" in byssus("search", "oslo", "--thread", "nowhere", code=1).stderr
 
 
 def test_phrases_and_excluded_words_are_typed_as_they_are(told: Database, byssus: Command) -> None:

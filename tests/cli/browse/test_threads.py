@@ -29,7 +29,8 @@ def ids(byssus: Here, *options: object) -> list[str]:
 
 def test_a_list_has_titles_states_and_times_by_display_width(byssus: Here) -> None:
     head, newer, older = byssus("threads", "--utc").stdout.splitlines()
-    assert head == "THREAD  TITLE           STATE  MESSAGES  UPDATED"
+    assert head == "THREAD  TITLE           STATE  MESSAGES  UPDATED               USER"
+    assert newer.endswith("Z  ann")
     assert newer.startswith("newer   北京的天气      idle          2  20")
     assert older.startswith("older   Where is Oslo?  idle          1  20")
     assert older.endswith("Z")

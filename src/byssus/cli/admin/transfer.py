@@ -21,6 +21,7 @@ from byssus.errors import InputError, NotFound
 from byssus.maintenance.admission import Terms, checked_terms, in_words
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.import_ import Imported, bring
+from byssus.maintenance.look import is_database
 from byssus.values.places import looks_like_dsn, redacted
 
 _PAGE = 500
@@ -62,6 +63,9 @@ def _export(args: argparse.Namespace) -> int:
         raise InputError(f"there is no directory {str(path.parent)!r} for the export; make it, or name another file")
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a directory; name a file in it")
+    owner = Path(args.output.removesuffix("-wal").removesuffix("-shm"))
+    if owner.is_file() and is_database(str(owner)):  # perhaps the one that is exported
+        raise InputError(f"{str(path)!r} belongs to a database of byssus; name another file for the export")
     if path.exists() and not path.is_file():  # a device or a named pipe, which must not be replaced by a file
         _save_in_place(args, path, known)
     else:

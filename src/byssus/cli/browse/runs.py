@@ -238,6 +238,9 @@ def _inbox(args: argparse.Namespace) -> int:
 
 
 def _send(args: argparse.Namespace) -> int:
+    if not args.text.strip():
+        raise InputError(f"there is no message; write one: byssus {args.kind} {shlex.quote(args.thread)} TEXT")
+
     async def send(cp: Checkpointer) -> str:
         receipt = await (cp.steer if args.kind == "steer" else cp.follow_up)(args.thread, args.text)
         return receipt.id

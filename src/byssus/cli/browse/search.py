@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from byssus.checkpointer import Checkpointer
-from byssus.cli.ids import whole_id
+from byssus.cli.ids import known_thread, known_user
 from byssus.cli.screen import terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, number, with_thread, work_on
@@ -48,8 +48,8 @@ def _search(args: argparse.Namespace) -> int:
     async def search(cp: Checkpointer) -> list[SearchHit]:
         return await cp.search(
             " ".join(args.words),
-            user_id=args.user and await whole_id(cp, "user", args.user),
-            session_id=args.thread and await whole_id(cp, "thread", args.thread),
+            user_id=None if args.user is None else await known_user(cp, args.user),
+            session_id=None if args.thread is None else await known_thread(cp, args.thread),
             role=args.role,
             since=args.since,
             until=args.until,

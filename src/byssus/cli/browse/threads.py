@@ -55,11 +55,16 @@ async def _below(cp: Checkpointer, above: ThreadInfo) -> list[ThreadInfo]:
 
 
 def _print(listed: list[ThreadInfo], utc: bool) -> None:
+    headers = ["THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"]
     rows = [
-        (info.id, info.title, info.state, str(info.message_count), terminal.when(info.updated_at, utc))
+        [info.id, info.title, info.state, str(info.message_count), terminal.when(info.updated_at, utc)]
         for info in listed
     ]
-    print_table(("THREAD", "TITLE", "STATE", "MESSAGES", "UPDATED"), rows, right=[3], whole=[4])
+    if any(info.user_id for info in listed):
+        headers.append("USER")
+        for row, info in zip(rows, listed, strict=True):
+            row.append(info.user_id or "")
+    print_table(headers, rows, right=[3], whole=[4])
 
 
 def _rename(args: argparse.Namespace) -> int:

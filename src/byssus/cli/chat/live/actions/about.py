@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,10 +156,11 @@ def _write(name: str, thread_id: str, messages: Sequence[Message]) -> None:
     else:
         raise InputError(f"{name!r} says by its end what to write: .md, .html or .json")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.writelines(pieces)
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
         raise InputError(f"{name!r} is there already; choose another name") from None
+    with os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace") as text:
+        text.writelines(pieces)
 
 
 async def do_quit(session: Conversation, argument: str) -> None:  # noqa: ARG001
