@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from byssus import UserMessage
 from byssus.checkpointer import FollowItem, item_from_json
+from byssus.storage import AgentStorage
 from tests.support import postgres
 from tests.support.following import Client
 
@@ -39,7 +41,9 @@ class Service:
         graceful = re.search(r"`(--timeout-graceful-shutdown) \d+`", PAGE)
         assert graceful is not None
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
-        self.process = subprocess.Popen([*command, graceful[1], "1"], cwd=folder, env=environment)
+        self.log = folder / "service.log"
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen([*command, graceful[1], "1"], cwd=folder, env=environment, stderr=log)
         postgres.wait_until(self._is_up, "the service does not start")
 
     def _is_up(self) -> bool:
@@ -98,6 +102,7 @@ def serving(folder: Path, pace: float = 0) -> Iterator[Service]:
     finally:
         service.process.kill()
         service.process.wait()
+        sys.stderr.write(service.log.read_text("utf-8"))
 
 
 def read_until(kind: str, items: Generator[FollowItem, None, None], client: Client) -> None:
@@ -117,6 +122,17 @@ def test_a_client_that_is_cut_off_anywhere_has_each_message_once(tmp_path: Path)
                 read_until(kind, items, client)
         assert client.texts == ["When?", REPLY]
         assert client.twice == []
+
+
+def test_clients_that_leave_in_the_middle_of_a_long_thread_leave_no_error_in_the_log(tmp_path: Path) -> None:
+    with AgentStorage(str(tmp_path / "follow.db")) as storage:
+        storage.append("t", [UserMessage(f"number {number}") for number in range(100)])
+    with serving(tmp_path) as service:
+        for _ in range(20):
+            with contextlib.closing(service.follow()) as items:
+                next(items)
+        service.stop()
+        assert "Error" not in service.log.read_text("utf-8")
 
 
 def test_what_can_be_known_before_the_stream_begins_is_a_status(tmp_path: Path) -> None:
