@@ -511,7 +511,11 @@ class ToolCalls:
             return _Ready(asked)
         said = answering.NOT_FITTING.format(checked_dumps(asked.call.arguments), problem)
         shown = msgspec.structs.replace(asked.call, arguments=json.loads(asked.original or "{}") or {})
-        question = Question(entry.reason or APPROVAL, f"{entry.question or ''} {said}".strip(), entry.approvers)
+        text = f"{entry.question or ''} {said}".strip()
+        seconds = None  # the new question has as much time as the first one had
+        if entry.asked_at is not None and entry.expires_at is not None:
+            seconds = clock.between(entry.asked_at, entry.expires_at)
+        question = Question(entry.reason or APPROVAL, text, entry.approvers, seconds, entry.fallback)
         await self._ask(asked._replace(call=shown, original=None), question)
         return _StaysOpen()
 

@@ -35,6 +35,11 @@ def after(moment: str, seconds: float) -> str:
     return f"{then.isoformat(timespec='microseconds')}Z"
 
 
+def between(moment: str, later: str) -> float:
+    """The seconds between two times as they are stored."""
+    return (datetime.fromisoformat(later[:-1]) - datetime.fromisoformat(moment[:-1])).total_seconds()
+
+
 def stored(moment: object, what: str) -> str:
     """A time that a caller has passed, as it is stored. Without an offset it is UTC; a date is its first moment."""
     try:
