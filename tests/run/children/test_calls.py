@@ -509,6 +509,18 @@ def test_a_rewind_leaves_an_open_child_behind(database: Database) -> None:
     with_two(database, use)
 
 
+def test_a_rewind_of_a_child_is_no_other_prompt_to_its_parent(database: Database) -> None:
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        deleting = Deleting()
+        await agent_on(cp, [[ask()]], tools=[research([[delete("a")]], tools=[deleting.tool])]).prompt("go")
+        await other.rewind(CHILD, 0)
+        agent = agent_on(other, ["done"], tools=[research([], tools=[deleting.tool])])
+        assert (await agent.resume()).text == "done"
+        assert results(agent) == ["The agent was left before it had finished."]
+
+    with_two(database, use)
+
+
 # --- limits and bad input ---------------------------------------------------------------------------------------------
 
 

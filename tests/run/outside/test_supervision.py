@@ -15,7 +15,7 @@ from byssus.run.outside.supervision import MAX_DEATHS, Supervision
 from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import Database
-from tests.support.leases import agent_on, die, until, with_two
+from tests.support.leases import CALL_SLOW, Slow, agent_on, die, until, with_two
 from tests.support.tool_calls import Acting, act, interrupt
 
 OFTEN = 0.02  # seconds between two looks
@@ -292,6 +292,30 @@ def test_deaths_are_counted_by_run_and_may_be_unlimited(database: Database) -> N
         async with taking.on(other, max_deaths=1):  # another run, which ended no process
             await until(lambda: len(taking.taken) == 2)
         assert await cp.quarantined() == []
+
+    with_two(database, use)
+
+
+def test_on_their_last_attempt_runs_are_taken_one_at_a_time(database: Database) -> None:
+    """The process that one run kills takes the others along: they must not be quarantined with it."""
+
+    async def use(cp: Checkpointer, other: Checkpointer) -> None:
+        await leave(cp, "a", "b")
+        await cp.store.write(lambda tx: tx.run("UPDATE run_attempts SET outcome = 'lost'"))
+        await leave(cp, "c")
+        slow, taken = Slow(), list[TakeOver]()
+
+        def factory(thread_id: str, user_id: str | None) -> Agent:
+            return make([CALL_SLOW, "ok"], tools=[slow.tool])
+
+        async with other.supervise(factory, every=OFTEN, max_deaths=2, grace=0, report=taken.append) as supervision:
+            await until(lambda: slow.runs == 2)
+            assert await supervision._look() == 0
+            assert len(supervision._tasks) == 2
+            assert "c" in supervision.running
+            slow.let_go.set()
+            await until(lambda: len(taken) == 3)
+        assert [each.result and each.result.text for each in taken] == ["ok"] * 3
 
     with_two(database, use)
 

@@ -273,7 +273,7 @@ def _too_late(tx: Tx, where: str, call_id: str, keys: Sequence[int]) -> InputErr
         return not_waiting(where, call_id, None)
     status, by, at, source, expired_at = row
     if expired_at is not None:
-        by, at, source = None, expired_at, EXPIRY
+        status, by, at, source = "expired", None, expired_at, EXPIRY
     if at is None:
         return not_waiting(where, call_id, status)
     return answered(f"{where} does not wait for an answer: it is {status}", call_id, by, at, source)

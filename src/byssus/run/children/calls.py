@@ -46,7 +46,7 @@ _TOO_MANY = "This call was not started: the run has begun {} child threads alrea
 _LEFT = "This call goes on in another process."
 _ENDINGS = {
     "aborted": "was aborted before it had finished",
-    "interrupted": "was given another prompt before it had finished",
+    "interrupted": "was left before it had finished",
     "turn_limit": "stopped at its limit of turns before it had finished",
     "token_limit": "stopped at its limit of tokens before it had finished",
     "cost_limit": "stopped at its limit of cost before it had finished",

@@ -4,7 +4,8 @@
   by a process that died. They are resumed, most recently updated first, at most `concurrency` at once.
 - Several processes can supervise one database. Each waits a random moment before it takes a thread, and losing that
   race is not an error.
-- A run that has ended its process `max_deaths` times is quarantined, because it may be the cause.
+- A run that has ended its process `max_deaths` times is quarantined, because it may be the cause. The other runs of
+  that process may have died along with it, so on their last attempt runs are taken one at a time.
 - If an agent cannot be created or its run fails, that is reported, and the thread is tried again later with a growing
   delay. Other threads are not affected.
 - When supervision ends, its runs are handed over.
@@ -103,6 +104,7 @@ class Supervision:
         self._agents: dict[str, Resumable | None] = {}  # by thread; None while it is made
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by thread
         self._failures: dict[str, _Failures] = {}
+        self._last_attempt: str | None = None  # the thread that would be quarantined if its process died once more
         self._woken = asyncio.Event()
         self._is_stopping = False
         self._supervising: asyncio.Task[None] | None = None
@@ -174,6 +176,10 @@ class Supervision:
             if self._max_deaths is not None and row.deaths >= self._max_deaths:
                 await self._quarantine(row)
                 continue
+            if self._is_last_attempt(row):
+                if self._last_attempt is not None:
+                    continue
+                self._last_attempt = row.id
             self._agents[row.id] = None
             self._tasks[row.id] = task = asyncio.create_task(self._take(row))
             task.add_done_callback(partial(self._taken, row.id))
@@ -183,6 +189,9 @@ class Supervision:
     def _is_due(self, thread_id: str) -> bool:
         known = self._failures.get(thread_id)
         return known is None or asyncio.get_running_loop().time() >= known.not_before
+
+    def _is_last_attempt(self, row: InterruptedRow) -> bool:
+        return self._max_deaths is not None and 0 < row.deaths == self._max_deaths - 1
 
     async def _quarantine(self, row: InterruptedRow) -> None:
         if await self._database.store.write(listing.quarantine, ThreadKey("", row.id), row.epoch):
@@ -244,6 +253,8 @@ class Supervision:
 
     def _taken(self, thread_id: str, task: asyncio.Task[None]) -> None:
         del self._tasks[thread_id], self._agents[thread_id]
+        if self._last_attempt == thread_id:
+            self._last_attempt = None
         self._woken.set()  # there is room for another one
         if not task.cancelled():
             task.exception()
