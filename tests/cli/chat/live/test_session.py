@@ -192,6 +192,19 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     second.wait_for("(that run has ended)")
 
 
+def test_a_second_chat_that_watches_a_call_is_not_said_to_wait_for_the_model(chat: Chat, tmp_path: Path) -> None:
+    first = chat()
+    first.enter("work")
+    first.wait_for_on_screen("waiting for go")
+    second = chat()
+    second.wait_for_on_screen("watch?")
+    second.enter("w")
+    second.wait_for_match(r"[\u2800-\u28ff] work +1 s")
+    assert "waiting for the model" not in second.screen
+    (tmp_path / "go").touch()
+    second.wait_for("(that run has ended)")
+
+
 def test_a_second_chat_shows_no_call_that_has_ended_as_running(chat: Chat) -> None:
     first = chat()
     first.enter("print a line")

@@ -134,7 +134,7 @@ class View:
     def follow(self, item: FollowItem) -> None:  # noqa: C901 - one case for each item
         """Something that a run in another process did."""
         match item:
-            case RunBegan():
+            case RunBegan() if self._reply is None and not self.calls.are_running:  # what goes on is told before it
                 self._waits_since, self._is_stored = time.monotonic(), True
             case ReplyDelta(kind="text"):
                 self._text(item.block, item.delta)
