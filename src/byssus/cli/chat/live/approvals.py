@@ -107,7 +107,7 @@ async def _decided(board: ChatBoard, pending: Pending, answer: str) -> Decided |
     """What an answer means; None to ask again."""
     word, _, rest = answer.partition(" ")
     word, rest = word.lower(), rest.strip()
-    if word in ("y", "yes"):
+    if word in ("y", "yes") and not rest:  # "y, but" would run what was not meant
         return Decided("approve")
     if word in ("n", "no"):
         return Decided(Deny(rest) if rest else "deny")
@@ -140,7 +140,7 @@ def _choices(pending: Pending) -> str:
 def _call(drawer: Drawer, pending: Pending) -> list[Line]:
     """The question with all arguments."""
     if pending.reason == RECOVERY:
-        head = f"{pending.tool_name} was interrupted, and may or may not have taken effect:"
+        head = f"{pending.tool_name} was interrupted:"
     else:
         head = f"{pending.tool_name} asks for your approval:"
     lines: list[Line] = [[], *drawer.text(f"? {head}", "ask")]
