@@ -312,6 +312,15 @@ def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:
     window.wait_for("The tool said: done.")
 
 
+def test_the_arguments_of_a_call_that_were_cut_short_can_be_shown(chat: Chat) -> None:
+    window = chat(columns=40)
+    window.enter("print the first and the last of many words")
+    window.wait_for("✓ print text=the first and the")
+    window.wait_for("The tool said: done.")
+    window.press("ctrl-o")
+    window.wait_for("print\n  text: the first and the last of many\n  words\ndone")
+
+
 def test_a_refused_key_is_one_line_and_the_chat_goes_on(chat: Chat) -> None:
     window = chat()
     window.enter("refuse")
