@@ -98,8 +98,18 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.enter("/fork early")
     window.wait_for("(a copy of trip: trip-fork-1)")
     window.wait_for("Thread trip-fork-1:")
+    window.enter("/checkpoint there")
     window.enter("/fork")
     window.wait_for("(a copy of trip-fork-1: trip-fork-2)")
+    window.enter("/open trip")
+    window.wait_for("Thread trip: ")
+    window.enter("/tree")
+    window.wait_for_on_screen("tree:", "seq:2  there")
+    window.type("there")
+    window.wait_for_match(r"❯ +seq:2  there")
+    window.press("enter")
+    window.wait_for("Thread trip-fork-1:", 2)
+    window.wait_for("Rewind to message 2 would take 0 message(s) off this thread.")
 
 
 def test_retry_answers_anew_what_was_cut_off_and_says_that_there_is_nothing(window: Window, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ async def do_tree(session: Conversation, argument: str) -> None:  # noqa: ARG001
     thread_id, point = chosen
     if thread_id != session.thread_id:
         await session.open(thread_id)
-    elif point is not None:
+    if point is not None:
         await _rewind(session, point)
 
 
