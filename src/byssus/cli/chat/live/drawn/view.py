@@ -337,9 +337,14 @@ class View:
         if since is None:
             return []
         seconds = time.monotonic() - since
-        signs = terminal.drawn(_SPINNER, _PLAIN_SPINNER)
-        sign = signs[int(seconds / _SPIN) % len(signs)]
-        return [[], drawer.line(("faint", f"{sign} {label}" + (f" {seconds:.0f} s" if seconds >= 1 else "")))]
+        took = f" {seconds:.0f} s" if seconds >= 1 else ""
+        return [[], drawer.line(("faint", f"{spinner(seconds)} {label}{took}"))]
+
+
+def spinner(seconds: float) -> str:
+    """The sign of what has gone on for so long."""
+    signs = terminal.drawn(_SPINNER, _PLAIN_SPINNER)
+    return signs[int(seconds / _SPIN) % len(signs)]
 
 
 def _drawn(block: Block, *, is_first: bool) -> Callable[[Drawer], list[Line]]:
