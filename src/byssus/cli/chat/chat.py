@@ -18,7 +18,7 @@ from byssus.cli.screen import terminal
 
 _DESCRIPTION = (
     "Talk to a model in the terminal. The conversation is kept; run it again to go on. "
-    "Text that is piped in is one prompt. Ctrl-C stops a reply (at the prompt: leaves), Ctrl-D leaves. "
+    "Text that is piped in is one prompt. Ctrl-C stops a reply, Ctrl-D leaves. "
     "/help lists the commands of the chat."
 )
 _NEEDS = ("prompt_toolkit", "rich")

@@ -85,8 +85,9 @@ def test_a_call_that_asks_for_approval_shows_its_arguments_and_takes_every_answe
     window = chat()
     window.enter("delete a.txt")
     window.wait_for("? delete asks for your approval:\n  path: a.txt")
-    window.enter("maybe")
-    window.wait_for("'maybe' is no answer here")
+    for unclear in ("maybe", "y, but tomorrow", "yes but tomorrow"):
+        window.enter(unclear)
+        window.wait_for(f"{unclear!r} is no answer here")
     window.enter("n not that one")
     window.wait_for("not that one")
     window.wait_for("The tool said:")
@@ -172,7 +173,7 @@ def test_a_run_that_was_killed_is_offered_and_the_outcome_of_its_call_asked_for(
     again.press("ctrl-c")
     again.enter("/retry")
     (tmp_path / "go").touch()
-    again.wait_for("pay was interrupted, and may or may not have taken effect:")
+    again.wait_for("? pay was interrupted:\n  This call was interrupted: it may or may not have taken effect.")
     again.enter("y")
     again.wait_for("(attempt 2)")
     again.wait_for("The tool said: paid 5.")
@@ -189,6 +190,19 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     second.enter("say from the other side")
     first.wait_for_on_screen("1 now say from the other side")
     first.press("ctrl-c")
+    second.wait_for("(that run has ended)")
+
+
+def test_a_second_chat_that_watches_a_call_is_not_said_to_wait_for_the_model(chat: Chat, tmp_path: Path) -> None:
+    first = chat()
+    first.enter("work")
+    first.wait_for_on_screen("waiting for go")
+    second = chat()
+    second.wait_for_on_screen("watch?")
+    second.enter("w")
+    second.wait_for_match(r"[\u2800-\u28ff] work +1 s")
+    assert "waiting for the model" not in second.screen
+    (tmp_path / "go").touch()
     second.wait_for("(that run has ended)")
 
 
@@ -296,6 +310,15 @@ def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:
     window.enter("print 中文")
     window.wait_for("\nprinted: 中文")
     window.wait_for("The tool said: done.")
+
+
+def test_the_arguments_of_a_call_that_were_cut_short_can_be_shown(chat: Chat) -> None:
+    window = chat(columns=40)
+    window.enter("print the first and the last of many words")
+    window.wait_for("✓ print text=the first and the")
+    window.wait_for("The tool said: done.")
+    window.press("ctrl-o")
+    window.wait_for("print\n  text: the first and the last of many\n  words\ndone")
 
 
 def test_a_refused_key_is_one_line_and_the_chat_goes_on(chat: Chat) -> None:

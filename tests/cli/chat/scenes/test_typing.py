@@ -93,15 +93,23 @@ def test_approvals_yes_no_with_a_reason_edited_and_always(stage: Stage) -> None:
     window.wait_for("You said: ran five.")
 
 
-def test_a_prompt_that_is_not_stored_yet_waits_for_the_database(stage: Stage) -> None:
+def test_what_is_not_stored_yet_is_said_to_wait_for_the_database(stage: Stage) -> None:
     window = stage.chat()
     window.enter("say first")
     window.wait_for("You said: first.")
-    window.wait_for("thread 120 tok")
+    window.enter("/mark good")
+    window.wait_for("is marked 'good'")  # the run is over
     writer = sqlite3.connect(stage.database, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     window.enter("say second")
     window.wait_for_on_screen("waiting for the database")
     writer.execute("ROLLBACK")
-    writer.close()
     window.wait_for("You said: second.")
+    window.enter("/mark better")
+    window.wait_for("is marked 'better'")
+    writer.execute("BEGIN IMMEDIATE")
+    window.enter("/checkpoint here")
+    window.wait_for_on_screen("working on /checkpoint")
+    writer.execute("ROLLBACK")
+    writer.close()
+    window.wait_for("(checkpoint here;")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli.chat.live.drawn.board import ChatBoard
+from byssus.cli.chat.live.drawn.calls import argument_lines
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.screen import ChatScreen
 from byssus.cli.screen import terminal
@@ -107,7 +108,7 @@ async def _decided(board: ChatBoard, pending: Pending, answer: str) -> Decided |
     """What an answer means; None to ask again."""
     word, _, rest = answer.partition(" ")
     word, rest = word.lower(), rest.strip()
-    if word in ("y", "yes"):
+    if word in ("y", "yes") and not rest:  # "y, but" would run what was not meant
         return Decided("approve")
     if word in ("n", "no"):
         return Decided(Deny(rest) if rest else "deny")
@@ -140,7 +141,7 @@ def _choices(pending: Pending) -> str:
 def _call(drawer: Drawer, pending: Pending) -> list[Line]:
     """The question with all arguments."""
     if pending.reason == RECOVERY:
-        head = f"{pending.tool_name} was interrupted, and may or may not have taken effect:"
+        head = f"{pending.tool_name} was interrupted:"
     else:
         head = f"{pending.tool_name} asks for your approval:"
     lines: list[Line] = [[], *drawer.text(f"? {head}", "ask")]
@@ -148,12 +149,7 @@ def _call(drawer: Drawer, pending: Pending) -> list[Line]:
     lines += drawer.text(asked, "bold", indent=2) if asked else []
     for each in details:
         lines += drawer.text(each, _DIFFERENCE.get(each[:1], ""), indent=2)
-    for name, value in pending.arguments.items():
-        text = value if isinstance(value, str) else terminal.as_json(value)
-        if "\n" in text:
-            lines += [drawer.line(("", f"  {name}:")), *drawer.text(text, indent=4)]
-        else:
-            lines += drawer.text(f"{name}: {text}", indent=2)
+    lines += argument_lines(drawer, pending.arguments)
     if pending.approvers > 1:
         lines += drawer.text(f"{len(pending.approvals)} of {pending.approvers} people have approved", indent=2)
     return lines

@@ -27,7 +27,7 @@ from byssus.cli.chat.live.drawn.board import ChatBoard
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.screen import ChatScreen
 from byssus.cli.chat.live.drawn.status import Status, ThreadCosts
-from byssus.cli.chat.live.drawn.view import View
+from byssus.cli.chat.live.drawn.view import View, spinner
 from byssus.cli.chat.live.typed import attachments, commands, editor, keys
 from byssus.cli.chat.live.typed.completion import ChatCompleter
 from byssus.cli.chat.live.typed.history import history
@@ -44,6 +44,7 @@ _TICK = 0.12  # seconds between two frames of a spinner
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
 _AHEAD = 0.2  # seconds in which keys are read that were typed before
 _MOMENT = 0.5  # seconds that a command waits for the end of a run
+_LONG = 1.0  # seconds after which a command is said to go on
 _NEWS = 20  # messages of others that are shown at most
 _KNOWN = 100  # threads that Tab completes
 _LAST_WORDS = 5.0  # seconds that a run has to end when the chat is left
@@ -73,6 +74,7 @@ class Conversation:
         self._run: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque()  # that were sent, and not taken yet
         self._doing: asyncio.Task[Any] | None = None  # a command
+        self._commanded: tuple[str, float] | None = None  # its name, and since when
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = Usage()
         self._spent = ThreadCosts()
@@ -88,7 +90,7 @@ class Conversation:
         self._ours_since = 0.0  # the terminal
         self._leaving: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
-        self.board.live = self.view.live
+        self.board.live = self._live
         self.board.chips = self._chips
         self.board.status = self._status
 
@@ -246,11 +248,14 @@ class Conversation:
             self.view.fail(f"/{typed.command.name} has to wait until the answer has ended; Ctrl-C stops it")
             return
         assert self.command is not None
+        self._commanded = (typed.command.name, time.monotonic())
         try:
             await self.command(typed)
         except Exception:
             self.give_back(text)
             raise
+        finally:
+            self._commanded = None
 
     async def _prompt(self, text: str) -> None:
         try:
@@ -474,6 +479,18 @@ class Conversation:
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
 
+    def _live(self, drawer: Drawer, rows: int) -> list[Line]:
+        working = self._working(drawer)
+        return [*self.view.live(drawer, max(rows - len(working), 1)), *working]
+
+    def _working(self, drawer: Drawer) -> list[Line]:
+        """A command that takes long, as with a database that is locked."""
+        if self._commanded is None or self.board.picker is not None or self.board.question is not None:
+            return []
+        name, since = self._commanded
+        seconds = time.monotonic() - since
+        return [[], drawer.line(("faint", f"{spinner(seconds)} working on /{name}"))] if seconds > _LONG else []
+
     def _chips(self, drawer: Drawer) -> list[Line]:
         lines = []
         for number, each in enumerate(self.waiting, 1):
@@ -495,7 +512,7 @@ class Conversation:
         while True:
             await asyncio.sleep(_TICK)
             ticks += 1
-            if self.view.is_moving:
+            if self.view.is_moving or self._commanded is not None:
                 self.screen.refresh()
             if self.is_running and ticks % _LOOKS == 0:
                 with suppress(Exception):  # a database that does not answer for a moment; the run tells the rest

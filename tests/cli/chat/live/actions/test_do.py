@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from byssus import Agent, Model, UserMessage
+from byssus import Agent, AssistantMessage, Model, UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.testing import ScriptedProvider
 from tests.support.talker import write_talker
@@ -60,6 +60,11 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.wait_for("(checkpoint early;")
     window.enter("say pears")
     window.wait_for("thread 240 tok")
+    window.enter("/rewind")  # also to before each message
+    window.wait_for_on_screen("seq:2  early", "seq:0  before: say apples")
+    window.press("down", "enter")
+    window.wait_for("Rewind to message 0 would take 4 message(s) off this thread.")
+    window.enter("n")
     window.enter("/rewind early")
     window.wait_for("would take 2 message(s) off this thread")
     window.wait_for("assistant: You said: say apples.")
@@ -89,11 +94,36 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.wait_for_on_screen("tree:", "early")
     window.press("escape")
     window.wait_until_gone("tree:")
+    assert "left left" not in window.transcript
     window.enter("/fork early")
     window.wait_for("(a copy of trip: trip-fork-1)")
     window.wait_for("Thread trip-fork-1:")
+    window.enter("/checkpoint there")
     window.enter("/fork")
     window.wait_for("(a copy of trip-fork-1: trip-fork-2)")
+    window.enter("/open trip")
+    window.wait_for("Thread trip: ")
+    window.enter("/tree")
+    window.wait_for_on_screen("tree:", "seq:2  there")
+    window.type("there")
+    window.wait_for_match(r"❯ +seq:2  there")
+    window.press("enter")
+    window.wait_for("Thread trip-fork-1:", 2)
+    window.wait_for("Rewind to message 2 would take 0 message(s) off this thread.")
+
+
+def test_retry_answers_anew_what_was_cut_off_and_says_that_there_is_nothing(window: Window, tmp_path: Path) -> None:
+    async def add() -> None:
+        async with SQLiteCheckpointer(tmp_path / "data" / "byssus" / "chat.db") as cp:
+            await cp.append("cut", [UserMessage("say plums"), AssistantMessage("You said", stop_reason="length")])
+
+    asyncio.run(add())
+    window.enter("/open cut")
+    window.enter("/retry")
+    window.wait_for("You said: say plums.")
+    window.enter("/undo")
+    window.enter("/retry")
+    window.wait_for("this thread has no messages yet, so there is nothing to try again")
 
 
 def test_lists_of_checkpoints_show_the_latest_200_and_say_so(window: Window, tmp_path: Path) -> None:
@@ -156,7 +186,7 @@ def test_a_search_shows_its_hit_beside_it_and_says_that_nothing_was_found(window
     window.enter("say " + "pears " * 200 + "figs")
     window.wait_for("figs.")
     window.enter("/search figs")
-    window.wait_for_on_screen("│ ", "pears figs")
+    window.wait_for_on_screen("❯ trip  …", "**figs**", "│ ", "pears figs")
     window.press("escape")
     window.wait_until_gone("search:")
     window.enter("/search plums")
@@ -172,6 +202,7 @@ def test_queued_messages_can_be_withdrawn(window: Window) -> None:
     window.wait_for("1  later: say never")
     window.enter("/inbox 1")
     window.wait_for("(withdrawn: say never)")
-    window.press("ctrl-c", "ctrl-c")
+    window.wait_for_on_screen("›\ntrip")  # what is typed next is not behind it
+    window.press("ctrl-c")
     window.wait_for("[stopped]")
     assert "You said: say never" not in window.transcript

@@ -121,9 +121,7 @@ async def do_inbox(session: Conversation, argument: str) -> None:
         )
     chosen = session.waiting[int(argument) - 1]
     if await session.cp.withdraw(session.thread_id, chosen):
-        text = typed_in(chosen.message)
-        session.view.note(f"(withdrawn: {text[:60]})")
-        session.give_back(text)
+        session.view.note(f"(withdrawn: {typed_in(chosen.message)[:60]})")
     else:
         session.view.note("(too late: the run has taken it)")
     await session.look()

@@ -18,6 +18,7 @@ from byssus.values import clock
 _MOST = 300  # threads and hits in a list
 _PREVIEW = 6  # messages
 _AROUND = 4  # messages before and behind a hit
+_LEAD = 8  # characters of a snippet before what was found
 _BEFORE_HIT = 100  # characters of a message before what was searched for
 _ID_LENGTH = 12
 _PAGE = 200  # messages that are read at once to find one
@@ -59,7 +60,7 @@ async def do_threads(session: Conversation, argument: str) -> None:
         thread = await session.cp.load(item.value, last=_PREVIEW)
         return "" if thread is None else "\n".join(_short(message) for message in thread.messages)
 
-    picker = Picker("threads:", find, preview, text=argument, empty="no thread matches")
+    picker = Picker("threads:", find, preview, shows_end=True, text=argument, empty="no thread matches")
     chosen = await session.board.pick(picker)
     if chosen is not None and chosen != session.thread_id:
         await session.open(chosen)
@@ -82,7 +83,7 @@ async def do_search(session: Conversation, argument: str) -> None:
         found = await session.cp.search(words, user_id=session.source.user, limit=50)
         hits.clear()
         hits.update(enumerate(found))
-        return [Choice(hit["session_id"], " ".join(hit["snippet"].split()), number) for number, hit in hits.items()]
+        return [Choice(hit["session_id"], _from_hit(hit["snippet"]), number) for number, hit in hits.items()]
 
     async def preview(item: Choice) -> str:
         hit = hits[item.value]
@@ -98,6 +99,13 @@ async def do_search(session: Conversation, argument: str) -> None:
     if hit["session_id"] != session.thread_id:
         await session.open(hit["session_id"])
     await _show_around(session, hit["message_id"])
+
+
+def _from_hit(snippet: str) -> str:
+    """A snippet that begins shortly before what was found, so that a narrow list shows it."""
+    text = " ".join(snippet.split())
+    start = text.find("**") - _LEAD
+    return text if start <= 0 else f"{terminal.drawn('…', '...')}{text[start:]}"
 
 
 def _begin_of(text: str, words: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from byssus.checkpointer import Tree
+from byssus.checkpointer import CheckpointMetadata, Tree
 from byssus.cli.chat.live.actions.points import SHOWN, checkpoints, latest, point_of
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
 from byssus.cli.chat.live.drawn.picker import Choice, Picker
@@ -19,6 +19,13 @@ from byssus.values.checkpoints import ASCII, Signs, drawn
 
 _LOOK = 200  # messages among which is the last one of a person
 _PREVIEW = 6
+
+
+class _Point(NamedTuple):
+    """Where a thread can go back to."""
+
+    to: str | int  # a checkpoint's id, or the seq of a message
+    seq: int | None
 
 
 class _Said(NamedTuple):
@@ -42,20 +49,41 @@ async def _pick_point(session: Conversation) -> None:
         session.view.note(f"(the latest {SHOWN} checkpoints; /rewind seq:N, step:N or a name goes to an earlier one)")
 
     async def find(_: str) -> Sequence[Choice]:
-        return [
-            Choice(f"seq:{each.seq}", " ".join([*each.tags, (each.summary or "").replace("\n", " ")]), each)
-            for each in known
-        ]
+        made = [Choice(f"seq:{each.seq}", _about(each), _Point(each.checkpoint_id, each.seq)) for each in known]
+        return made + await _before_prompts(session, {each.seq for each in known})
 
     async def preview(item: Choice) -> str:
-        checkpoint = await session.cp.get(item.value.checkpoint_id, session.thread_id)
-        messages = checkpoint.messages[-_PREVIEW:] if checkpoint is not None else []
-        return "\n".join(map(_short, messages))
+        to = item.value.to
+        if isinstance(to, str):
+            checkpoint = await session.cp.get(to, session.thread_id)
+            messages = checkpoint.messages[-_PREVIEW:] if checkpoint is not None else []
+        else:
+            thread = await session.cp.load(session.thread_id, last=_PREVIEW, before=to + 1)
+            messages = thread.messages if thread is not None else []
+        return "\n".join(map(_short, messages)) or "(nothing: the thread would be empty)"
 
-    picker = Picker("rewind to:", find, preview, empty="no checkpoints; /rewind seq:N will do")
+    picker = Picker("rewind to:", find, preview, shows_end=True, empty="no messages yet")
     chosen = await session.board.pick(picker)
     if chosen is not None:
-        await _rewind(session, chosen.checkpoint_id, chosen.seq)
+        await _rewind(session, chosen.to, chosen.seq)
+
+
+async def _before_prompts(session: Conversation, known: set[int | None]) -> list[Choice]:
+    """The points before the person's last messages, the latest first: an app may make no checkpoints."""
+    thread = await session.cp.load(session.thread_id, last=_LOOK)
+    said = list(zip(thread.messages, thread.seqs, strict=True)) if thread is not None else []
+    return [
+        Choice(f"seq:{seq - 1}", f"before: {attachments.typed_in(message)[:200]}", _Point(seq - 1, seq - 1))
+        for message, seq in reversed(said)
+        if isinstance(message, UserMessage) and seq - 1 not in known
+    ]
+
+
+def _about(checkpoint: CheckpointMetadata) -> str:
+    """Its tags, and what was said there; "left" once."""
+    summary = (checkpoint.summary or "").replace("\n", " ")
+    tags = [tag for tag in checkpoint.tags if tag != "left" or not summary.startswith("left ")]
+    return " ".join([*tags, summary])
 
 
 def _short(message: object) -> str:
@@ -152,9 +180,10 @@ async def do_retry(session: Conversation, argument: str) -> None:  # noqa: ARG00
         session.spawn_run(session.settle())
         return
     thread = await session.cp.load(session.thread_id, last=1)
-    last = thread.messages[-1] if thread is not None and thread.messages else None
-    is_whole = getattr(last, "stop_reason", "") == "stop" and await session.cp.state(session.thread_id) == "idle"
-    if is_whole:  # the same question again
+    if thread is None or not thread.messages:
+        raise InputError("this thread has no messages yet, so there is nothing to try again")
+    is_whole = getattr(thread.messages[-1], "stop_reason", "") in ("stop", "length")
+    if is_whole and await session.cp.state(session.thread_id) == "idle":  # the same question again
         said = await _last_said(session)
         await _go_back(session, said.seq)
     session.spawn_run(session.resume())
@@ -190,13 +219,13 @@ async def do_tree(session: Conversation, argument: str) -> None:  # noqa: ARG001
         checkpoint = await session.cp.get(point, thread_id)
         return "\n".join(map(_short, checkpoint.messages[-_PREVIEW:])) if checkpoint is not None else ""
 
-    chosen = await session.board.pick(Picker("tree:", find, preview))
+    chosen = await session.board.pick(Picker("tree:", find, preview, shows_end=True))
     if chosen is None:
         return
     thread_id, point = chosen
     if thread_id != session.thread_id:
         await session.open(thread_id)
-    elif point is not None:
+    if point is not None:
         await _rewind(session, point)
 
 
@@ -210,9 +239,9 @@ def _tree_items(tree: Tree) -> list[Choice]:
         found.append(Choice(f"{space}{node.thread_id}", count(node.message_count, "message"), (node.thread_id, None)))
         left = {each.checkpoint_id for each in node.left}
         for each in [*node.checkpoints[-SHOWN:], *node.left[-SHOWN:]]:
-            summary = (each.summary or "").replace("\n", " ")
-            kind = "left" if each.checkpoint_id in left and not summary.startswith("left") else ""
-            about = " ".join(part for part in (*each.tags, kind, summary) if part)
+            about = _about(each)
+            if each.checkpoint_id in left and not about.startswith("left "):
+                about = f"left {about}"
             found.append(Choice(f"{space}  seq:{each.seq}", about, (node.thread_id, each.checkpoint_id)))
         waiting += [(fork, depth + 1) for fork in reversed(node.forks)]
     return found

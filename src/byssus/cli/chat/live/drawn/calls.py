@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
@@ -13,6 +13,7 @@ from byssus.messages import AssistantMessage, ImageContent, ToolCall, ToolResult
 
 _SHOWN = 4  # lines of a result
 _LONGEST = 2_000  # characters of a line of a result that is shown
+_BESIDE_ARGUMENTS = 12  # columns of the line of an ended call: the sign, its time, spaces
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -87,8 +88,8 @@ class Calls:
             seconds = time.monotonic() - call.began
         text = _text_of(result)
         self._screen.show(lambda drawer: _ended(drawer, call, text, seconds, is_error=is_error))
-        if _is_long(text):
-            self.folded.append(lambda drawer: [[], drawer.line(("tool", call.name)), *drawer.text(text, "faint")])
+        if _is_cut(call, text, self._screen.size.columns):
+            self.folded.append(lambda drawer: _unfolded(drawer, call, text))
 
     def end_all(self) -> None:
         """Nothing runs any more."""
@@ -150,8 +151,33 @@ def _ended(drawer: Drawer, call: _Call, text: str, seconds: float | None, *, is_
     return lines
 
 
-def _is_long(text: str) -> bool:
-    return text.count("\n") >= _SHOWN or any(len(line) > 70 for line in text.split("\n"))
+def _is_cut(call: _Call, text: str, columns: int) -> bool:
+    """Whether the lines of an ended call leave something out."""
+    arguments = call.arguments or {}
+    room = columns - table.width(call.name) - _BESIDE_ARGUMENTS
+    return (
+        text.count("\n") >= _SHOWN
+        or any(table.width(line) > columns - 2 for line in text.split("\n"))
+        or table.width(arguments_line(arguments)) > room
+        or any(isinstance(value, str) and "\n" in value for value in arguments.values())
+    )
+
+
+def _unfolded(drawer: Drawer, call: _Call, text: str) -> list[Line]:
+    head = drawer.line(("tool", terminal.line(call.name)))
+    return [[], head, *argument_lines(drawer, call.arguments or {}), *drawer.text(text, "faint")]
+
+
+def argument_lines(drawer: Drawer, arguments: Mapping[str, Any]) -> list[Line]:
+    """All arguments of a call, as they are."""
+    lines: list[Line] = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else terminal.as_json(value)
+        if "\n" in text:
+            lines += [drawer.line(("", f"  {name}:")), *drawer.text(text, indent=4)]
+        else:
+            lines += drawer.text(f"{name}: {text}", indent=2)
+    return lines
 
 
 def _text_of(result: ToolResultMessage) -> str:

@@ -25,7 +25,8 @@ class Choice(NamedTuple):
 class Picker:
     """The state of a list.
 
-    `find` gets the items for a filter; a list that is `fixed` is filtered here. `preview` is asked for the marked item.
+    `find` gets the items for a filter; a list that is `fixed` is filtered here. `preview` is asked for the marked item;
+    of a long one, the beginning is shown, or with `shows_end` the end.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Picker:
         preview: Callable[[Choice], Awaitable[str]],
         *,
         is_fixed: bool = True,
+        shows_end: bool = False,
         text: str = "",
         empty: str = "nothing here",
     ) -> None:
@@ -42,6 +44,7 @@ class Picker:
         self.text = text
         self.on_change: Callable[[], None] = lambda: None
         self._find, self._preview, self._is_fixed, self._empty = find, preview, is_fixed, empty
+        self._shows_end = shows_end
         self._all: Sequence[Choice] = []
         self._items: Sequence[Choice] = []
         self._marked = 0
@@ -176,4 +179,4 @@ class Picker:
         text = self._previews.get(self._marked, "")
         narrow = Drawer(drawer.look._replace(width=max(columns, 8)))
         lines = ["".join(segment.text for segment in line) for line in narrow.text(text)]
-        return lines[:rows]
+        return lines[-rows:] if self._shows_end else lines[:rows]

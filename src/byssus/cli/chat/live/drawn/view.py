@@ -134,7 +134,7 @@ class View:
     def follow(self, item: FollowItem) -> None:  # noqa: C901 - one case for each item
         """Something that a run in another process did."""
         match item:
-            case RunBegan():
+            case RunBegan() if self._reply is None and not self.calls.are_running:  # what goes on is told before it
                 self._waits_since, self._is_stored = time.monotonic(), True
             case ReplyDelta(kind="text"):
                 self._text(item.block, item.delta)
@@ -337,9 +337,14 @@ class View:
         if since is None:
             return []
         seconds = time.monotonic() - since
-        signs = terminal.drawn(_SPINNER, _PLAIN_SPINNER)
-        sign = signs[int(seconds / _SPIN) % len(signs)]
-        return [[], drawer.line(("faint", f"{sign} {label}" + (f" {seconds:.0f} s" if seconds >= 1 else "")))]
+        took = f" {seconds:.0f} s" if seconds >= 1 else ""
+        return [[], drawer.line(("faint", f"{spinner(seconds)} {label}{took}"))]
+
+
+def spinner(seconds: float) -> str:
+    """The sign of what has gone on for so long."""
+    signs = terminal.drawn(_SPINNER, _PLAIN_SPINNER)
+    return signs[int(seconds / _SPIN) % len(signs)]
 
 
 def _drawn(block: Block, *, is_first: bool) -> Callable[[Drawer], list[Line]]:

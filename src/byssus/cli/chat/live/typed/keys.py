@@ -22,7 +22,7 @@ HELP = (
     ("Up, Down, Ctrl-R", "what was typed before; Ctrl-R searches in it"),
     ("Ctrl-C", "clear the line, then stop the answer; twice within a second: leave"),
     ("Ctrl-D", "leave, if the line is empty"),
-    ("Ctrl-O", "show what was cut short: thinking, results of tools"),
+    ("Ctrl-O", "show what was cut short: thinking, arguments and results of tools"),
     ("Ctrl-X Ctrl-E", "write in your editor ($VISUAL or $EDITOR)"),
     ("Ctrl-L", "draw the screen anew"),
     ("Ctrl-Z", "suspend; fg comes back"),
