@@ -193,7 +193,7 @@ FAILING_WRITES = {
 }
 SYNCS = Failing(failing_syncs, StoreError)
 
-# A full disk is met at each write. The other two take the same ways, and end in another error: each third write will do.
+# A full disk is met at each write; the other two, which take the same ways to other errors, at each third one.
 # Not an even number: who goes on, and how, depends on the number of the write.
 STEPS = {"full": 1, "broken": 3, "read-only": 3}
 
