@@ -1,7 +1,8 @@
 """examples/fastapi_app.py as its users meet it: real processes, real HTTP, both databases.
 
 This module is also the program that the tests start: `python -m tests.test_fastapi_app ...` serves the example with a
-model that does as it is told. The socket is there before the service listens to it: a request simply waits.
+model that does as it is told. Its standard input is the socket, which is there before the service listens to it: a
+request simply waits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextE
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.signals import Signal
-from tests.support import postgres
+from tests.support import forked, postgres
 from tests.support.wire import Anthropic, Server
 
 pytestmark = pytest.mark.processes
@@ -44,6 +45,8 @@ EXAMPLE = ROOT / "examples" / "fastapi_app.py"
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
 END = ("assistant", "Once upon a time.")
 LIMIT = 60  # seconds, for what takes far less
+# What takes long to import, once for all instances.
+IMPORTED = ("fastapi", "fastapi.sse", "pytest", "uvicorn", "uvicorn.lifespan.on", "uvicorn.protocols.http.auto")
 
 
 class Obedient:
@@ -130,13 +133,14 @@ class Instance:
         self._log = folder / f"instance-{time.monotonic_ns()}.log"
         with socket.create_server(("127.0.0.1", 0)) as listening, self._log.open("wb") as log:
             self.port = listening.getsockname()[1]
-            arguments = [place, str(folder / "gate"), str(listening.fileno()), str(lease_seconds)]
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", __name__, *arguments],
+            self.process = forked.Process(
+                ["-W", "error", "-m", __name__, place, str(folder / "gate"), str(lease_seconds)],
+                env=os.environ,
                 cwd=ROOT,
-                pass_fds=[listening.fileno()],
-                stdout=log,
-                stderr=log,
+                imports=IMPORTED,
+                stdin=listening.fileno(),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
             )
 
     def open(self, method: str, path: str, body: Any, token: str | None) -> tuple[HTTPConnection, HTTPResponse]:
@@ -451,11 +455,11 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def serve(place: str, gate: str, listening: str, lease_seconds: str) -> None:
+def serve(place: str, gate: str, lease_seconds: str) -> None:
     example = importlib.import_module("examples.fastapi_app")  # mypy knows the examples as scripts, not as a package
     vars(example)["checkpointer_for"] = functools.partial(checkpointer_for, lease_seconds=float(lease_seconds))
     app = example.create_app(place, TOKENS, Obedient(Path(gate)), Model(id="obedient"))
-    uvicorn.Server(uvicorn.Config(app)).run([socket.socket(fileno=int(listening))])
+    uvicorn.Server(uvicorn.Config(app)).run([socket.socket(fileno=sys.stdin.fileno())])
 
 
 if __name__ == "__main__":
