@@ -333,6 +333,20 @@ def test_runs_that_a_rewind_left_behind_hide_none_of_those_that_count(database: 
     with_cp(database, use)
 
 
+def test_a_cursor_from_before_a_rewind_hides_none_of_the_runs_that_came_after_it(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for _ in range(3):
+            await agent_on(cp, ["ok"]).prompt("go")
+        before = (await told(cp))[-1].cursor
+        await cp.rewind("t", to=2)
+        kept = (await agent_on(cp, ["ok"]).prompt("go")).run_id
+        items = await told(cp, after=before)
+        story = [item.type for item in items if getattr(item, "run_id", "") in (kept, "")]
+        assert story == ["rewound", "run_began", "message", "message", "run_ended", "title"]
+
+    with_cp(database, use)
+
+
 # --- what stands beside the log ---------------------------------------------------------------------------------------
 
 
@@ -368,8 +382,10 @@ def test_checkpoints_and_titles_are_told(database: Database) -> None:
         await following.until_type("checkpoint", 2)
         assert [(item.seq, item.step) for item in following.of(CheckpointAdded)] == [(2, 1), (4, 2)]
         assert [item.title for item in following.of(TitleChanged)] == ["a trip"]
-        await following.stop()
+        cursor = (await following.stop())[-1].cursor
         assert [item.seq for item in await told(cp) if isinstance(item, CheckpointAdded)] == [2, 4]
+        await cp.set_title("t", None)  # who follows again still shows the old one
+        assert [item.title for item in await told(cp, after=cursor) if isinstance(item, TitleChanged)] == [""]
 
     with_cp(database, use)
 

@@ -204,10 +204,20 @@ def runs(tx: Tx, thread: int, segments: Sequence[Segment], *, first: int, upto: 
         first = rows[-1][0] + 1
 
 
-def first_run(tx: Tx, thread: int, seq: int) -> int:
-    """A key: all runs of a thread with lower ones had ended before a seq. It looks back from the last run."""
-    row = tx.one("SELECT MAX(key) FROM runs WHERE thread = :thread AND last_seq < :seq", thread=thread, seq=seq)
-    return ((row[0] if row else None) or 0) + 1
+def first_run(tx: Tx, thread: int, branch: int, seq: int) -> int:
+    """A key: all runs along a branch with lower ones had ended before a seq. It looks back from the last run.
+
+    Runs of other branches do not count: after a rewind, the runs that are new end at lower seqs.
+    """
+    row = tx.one(
+        "SELECT r.key FROM runs r WHERE r.thread = :thread AND r.last_seq < :seq AND EXISTS (SELECT 1 FROM segments s"
+        " WHERE s.branch = :branch AND s.source = r.branch AND s.after_seq < r.first_seq AND r.first_seq <= s.upto_seq)"
+        " ORDER BY r.key DESC LIMIT 1",
+        thread=thread,
+        branch=branch,
+        seq=seq,
+    )
+    return (row[0] if row else 0) + 1
 
 
 def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) -> list[MadeRow]:

@@ -114,12 +114,13 @@ class Follower:
         # Status, attempts, and when it was asked about last, by reply and index.
         self._calls: dict[tuple[int, int], tuple[str, int, str | None]] = {}
         self._inbox: set[str] = set()
-        self._title = ""
+        self._title: str | None = ""  # None: what the client knows may be old
         self.runs_from = 0  # the key of the run that was sent last
         self._runs: dict[int, tuple[int, bool]] = {}  # attempts, and whether the end of the last one was sent, by key
         self._is_caught_up = False
         self.saved = ("", 0)  # up to which saved piece of a reply it was read: see `SavedPieces`
         self._last_reply: str | None = None  # the id of the reply that was stored last
+        self._is_driven = False  # whether a run held the thread when its row was found last
         self._reply: str | None = None  # the mark of the reply that is arriving
         self._offsets: dict[Strand, int] = {}
 
@@ -138,6 +139,7 @@ class Follower:
         """Go on behind a cursor, on the branch that it is of."""
         self.path, self.seen, self.calls_from, self.runs_from = path, cursor.seen, calls_from, runs_from
         self.made_after = cursor.seen.upto - 1  # one that is there may have been made since
+        self._title = None
         self._reply = cursor.reply
         self._offsets = {(block, offset.kind): offset.length for block, offset in cursor.offsets}
 
@@ -191,6 +193,7 @@ class Follower:
 
     def _go_along(self, found: LogPage) -> Iterator[FollowItem]:
         before, self.path, self.seen = self.path, found.path, found.seen
+        self._is_driven = bool(found.row.is_driven)
         if before is not None and before.branch != found.path.branch:
             parting = branches.parting(before.segments, found.path.segments)
             self._calls = {key: sent for key, sent in self._calls.items() if key[0] <= parting}
@@ -222,8 +225,8 @@ class Follower:
 
     def tell_live(self, reply: LiveReply) -> Iterator[FollowItem]:
         """What is new of a reply that arrives in this process."""
-        if self.path is None or self._last_reply == reply.id:
-            return
+        if self.path is None or not self._is_driven or self._last_reply == reply.id:
+            return  # without a run that holds the thread, the reply was refused or left: it is never stored
         if self.is_behind(reply):
             yield Lagged(self.cursor)
         is_all = False
