@@ -24,6 +24,7 @@ from byssus.values.following.items import (
     CallWaiting,
     CaughtUp,
     CheckpointAdded,
+    FollowItem,
     InboxHeard,
     InboxPut,
     InboxWithdrawn,
@@ -331,6 +332,34 @@ def test_runs_that_a_rewind_left_behind_hide_none_of_those_that_count(database: 
         assert [run for run in began if run in kept] == kept
 
     with_cp(database, use)
+
+
+@pytest.mark.parametrize("how", ["prompt", "rewind to before it", "rewind into it"])
+def test_a_run_that_waited_and_is_given_up_is_told_to_have_been_interrupted(database: Database, how: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        await cp.append("t", UserMessage("before"))
+        waited = await agent_on(cp, [[delete("a")]], tools=[deleting.tool]).prompt("go")
+        await cp.answer("t", "a", "deny")
+        await cp.append("t", UserMessage("meanwhile"))
+        follower = Following(cp)
+        await follower.until_type("caught_up")
+        cursor = follower.items[-1].cursor
+        if how == "prompt":
+            await agent_on(cp, ["ok"], tools=[deleting.tool]).prompt("next")
+        else:
+            await cp.rewind("t", to=1 if "before" in how else 2)
+        ends = ["waiting", "interrupted"]
+        await follower.until(lambda: _ends_of(waited.run_id, follower.items) == ends)
+        await follower.stop()
+        if how == "prompt":  # a rewind leaves what is behind it
+            assert _ends_of(waited.run_id, await told(cp, after=cursor)) == ["interrupted"]
+
+    with_cp(database, use)
+
+
+def _ends_of(run_id: str, items: list[FollowItem]) -> list[str | None]:
+    return [item.stop_reason for item in items if isinstance(item, RunEnded) and item.run_id == run_id]
 
 
 def test_a_cursor_from_before_a_rewind_hides_none_of_the_runs_that_came_after_it(database: Database) -> None:

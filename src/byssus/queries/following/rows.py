@@ -187,17 +187,17 @@ def _highest(tx: Tx, table: str, column: str, branch: int, *, upto: int) -> int:
 
 
 def runs(tx: Tx, thread: int, segments: Sequence[Segment], *, first: int, upto: int) -> list[RanRow]:
-    """The runs of a thread from a key on that began up to a seq, in order.
+    """The runs of a thread that began up to a seq, in order, and the one with the first key wherever it began.
 
     The runs along a branch have keys in the order of their seqs. So the first one that began later ends the search.
     """
-    found: list[RanRow] = []
+    found, known = list[RanRow](), first
     while True:
         rows = tx.all(_RUNS, thread=thread, first=first, limit=_AT_ONCE)
         for run in map(RanRow._make, rows):
-            if run.first_seq <= upto:
+            if run.first_seq <= upto or run.key == known:
                 found.append(run)
-            elif any(s.source == run.branch and s.after < run.first_seq <= s.upto for s in segments):
+            elif any(segment.has(run.branch, run.first_seq) for segment in segments):
                 return found
         if len(rows) < _AT_ONCE:
             return found
@@ -207,11 +207,13 @@ def runs(tx: Tx, thread: int, segments: Sequence[Segment], *, first: int, upto: 
 def first_run(tx: Tx, thread: int, branch: int, seq: int) -> int:
     """A key: all runs along a branch with lower ones had ended before a seq. It looks back from the last run.
 
-    Runs of other branches do not count: after a rewind, the runs that are new end at lower seqs.
+    Runs of other branches do not count: after a rewind, the runs that are new end at lower seqs. Nor do those that were
+    closed as interrupted: they may have waited at that seq.
     """
     row = tx.one(
-        "SELECT r.key FROM runs r WHERE r.thread = :thread AND r.last_seq < :seq AND EXISTS (SELECT 1 FROM segments s"
-        " WHERE s.branch = :branch AND s.source = r.branch AND s.after_seq < r.first_seq AND r.first_seq <= s.upto_seq)"
+        "SELECT r.key FROM runs r WHERE r.thread = :thread AND r.last_seq < :seq AND r.ended_at IS NOT NULL"
+        " AND r.stop_reason <> 'interrupted' AND EXISTS (SELECT 1 FROM segments s WHERE s.branch = :branch"
+        " AND s.source = r.branch AND s.after_seq < r.first_seq AND r.first_seq <= s.upto_seq)"
         " ORDER BY r.key DESC LIMIT 1",
         thread=thread,
         branch=branch,

@@ -89,6 +89,11 @@ class LogPage(NamedTuple):
         """Whether there is nothing more to read."""
         return self.is_all and (self.arriving is None or self.arriving.is_all)
 
+    def last_seq_of(self, run: RanRow) -> int:
+        """The last seq of a run along the path: a rewind may have left the rest of it, or all of it (0)."""
+        along = [segment.upto for segment in self.path.segments if segment.has(run.branch, run.first_seq)]
+        return min(run.last_seq or 0, *along) if along else 0
+
 
 class SavedPieces(NamedTuple):
     """Pieces of a reply that is arriving. `saved_at` and `number` say up to which saved piece."""
@@ -116,7 +121,7 @@ class Follower:
         self._inbox: set[str] = set()
         self._title: str | None = ""  # None: what the client knows may be old
         self.runs_from = 0  # the key of the run that was sent last
-        self._runs: dict[int, tuple[int, bool]] = {}  # attempts, and whether the end of the last one was sent, by key
+        self._runs: dict[int, tuple[int, str | None]] = {}  # attempts, and how the last one was said to end, by key
         self._is_caught_up = False
         self.saved = ("", 0)  # up to which saved piece of a reply it was read: see `SavedPieces`
         self._last_reply: str | None = None  # the id of the reply that was stored last
@@ -166,7 +171,7 @@ class Follower:
         for seq, message in found.page:
             while made and made[0].seq < seq:
                 yield self._checkpoint(made.pop(0))
-            yield from self._runs_before(seq, found.runs)
+            yield from self._runs_before(seq, found)
             yield from self._message(seq, message, calls)
         for call in found.calls:
             if not (found.is_all and call.status == ANSWERED):
@@ -185,7 +190,7 @@ class Follower:
             yield from self.tell_arriving(found.arriving)
         elif self._reply is not None and found.row.saved_at is None and not found.row.is_driven:
             yield from self._reset()  # its run has ended without it
-        yield from self._runs_before(found.last + 1, found.runs)
+        yield from self._runs_before(found.last + 1, found)
         for call in found.calls:
             if call.status == ANSWERED:  # the run that waited for the answer has stopped before it
                 yield from self._call(call)
@@ -297,18 +302,18 @@ class Follower:
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def _runs_before(self, seq: int, runs: list[RanRow]) -> Iterator[FollowItem]:
+    def _runs_before(self, seq: int, found: LogPage) -> Iterator[FollowItem]:
         """The runs that began at this seq or before it, and ended before it."""
-        for run in runs:
-            attempts, is_ended = self._runs.get(run.key, (0, False))
+        for run in found.runs:
+            attempts, ending = self._runs.get(run.key, (0, None))
             if run.first_seq <= seq and run.attempts > attempts:
-                attempts, is_ended, self.runs_from = run.attempts, False, max(self.runs_from, run.key)
+                attempts, ending, self.runs_from = run.attempts, None, max(self.runs_from, run.key)
                 yield RunBegan(self.cursor, run.id, run.cause, run.attempts)
-            if attempts and run.stop_reason is not None and not is_ended and (run.last_seq or 0) < seq:
-                is_ended = True
-                yield RunEnded(self.cursor, run.id, run.stop_reason, run.error)
+            if attempts and run.stop_reason not in (None, ending) and found.last_seq_of(run) < seq:
+                ending = run.stop_reason
+                yield RunEnded(self.cursor, run.id, ending, run.error)
             if attempts:
-                self._runs[run.key] = (attempts, is_ended)
+                self._runs[run.key] = (attempts, ending)
 
     def _call(self, call: CallRow) -> Iterator[FollowItem]:
         """What is new of a tool call."""
