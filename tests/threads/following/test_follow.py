@@ -256,9 +256,11 @@ def test_a_question_that_is_put_again_between_two_reads_is_told_again(database: 
             pass
         await cp.answer("t", "a", Approve({"file": "a"}))
         assert (await agent.resume()).stop_reason == "waiting"
-        again = await anext(items)
+        goes_on, again, waits = [await anext(items) for _ in range(3)]
+        assert isinstance(goes_on, RunBegan)
         assert isinstance(again, CallWaiting)
         assert "do not fit the tool" in again.question
+        assert isinstance(waits, RunEnded)
         await items.aclose()
 
     with_cp(database, use)

@@ -173,6 +173,7 @@ class Follower:
                 yield self._checkpoint(made.pop(0))
             yield from self._runs_before(seq, found)
             yield from self._message(seq, message, calls)
+        yield from self._begun_again(found)
         for call in found.calls:
             if not (found.is_all and call.status == ANSWERED):
                 yield from self._call(call)
@@ -301,6 +302,13 @@ class Follower:
         yield ReplyReset(self.cursor)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _begun_again(self, found: LogPage) -> Iterator[FollowItem]:
+        """Another attempt of the last run: before the calls, which it may have started or asked about again."""
+        for run in found.runs[-1:]:
+            if run.attempts > self._runs.get(run.key, (run.attempts, None))[0]:
+                self._runs[run.key] = (run.attempts, None)
+                yield RunBegan(self.cursor, run.id, run.cause, run.attempts)
 
     def _runs_before(self, seq: int, found: LogPage) -> Iterator[FollowItem]:
         """The runs that began at this seq or before it, and ended before it."""
