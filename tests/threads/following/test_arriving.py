@@ -237,6 +237,7 @@ def test_a_reply_that_a_hook_refuses_is_reset_and_does_not_come_again(database: 
         scene.end()
         with pytest.raises(HookFailed):
             await run
+        await follower.until_type("run_ended")
         await cp.append("t", UserMessage("later"))
         await follower.until_texts("go", "later")
         story = [item.type for item in await follower.stop() if item.type in ("reply_delta", "reset", "run_ended")]
