@@ -12,7 +12,7 @@ import pytest
 
 from byssus import Middleware, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, LeaseLost, StoreBusy
+from byssus.errors import HookFailed, InputError, LeaseLost, StoreBusy
 from byssus.events import (
     MessageUpdate,
     TextDelta,
@@ -221,6 +221,28 @@ def test_a_reply_that_a_hook_shortens_is_reset(database: Database) -> None:
         await follower.until_texts("go", "no")
         assert len(follower.of(ReplyReset)) == 1
         await follower.stop()
+
+    with_cp(database, use)
+
+
+def test_a_reply_that_a_hook_refuses_is_reset_and_does_not_come_again(database: Database) -> None:
+    class Refusing(Middleware):
+        async def after_model_response(self, message: AssistantMessage, **_: Any) -> AssistantMessage:
+            raise ValueError("no")
+
+    async def use(cp: Checkpointer) -> None:
+        scene, follower = Told(), Following(cp)
+        run = asyncio.create_task(agent_on(cp, Acted(scene), middleware=[Refusing()]).prompt("go"))
+        scene.say("secret")
+        await follower.until(lambda: follower.client.text == "secret")
+        scene.end()
+        with pytest.raises(HookFailed):
+            await run
+        await follower.until_type("run_ended")
+        await cp.append("t", UserMessage("later"))
+        await follower.until_texts("go", "later")
+        story = [item.type for item in await follower.stop() if item.type in ("reply_delta", "reset", "run_ended")]
+        assert story == ["reply_delta", "reset", "run_ended"]
 
     with_cp(database, use)
 

@@ -31,6 +31,10 @@ class Segment(NamedTuple):
     after: int
     upto: int
 
+    def has(self, branch: int | None, seq: int) -> bool:
+        """Whether it reads what a branch has at a seq."""
+        return self.source == branch and self.after < seq <= self.upto
+
 
 class Point(NamedTuple):
     """A position in the log: along which branch, up to where, and how many messages that is."""

@@ -205,4 +205,4 @@ def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int,
         raise unknown("the thread does not reach that far")
     path = Path(row.key, row.made_at, cursor.branch, segments)
     upto = cursor.seen.upto
-    return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, upto)
+    return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, segments, upto)
