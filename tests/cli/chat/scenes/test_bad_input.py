@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 import pytest
@@ -70,6 +71,25 @@ def test_a_database_of_a_newer_version_is_refused_in_one_line(stage: Stage) -> N
         assert refused.wait_for_its_end() == 1
         assert refused.transcript.startswith("byssus: ")
         assert "newer" in refused.transcript
+
+
+def test_a_database_that_is_read_only_is_one_line_and_the_text_is_kept(stage: Stage) -> None:
+    window = stage.chat()
+    window.enter("first")
+    window.wait_for("You said: first.")
+    stage.leave(window)
+    with stage.database.open("r+b") as file:  # the version that a program must know to write it
+        file.seek(18)
+        file.write(b"\x03")
+    window = stage.chat()
+    for number, typed in enumerate(("second", "/mark good"), 1):
+        window.enter(typed)
+        window.wait_for("✗", number)
+        window.wait_for_on_screen(f"{PROMPT} {typed}")
+        window.press("ctrl-c")
+        window.wait_until_gone(f"{PROMPT} {typed}")
+    assert re.search(r"chat\.db'\s+cannot\s+be\s+written;", window.transcript)
+    assert len(stage.messages()) == 2
 
 
 def test_a_tool_that_hangs_can_be_stopped(stage: Stage) -> None:
