@@ -92,7 +92,7 @@ def test_a_database_that_is_read_only_is_one_line_and_the_text_is_kept(stage: St
     assert len(stage.messages()) == 2
 
 
-def test_a_tool_that_hangs_can_be_stopped(stage: Stage) -> None:
+def test_a_tool_that_hangs_can_be_stopped_and_left(stage: Stage) -> None:
     window = stage.chat()
     window.enter("hang")
     window.wait_for_on_screen("hang 1 s")
@@ -100,3 +100,8 @@ def test_a_tool_that_hangs_can_be_stopped(stage: Stage) -> None:
     window.wait_for_match("✗ hang .*")
     window.enter("say hello")
     window.wait_for("You said: hello.")
+    window.enter("block")
+    window.wait_for_on_screen("block 1 s")
+    window.press("ctrl-c")
+    window.wait_for_match("✗ block .*")
+    assert stage.leave(window)[-1].text.startswith("The run was aborted during this call")
