@@ -327,7 +327,6 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/chat/live/drawn/drawing.py": ["cli/chat/live/drawn/test_markdown.py"],
     "cli/chat/live/drawn/picker.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/drawn/screen.py": ["cli/chat/live/test_session.py"],
-    "cli/chat/live/drawn/status.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/drawn/view.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/opening.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/printed.py": ["cli/chat/live/test_session.py"],

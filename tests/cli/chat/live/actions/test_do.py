@@ -41,7 +41,10 @@ def test_threads_can_be_made_listed_renamed_and_opened(window: Window) -> None:
     window.wait_for_on_screen("user: say apples")
     window.press("enter")
     window.wait_for("Thread trip: 2 messages so far (Fruit)")
-    window.enter("/open oth")
+    window.type("/open oth")
+    window.press("tab")
+    window.wait_for_on_screen("› /open other")
+    window.press("enter")
     window.wait_for("Thread other: 2 messages so far")
 
 
@@ -169,6 +172,9 @@ def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) 
     window.press("ctrl-c")
     window.enter("/help fork")
     window.wait_for("/fork [POINT]")
+    window.enter("/theme plain")
+    window.enter("/theme blue")
+    window.wait_for("there is no theme 'blue'; choose one of dark, light, plain")
 
 
 def test_an_attached_file_is_folded_and_edit_brings_back_what_was_typed(window: Window, tmp_path: Path) -> None:
@@ -196,6 +202,9 @@ def test_a_search_shows_its_hit_beside_it_and_says_that_nothing_was_found(window
 def test_queued_messages_can_be_withdrawn(window: Window) -> None:
     window.enter("slow 100")
     window.wait_for("word3")
+    window.enter("/inbox 1")
+    window.wait_for("no message waits, so there is none to withdraw")
+    window.press("ctrl-c")
     window.enter("/later say never")
     window.wait_for_on_screen("1 later say never")
     window.enter("/inbox")
