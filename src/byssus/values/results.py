@@ -80,7 +80,7 @@ class RunInfo(Struct, frozen=True):
     last_seq: int | None
     began_at: str
     ended_at: str | None
-    stop_reason: str | None
+    stop_reason: StopReason | None
     error: str | None
     cause: str
     started_by: str | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from byssus.messages import (
     AssistantMessage,
@@ -48,6 +48,7 @@ from byssus.values.following.items import (
     ThreadRewound,
     TitleChanged,
 )
+from byssus.values.results import StopReason
 from byssus.values.thread_key import ThreadKey
 
 _MOST_UNREAD = 256_000  # characters of a reply: a follower that is behind by more gets `Lagged`
@@ -319,7 +320,7 @@ class Follower:
                 yield RunBegan(self.cursor, run.id, run.cause, run.attempts)
             if attempts and run.stop_reason not in (None, ending) and found.last_seq_of(run) < seq:
                 ending = run.stop_reason
-                yield RunEnded(self.cursor, run.id, ending, run.error)
+                yield RunEnded(self.cursor, run.id, cast("StopReason", ending), run.error)
             if attempts:
                 self._runs[run.key] = (attempts, ending)
 
