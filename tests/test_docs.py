@@ -250,6 +250,41 @@ def test_ctrl_c_at_the_prompt_ends_a_chat_at_once_and_without_a_traceback(tmp_pa
         terminal.close()
 
 
+def test_a_question_that_another_window_asks_and_answers_costs_the_chat_neither_its_life_nor_its_text(
+    tmp_path: Path,
+) -> None:
+    windows = """
+import builtins
+from byssus import Model, ToolCall, tool
+from byssus.testing import ScriptedProvider
+
+@tool(approval=True)
+def book() -> str:
+    return "booked"
+
+def in_two_windows(prompt: str) -> str:
+    with SQLiteCheckpointer("chat.db") as cp, AgentStorage("chat.db") as storage:
+        if "[y/n]" in prompt:
+            storage.answer("main", "c1", "approve")
+            return "n"
+        if storage.info("main") is not None:
+            raise EOFError
+        provider = ScriptedProvider([[ToolCall("c1", "book", {})]])
+        Agent(provider=provider, model=Model("m"), tools=[book], checkpointer=cp, thread_id="main").run_sync("Book it.")
+        return "Thanks."
+
+builtins.input = in_two_windows
+
+"""
+    before, defined, after = dict(snippets("python"))["chat.md-1"].partition("def show(")
+    after = after.replace("wait=60", "wait=60, tools=[book]")
+    with Server([Anthropic.answer("It is booked."), Anthropic.answer("Welcome.")]) as server:
+        told = run("-c", before + windows + defined + after, folder=tmp_path, server=server)
+        sent = [request.body["messages"][-1]["content"][0] for request in server.requests]
+    assert told == "It is booked.\nWelcome.\n\n"
+    assert (sent[0]["type"], sent[1]["text"]) == ("tool_result", "Thanks.")
+
+
 def test_example_weather_answers_from_both_calls(tmp_path: Path) -> None:
     calls = [
         ToolCall("toolu_1", "temperature", {"city": "Oslo"}),
