@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
+import byssus.storage
+from byssus import Agent
 from byssus.checkpointer import FollowItem, item_from_json
 from byssus.messages import ToolCall
 from byssus.storage import AgentStorage
@@ -187,6 +189,20 @@ def test_the_tables_of_storage_have_each_method_with_its_arguments() -> None:
         known = inspect.getfullargspec(getattr(AgentStorage, name))
         parts = ([each.arg for each in named.args.args], [each.arg for each in named.args.kwonlyargs])
         assert parts == (known.args, known.kwonlyargs), name
+
+
+def test_the_tables_of_options_and_rows_have_each_name() -> None:
+    def names(page: str, heading: str) -> list[list[str]]:
+        section = (ROOT / "docs" / page).read_text("utf-8").partition(f"{heading}\n")[2].partition("\n#")[0]
+        return [re.findall(r"`(\w+)`", line) for line in section.splitlines() if line.startswith("| `")]
+
+    options = [name for line in names("agents.md", "## Options") for name in line]
+    assert set(options) >= set(inspect.getfullargspec(Agent).kwonlyargs)
+    rows = {row: keys for row, *keys in names("storage.md", "### Rows")}
+    assert len(rows) == 6
+    for row, keys in rows.items():
+        wanted = list(get_type_hints(getattr(byssus.storage, row)))
+        assert keys[: len(wanted)] == wanted, row
 
 
 def test_the_readme_is_short_and_its_agent_has_twelve_lines() -> None:
