@@ -217,17 +217,12 @@ def test_the_chinese_readme_has_the_same_code_links_and_sections() -> None:
         assert re.findall(shared, chinese, re.MULTILINE) == re.findall(shared, english, re.MULTILINE)
 
 
-@pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
-def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
+def test_the_readme_names_commands_of_make_and_byssus_alone() -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
     commands = [shlex.split(line) for line in dict.fromkeys(lines) if line]
     assert {command[0] for command in commands} == {"make", "byssus"}
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    for command in commands:
-        if command[0] == "make":
-            assert command[1] in targets
-        else:
-            assert "usage: byssus" in run_command(command[1], "--help", folder=tmp_path)
+    assert {command[1] for command in commands if command[0] == "make"} <= {*targets}
 
 
 @pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy

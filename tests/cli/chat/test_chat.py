@@ -199,7 +199,8 @@ WAITING_PARENT = [sys.executable, "-c", "import subprocess, sys; sys.exit(subpro
 
 @pytest.fixture
 def tty(database: Database, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    terminal = Terminal(*getattr(request, "param", CHAT), env={"BYSSUS_DB": database.place})
+    new = getattr(request, "param", None)
+    terminal = Terminal(*(new or CHAT[1:]), env={"BYSSUS_DB": database.place}, new_python=new is not None)
     yield terminal
     terminal.close()
 
@@ -227,7 +228,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str)
 
 
 def test_pasted_lines_are_one_prompt(database: Database, byssus: Command) -> None:
-    tty = Terminal(*CHAT, "--plain", env={"BYSSUS_DB": database.place, "TERM": "xterm"})
+    tty = Terminal(*CHAT[1:], "--plain", env={"BYSSUS_DB": database.place, "TERM": "xterm"}, new_python=False)
     try:
         tty.wait_for(r"Ctrl-D leaves\.\s+(\x1b\[\?2004h)?> ")
         tty.type("\x1b[200~Tell a long story\nabout the sea.\x1b[201~\r")
@@ -255,7 +256,7 @@ def test_sigterm_ends_a_reply_in_good_order_and_the_chat_with_143(tty: Terminal,
     assert shown["messages"][1]["content"][0]["text"]
 
 
-def terminate(process: subprocess.Popen[Any]) -> int:
+def terminate(process: subprocess.Popen[Any] | forked.Process) -> int:
     """Send SIGTERM, and again where it falls before Python's wait for input, and is not seen; the exit code."""
     for _ in range(60):
         process.terminate()

@@ -118,7 +118,8 @@ def test_the_pager_is_less_and_a_ctrl_c_belongs_to_it(threads: Database, tmp_pat
         "COLUMNS": "80",
         "HOME": str(tmp_path),
     }
-    tty = Terminal(sys.executable, "-m", "byssus", "threads", "--db", threads.place, env=env, without=("PAGER", "LESS"))
+    command, without = ["-m", "byssus", "threads", "--db", threads.place], ("PAGER", "LESS")
+    tty = Terminal(*command, env=env, without=without, new_python=False)
     try:
         assert re.search(r"less FRX\s+\S*THREAD", tty.wait_for("ready"))
         tty.process.send_signal(signal.SIGINT)
