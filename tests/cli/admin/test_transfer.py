@@ -75,7 +75,7 @@ def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_
 def test_an_export_is_for_its_owner_alone_whatever_the_umask(
     db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], umask: int
 ) -> None:
-    file = tmp_path / "trip.jsonl"
+    file = tmp_path / ("t" * 255)  # the longest name that a file can have
     before = os.umask(umask)
     try:
         command_here(capsys, str(db))("export", "trip", "-o", file)
@@ -143,6 +143,7 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
         (["import", "."], "there is no file '.'"),
         (["import", "diary.txt"], "line 1: this is not JSON"),
         (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
+        (["export", "trip", "-o", "/proc/trip.jsonl"], "'/proc/trip.jsonl' cannot be used"),
         (["export", "trip", "-o", "."], "'.' is a directory; name a file in it"),
         (["export", "trip", "-o", "chat.db"], "'chat.db' belongs to a database of byssus; name another"),
         (["export", "trip", "-o", "chat.db-wal"], "'chat.db-wal' belongs to a database of byssus; name another"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from byssus import cli
+from byssus.cli.screen.pager import paged as through_the_pager
 from byssus.storage import AgentStorage
 from tests.support.databases import Database
 from tests.support.screens import screen_of
@@ -78,6 +79,23 @@ def test_else_it_goes_to_the_screen(
     assert cli.main(["threads", *options, "--db", threads.place]) == 0
     assert len(screen.lines) == 11
     assert paged(tmp_path) is None
+
+
+@pytest.mark.parametrize("lines", [1, 100], ids=["it fits", "it is long"])
+def test_afterwards_the_screen_is_there_for_what_is_printed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAGER", TO_FILE)
+    screen = screen_of(monkeypatch, term="xterm", rows=10)
+    with through_the_pager(True):
+        page = sys.stdout
+        print("hello\n" * lines)
+    assert (paged(tmp_path) is None) is (lines == 1)
+    print("late", file=page)
+    assert screen.lines[-1] == "late"
+    screen.close()
+    page.close()  # as Python does when nothing refers to it any more; from 3.13 on it reports an error of that
 
 
 def test_a_pipe_and_an_error_have_no_pager(
