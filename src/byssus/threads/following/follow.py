@@ -52,8 +52,9 @@ async def _follow(store: Runner, thread_key: ThreadKey, cursor: Cursor | None) -
             follower.begin_at(cursor, *await store.read(_position, thread_key, cursor))
         while True:
             live = center.live.get(thread_key)  # before the read: what was stored before it began is read first
+            was_here = thread_key in center.here
             async for found in _read_all(store, thread_key, follower, is_local=live is not None):
-                if found is not None and found.row.is_driven and live is None:
+                if found is not None and found.row.is_driven and not (was_here or thread_key in center.here):
                     center.note_watching(thread_key)
                 for item in follower.tell_deleted() if found is None else follower.tell(found):
                     yield item
