@@ -140,7 +140,7 @@ class Run:
             if await history.is_current():
                 raise
             # Else another run is at work on the calls: they are looked at again once this run has the lease.
-        if prompts is not None and is_waiting(ledger):
+        if prompts is not None and (is_waiting(ledger) or ledger.questions):
             raise answer_needed(self._setup.thread_id, self._journal)
         # A long thread, for the first time. What hooks make of one is another list, which is made valid by itself.
         if not self._setup.middleware.changes_messages and self._history.is_far_behind(history.messages):

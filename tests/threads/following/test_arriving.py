@@ -30,7 +30,7 @@ from byssus.threads.following import arriving, hub, news
 from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.thread import partial_of
 from byssus.values.following.growth import Growth
-from byssus.values.following.items import Lagged, MessageAdded, ReplyDelta, ReplyReset
+from byssus.values.following.items import CaughtUp, InboxPut, Lagged, MessageAdded, ReplyDelta, ReplyReset
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, make
 from tests.support.checkpointers import loaded, with_cp
@@ -187,6 +187,21 @@ def test_a_follower_that_stops_reading_holds_little_of_a_long_log(database: Data
         items = cp.follow("t")
         assert await _held(items, MessageAdded) < MOST_HELD
         await items.aclose()
+
+    with_cp(database, use)
+
+
+def test_a_follower_that_stops_reading_holds_little_of_what_is_queued(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await asyncio.gather(*(cp.steer("t", UserMessage("x" * 50_000, id=f"{n:02}")) for n in range(20)))
+        items = cp.follow("t")
+        assert await _held(items, InboxPut) < MOST_HELD
+        rest: list[Any] = []
+        while not rest or not isinstance(rest[-1], CaughtUp):
+            rest.append(await anext(items))
+        await items.aclose()
+        assert sorted(item.message_id for item in rest[:-1] if isinstance(item, InboxPut)) == sorted(rest[-1].inbox[1:])
+        assert len(rest) == 20
 
     with_cp(database, use)
 

@@ -6,10 +6,11 @@ the writes to the log, and `touched`, which counts the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from byssus.queries.log.branches import Segment
+from byssus.queries.log.inbox import InboxRow
 from byssus.queries.log.threads import END, MADE_AT
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
@@ -67,6 +68,14 @@ class RanRow(NamedTuple):
     error: str | None
     cause: str
     attempts: int
+
+
+class Mail(NamedTuple):
+    """The messages that wait in the inbox: the ids of all, in order, and some that the follower does not know yet."""
+
+    ids: Sequence[str] = ()
+    new: Sequence[InboxRow] = ()
+    is_all: bool = True  # False: there are more that it does not know
 
 
 class MadeRow(NamedTuple):
@@ -137,6 +146,21 @@ def partial(tx: Tx, thread: int) -> str | None:
     """The head of the reply that is arriving: a message without what has arrived of it."""
     row = tx.one("SELECT body FROM partials WHERE thread = :thread", thread=thread)
     return row[0] if row else None
+
+
+def mail(tx: Tx, thread: int, known: Container[str], *, chars: int) -> Mail:
+    """What waits in a thread's inbox. Of what is not known, so much that it has more than these characters, or all."""
+    rows = tx.all("SELECT key, id FROM inbox WHERE thread = :thread ORDER BY key", thread=thread)
+    ids, unknown = [name for _, name in rows], [key for key, name in rows if name not in known]
+    new = list[InboxRow]()
+    for key in unknown:
+        row = tx.one("SELECT kind, id, body, created_at FROM inbox WHERE key = :key", key=key)
+        assert row is not None
+        new.append(InboxRow(*row))
+        chars -= len(new[-1].body)
+        if chars < 0:
+            break
+    return Mail(ids, new, len(new) == len(unknown))
 
 
 def last_seq(tx: Tx, branch: int) -> int:

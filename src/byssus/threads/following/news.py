@@ -19,10 +19,9 @@ from byssus.messages import (
     UserMessage,
     decode,
 )
-from byssus.queries.following.rows import CallRow, FollowedRow, MadeRow, RanRow
+from byssus.queries.following.rows import CallRow, FollowedRow, MadeRow, Mail, RanRow
 from byssus.queries.log import branches
 from byssus.queries.log.branches import Segment
-from byssus.queries.log.inbox import InboxRow
 from byssus.queries.log.tool_calls import ANSWERED, OPEN, WAITING
 from byssus.threads.following.hub import LiveReply
 from byssus.values.following.cursors import Cursor, Offset, Seen, reply_mark, thread_mark
@@ -82,13 +81,13 @@ class LogPage(NamedTuple):
     calls: list[CallRow]
     made: list[MadeRow]
     runs: list[RanRow]
-    inbox: list[InboxRow]
+    mail: Mail
     arriving: SavedPieces | None = None  # what another process has saved of a reply
 
     @property
     def is_whole(self) -> bool:
         """Whether there is nothing more to read."""
-        return self.is_all and (self.arriving is None or self.arriving.is_all)
+        return self.is_all and self.mail.is_all and (self.arriving is None or self.arriving.is_all)
 
     def last_seq_of(self, run: RanRow) -> int:
         """The last seq of a run along the path: a rewind may have left the rest of it, or all of it (0)."""
@@ -119,7 +118,7 @@ class Follower:
         self.made_after = -1  # checkpoints up to this seq were sent
         # Status, attempts, and when it was asked about last, by reply and index.
         self._calls: dict[tuple[int, int], tuple[str, int, str | None]] = {}
-        self._inbox: set[str] = set()
+        self.inbox: frozenset[str] = frozenset()  # the messages that waited when they were read last
         self._title: str | None = ""  # None: what the client knows may be old
         self.runs_from = 0  # the key of the run that was sent last
         self._runs: dict[int, tuple[int, str | None]] = {}  # attempts, and how the last one was said to end, by key
@@ -213,8 +212,8 @@ class Follower:
             for call in calls.get(message.tool_call_id, ()):
                 if call.reply < seq:
                     yield from self._call(call)
-        if isinstance(message, UserMessage) and message.id in self._inbox:
-            self._inbox.discard(message.id)
+        if isinstance(message, UserMessage) and message.id in self.inbox:
+            self.inbox -= {message.id}
             yield InboxHeard(self.cursor, message.id)
         if self._reply is not None:
             yield from self._close_reply(message)
@@ -363,16 +362,14 @@ class Follower:
         if row.title != self._title:
             self._title = row.title
             yield TitleChanged(cursor, row.title)
-        waiting = {each.id: each for each in found.inbox}
-        for message_id in sorted(self._inbox - waiting.keys()):
+        for message_id in sorted(self.inbox.difference(found.mail.ids)):
             yield InboxWithdrawn(cursor, message_id)
-        for message_id, each in waiting.items():
-            if message_id not in self._inbox:
-                message = decode(each.body)
-                assert isinstance(message, UserMessage)
-                yield InboxPut(cursor, message_id, each.kind, message, each.created_at)
-        self._inbox = set(waiting)
-        if not self._is_caught_up:
+        for each in found.mail.new:
+            message = decode(each.body)
+            assert isinstance(message, UserMessage)
+            yield InboxPut(cursor, each.id, each.kind, message, each.created_at)
+        self.inbox = self.inbox.intersection(found.mail.ids) | {each.id for each in found.mail.new}
+        if found.mail.is_all and not self._is_caught_up:
             self._is_caught_up = True
             questions = [call.call_id for call in found.calls if call.status == WAITING]
-            yield CaughtUp(cursor, row.run, list(waiting), questions)
+            yield CaughtUp(cursor, row.run, list(found.mail.ids), questions)
