@@ -498,7 +498,7 @@ class Conversation:
         lines = []
         for number, each in enumerate(self.waiting, 1):
             sign = terminal.drawn("↳", ">") if each.kind == "steer" else terminal.drawn("⏲", "~")
-            text = table.cut(terminal.line(each.message.text), max(drawer.width - 14, 8))
+            text = table.cut(terminal.line(attachments.typed_in(each.message)), max(drawer.width - 14, 8))
             lines.append(drawer.line(("ask", f"{sign} {number} {WHEN[each.kind]} "), ("faint", text)))
         return lines
 
