@@ -321,7 +321,6 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/chat/live/actions/points.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/actions/threads.py": ["cli/chat/live/actions/test_do.py"],
     "cli/chat/live/actions/versions.py": ["cli/chat/live/actions/test_do.py"],
-    "cli/chat/live/approvals.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/drawn/board.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/drawn/calls.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/drawn/drawing.py": ["cli/chat/live/drawn/test_markdown.py"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from byssus import checkpointer
 from byssus.cli import main
+from byssus.cli.chat import chat
 from byssus.cli.screen import terminal
 from byssus.messages import (
     AssistantMessage,
@@ -179,6 +181,25 @@ def test_a_chat_leaves_an_approved_call_to_the_program_that_has_the_tool(byssus:
     assert asyncio.run(main()) == ["answered"]
 
 
+@pytest.mark.parametrize(
+    ("term", "missing", "draws"),
+    [("xterm", None, True), ("dumb", None, False), (None, None, False), ("xterm", "prompt_toolkit", False)],
+)
+def test_the_chat_draws_where_the_terminal_can_and_its_extra_is_installed(
+    monkeypatch: pytest.MonkeyPatch, term: str | None, missing: str | None, draws: bool
+) -> None:
+    find, (keys, screen) = importlib.util.find_spec, os.openpty()
+    with open(keys, "r+b", buffering=0), open(screen) as stdin, open(os.dup(screen), "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+        monkeypatch.delenv("TERM", raising=False)
+        if term is not None:
+            monkeypatch.setenv("TERM", term)
+        assert chat._can_draw() is draws
+        monkeypatch.undo()
+
+
 def test_a_chat_without_the_key_that_it_needs_says_so(byssus: Command) -> None:
     run = byssus("chat", "--provider", "anthropic", say="hello\n", ANTHROPIC_API_KEY="", ANTHROPIC_AUTH_TOKEN="")
     fails(run, "ANTHROPIC_API_KEY")
@@ -282,6 +303,7 @@ def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(database: Da
 TERMINATED_TWICE = """
 import atexit, os, signal, sys
 from byssus.cli import main
+from byssus.cli.chat import chat
 
 class Stdin:
     def isatty(self):

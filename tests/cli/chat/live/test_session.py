@@ -259,7 +259,7 @@ def test_a_prompt_on_a_busy_thread_is_kept_and_the_thread_is_not_shown_again(cha
     assert second.transcript.count("› slow 300") == 1
 
 
-def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat) -> None:
+def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat, tmp_path: Path) -> None:
     first, second = chat(), chat()
     second.enter("say it there")
     second.wait_for("thread 120 tok")
@@ -270,6 +270,11 @@ def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat:
     first.enter("say more")
     first.wait_for("You said: say more.")
     assert first.transcript.count("(meanwhile, from elsewhere:)") == 1
+    with Window("rewind", "main", "seq:4", home=tmp_path) as other:
+        assert other.wait_for_its_end() == 0
+    first.enter("say again")
+    first.wait_for("(meanwhile, this thread was rewound elsewhere, to message 4)")
+    first.wait_for("You said: say again.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

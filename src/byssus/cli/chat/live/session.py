@@ -452,6 +452,11 @@ class Conversation:
     async def show_news(self) -> None:
         """Show what others have added to the thread: the model will read it too."""
         end = await self.cp.load(self.thread_id, last=_NEWS)
+        stored = seen_in(end)
+        if stored.last < self.seen.last:
+            what = f"rewound elsewhere, to message {stored.last}" if stored.last else "emptied or deleted elsewhere"
+            self.view.note(f"(meanwhile, this thread was {what})")
+            self.seen = stored
         if end is None:
             return
         news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq not in self.seen]
@@ -460,7 +465,7 @@ class Conversation:
         for message in news:
             self.view.show_message(message)
         self.view.calls.end_all()
-        self.seen = seen_in(end)
+        self.seen = stored
 
     def give_back(self, text: str) -> None:
         """Put a line back that could not be used, unless something else was typed meanwhile."""
@@ -498,7 +503,7 @@ class Conversation:
         lines = []
         for number, each in enumerate(self.waiting, 1):
             sign = terminal.drawn("↳", ">") if each.kind == "steer" else terminal.drawn("⏲", "~")
-            text = table.cut(terminal.line(each.message.text), max(drawer.width - 14, 8))
+            text = table.cut(terminal.line(attachments.typed_in(each.message)), max(drawer.width - 14, 8))
             lines.append(drawer.line(("ask", f"{sign} {number} {WHEN[each.kind]} "), ("faint", text)))
         return lines
 

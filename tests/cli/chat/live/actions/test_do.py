@@ -199,18 +199,19 @@ def test_a_search_shows_its_hit_beside_it_and_says_that_nothing_was_found(window
     window.wait_for_on_screen("nothing was found")
 
 
-def test_queued_messages_can_be_withdrawn(window: Window) -> None:
+def test_queued_messages_can_be_withdrawn(window: Window, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a line", "utf-8")
     window.enter("slow 100")
     window.wait_for("word3")
     window.enter("/inbox 1")
     window.wait_for("no message waits, so there is none to withdraw")
     window.press("ctrl-c")
-    window.enter("/later say never")
-    window.wait_for_on_screen("1 later say never")
+    window.enter("/later say never @notes.txt")
+    window.wait_for_on_screen("1 later say never @notes.txt\n›")
     window.enter("/inbox")
-    window.wait_for("1  later: say never")
+    window.wait_for("1  later: say never @notes.txt\n")
     window.enter("/inbox 1")
-    window.wait_for("(withdrawn: say never)")
+    window.wait_for("(withdrawn: say never @notes.txt)")
     window.wait_for_on_screen("›\ntrip")  # what is typed next is not behind it
     window.press("ctrl-c")
     window.wait_for("[stopped]")
