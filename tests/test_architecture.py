@@ -332,7 +332,6 @@ COVERED_BY: dict[str, list[str]] = {
     "cli/chat/live/start.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/typed/completion.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/typed/editor.py": ["cli/chat/live/test_session.py"],
-    "cli/chat/live/typed/history.py": ["cli/chat/live/test_session.py"],
     "cli/chat/live/typed/keys.py": ["cli/chat/live/test_session.py"],
     "cli/commands.py": ["cli/test_cli.py"],
     "cli/database.py": ["cli/chat/test_chat.py"],

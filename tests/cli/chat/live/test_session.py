@@ -27,6 +27,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
         window = Window("chat", thread, "--app", app, home=tmp_path, cwd=tmp_path, columns=columns, env=env)
         windows.append(window)
         window.wait_for("› ")
+        window.wait_for(f"Thread {thread}: ")  # it is loaded
         return window
 
     yield start

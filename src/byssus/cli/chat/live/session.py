@@ -155,8 +155,8 @@ class Conversation:
         """Ctrl-C: clear the line, else stop the answer; twice within a second: leave."""
         now = time.monotonic()
         is_second, self._interrupted_at = now - self._interrupted_at < _SECOND, now
-        if self.board.picker is not None:
-            self.board.picker.leave()
+        if self.board.leave_picker():
+            pass
         elif self.board.question is not None:
             self.board.answer(None)
         elif self.board.input.text:
@@ -510,7 +510,7 @@ class Conversation:
     def _status(self, drawer: Drawer) -> Line:
         model = self._model or self.source.name
         state = "watching" if self.watching is not None else ""
-        name = self.cp.name if "://" in self.cp.name else self.cp.name.rpartition("/")[2]
+        name = status.database_name(self.cp.name)
         now = Status(self.thread_id, model, state, self._spent, self._turn, len(self.waiting), name)
         return status.line(drawer, now)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from byssus.cli.chat.live.drawn import status
 from byssus.cli.chat.live.drawn.drawing import Appearance, Drawer
 from byssus.cli.chat.live.drawn.status import Status, ThreadCosts
@@ -32,6 +34,18 @@ def test_the_costs_of_a_thread_and_what_its_user_has_left_are_known(database: Da
     known, new, nobody = asyncio.run(spent())
     assert (known.tokens, known.quota_left) == (40, 750)
     assert (new, nobody) == (ThreadCosts(quota_left=750), ThreadCosts())
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("/home/ann/data/chat.db", "chat.db"),
+        ("postgresql://ann:***@db.example.com:5432/chats?schema=byssus", "db.example.com:5432/chats"),
+        ("postgresql:///chats?host=db", "/chats"),
+    ],
+)
+def test_a_database_is_named_shortly(name: str, short: str) -> None:
+    assert status.database_name(name) == short
 
 
 def test_the_parts_that_fit_are_shown_the_important_ones_first() -> None:
