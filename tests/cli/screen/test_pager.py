@@ -90,7 +90,7 @@ def test_afterwards_the_screen_is_there_for_what_is_printed_late(
     screen = screen_of(monkeypatch, term="xterm", rows=10)
     with through_the_pager(True):
         page = sys.stdout
-        print("hello\n" * lines)
+        print("hello\n" * lines)  # noqa: T201 - what is paged
     assert (paged(tmp_path) is None) is (lines == 1)
     print("late", file=page)
     assert screen.lines[-1] == "late"
