@@ -90,9 +90,9 @@ def test_afterwards_the_screen_is_there_for_what_is_printed_late(
     screen = screen_of(monkeypatch, term="xterm", rows=10)
     with through_the_pager(True):
         page = sys.stdout
-        print("hello\n" * lines)
+        page.write("hello\n" * lines)
     assert (paged(tmp_path) is None) is (lines == 1)
-    print("late", file=page)
+    page.write("late\n")
     assert screen.lines[-1] == "late"
     screen.close()
     page.close()  # as Python does when nothing refers to it any more; from 3.13 on it reports an error of that

@@ -101,7 +101,7 @@ class _Page(io.TextIOBase):
                 raise
 
     def close(self) -> None:
-        """Do nothing: the screen stays open. Python closes what nobody uses any more, and 3.13 reports an error then."""
+        """Do nothing: the screen stays open. Python closes what is no longer used, and 3.13 reports errors of that."""
 
     def _start(self) -> None:
         env = {**os.environ, "LESS": os.environ.get("LESS", "FRX"), "LV": os.environ.get("LV", "-c")}
