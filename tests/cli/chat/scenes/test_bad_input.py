@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_database_that_is_locked_is_one_line_and_the_text_is_kept(stage: Stage
     window = stage.chat()
     window.enter("first")
     window.wait_for("You said: first.")
-    with sqlite3.connect(stage.database) as other:
+    with closing(sqlite3.connect(stage.database)) as other:
         other.execute("BEGIN IMMEDIATE")
         window.enter("second")
         window.wait_for_match("✗ another process held the write lock")
@@ -64,7 +65,7 @@ def test_a_database_of_a_newer_version_is_refused_in_one_line(stage: Stage) -> N
     window = stage.chat()
     window.press("ctrl-d")
     window.wait_for_its_end()
-    with sqlite3.connect(stage.database) as made:
+    with closing(sqlite3.connect(stage.database)) as made:
         made.execute("PRAGMA user_version = 9999")
     env = {"BYSSUS_DB": str(stage.database)}
     with Window("chat", "--app", stage.app, home=stage.folder, env=env) as refused:
