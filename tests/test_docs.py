@@ -108,6 +108,7 @@ def test_the_first_web_service_refuses_a_busy_thread_with_a_status(tmp_path: Pat
     busy = """
 from byssus import ToolCall, tool
 from byssus.checkpointer import SQLiteCheckpointer
+from byssus.storage import AgentStorage
 
 @tool
 def ask_the_service() -> str:
@@ -119,8 +120,16 @@ with SQLiteCheckpointer("chat.db") as cp:
     agent = Agent(provider=holder, model=Model("m"), tools=[ask_the_service], checkpointer=cp, thread_id="t")
     agent.run_sync("Go.")
     print(agent.state.messages[-2].text)
+
+with AgentStorage("chat.db") as storage:
+    storage.append("paused", [{"role": "user", "content": "Wait."}])
+    storage.pause_session("paused")
+with TestClient(app) as client:
+    for thread, message in (("t", " "), ("paused", "me too")):
+        refused = client.post(f"/chat/{thread}", json={"message": message})
+        print(refused.status_code, refused.json()["detail"])
 """
-    assert run("-c", code + busy, folder=tmp_path) == "409\n"
+    assert run("-c", code + busy, folder=tmp_path).splitlines() == ["409", "422 InputError", "409 ThreadInactive"]
 
 
 def test_the_cells_of_a_notebook_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

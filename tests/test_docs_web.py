@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,7 +20,9 @@ from byssus import UserMessage
 from byssus.checkpointer import FollowItem, item_from_json
 from byssus.storage import AgentStorage
 from tests.support import postgres
+from tests.support.agents import Acted
 from tests.support.following import Client
+from tests.support.leases import Streaming, agent_on, die, until
 
 pytestmark = pytest.mark.processes
 
@@ -155,6 +158,30 @@ def test_what_can_be_known_before_the_stream_begins_is_a_status(tmp_path: Path) 
         storage.pause_session("t")
     with serving(tmp_path, pace=3600) as service:
         assert service.post("And where?") == (409, {"detail": "ThreadInactive"})
+
+
+def test_the_response_comes_after_the_prompt_is_stored_though_an_interrupted_reply_ends_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(CODE, page)
+    cp, runs, post, prompt_of = page["cp"], page["runs"], page["chat"], page["Prompt"]
+
+    async def use() -> list[str]:
+        async with cp:
+            streaming = Streaming("The tr")
+            interrupted = agent_on(cp, Acted(streaming), save_partial=0.005)
+            run = asyncio.create_task(interrupted.prompt("When?"))
+            await until(lambda: streaming.is_saved(cp))
+            await die(cp, interrupted, run)
+            await post("t", prompt_of(message="And where?"))
+            ((task, agent),) = runs.items()
+            stored = [message.text for message in agent.state.messages]
+            await task
+            return stored
+
+    assert asyncio.run(use())[:3] == ["When?", "The tr", "And where?"]
 
 
 def test_a_service_ends_while_clients_follow_and_the_next_one_continues_run_and_stream(tmp_path: Path) -> None:
