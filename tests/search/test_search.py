@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import subprocess
-import sys
 import textwrap
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -28,6 +26,7 @@ from byssus.search import index, search, tokens
 from byssus.search.index import Indexer
 from byssus.storage import SearchHit, SearchOrder
 from byssus.store.database import Tx
+from tests.support import forked
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 
@@ -513,9 +512,7 @@ def test_processes_may_index_while_others_write(database: Database) -> None:
 
         asyncio.run(main(*sys.argv[1:]))
     """
-    children = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), database.place, name]) for name in "abc"
-    ]
+    children = [forked.Process(["-c", textwrap.dedent(script), database.place, name]) for name in "abc"]
     assert [child.wait(100) for child in children] == [0, 0, 0]
 
     async def use(cp: Checkpointer) -> None:

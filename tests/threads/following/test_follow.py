@@ -36,6 +36,7 @@ from byssus.values.following.items import (
     TitleChanged,
 )
 from byssus.values.thread_key import ThreadKey
+from tests.support import forked
 from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, with_cp
@@ -181,9 +182,7 @@ def test_what_was_read_behind_the_place_of_a_slow_tool_is_not_read_again(databas
 def test_what_another_process_does_is_told(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         following = Following(cp)
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITE, database.place], stdin=subprocess.PIPE, text=True
-        ) as writer:
+        with forked.Process(["-c", WRITE, database.place], stdin=forked.PIPE) as writer:
             assert writer.stdin is not None
             for number in range(3):
                 writer.stdin.write(f"{number}\n")
