@@ -34,7 +34,7 @@ from tests.support.leases import agent_on, die, expire, until
 from tests.support.processes import Child
 
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "8"))
 names = st.sampled_from(["t", "u"])
 whichever = st.integers(0, 2)  # 0: the one in which everything happens
 parts = st.none() | st.integers(0, 30)  # how many items a follower reads; None: until it has caught up
