@@ -246,6 +246,13 @@ def test_a_function_ends_after_50_lines_at_most() -> None:
     assert too_long == []
 
 
+def test_the_checkpointer_is_a_life_cycle_and_a_table_of_operations() -> None:
+    (found,) = [node for node in trees()["checkpointer.py"].body if getattr(node, "name", "") == "Checkpointer"]
+    assert isinstance(found, ast.ClassDef)
+    assert found.end_lineno is not None
+    assert found.end_lineno - found.lineno < 250
+
+
 # --- databases --------------------------------------------------------------------------------------------------------
 
 KNOW_DATABASES = {
