@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 
@@ -89,7 +88,7 @@ def test_a_database_that_is_read_only_is_one_line_and_the_text_is_kept(stage: St
         window.wait_for_on_screen(f"{PROMPT} {typed}")
         window.press("ctrl-c")
         window.wait_until_gone(f"{PROMPT} {typed}")
-    assert re.search(r"chat\.db'\s+cannot\s+be\s+written;", window.transcript)
+    assert "chat.db'cannotbewritten;" in "".join(window.transcript.split())  # a long path is wrapped anywhere
     assert len(stage.messages()) == 2
 
 
