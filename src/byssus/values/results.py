@@ -94,7 +94,7 @@ class RunStep(Struct, frozen=True):
     """One step of a run's timeline: when, what kind, in words, and the values behind the words."""
 
     at: str
-    kind: Literal["attempt", "message", "model_call", "tool_call", "end"]
+    kind: Literal["attempt", "message", "model_call", "tool_call", "answer", "quarantine", "end"]
     text: str
     details: dict[str, Any]
 
