@@ -42,6 +42,8 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         "sphinx",
         "--fail-on-warning",
         "--quiet",
+        "--define",
+        "toc_object_entries=0",  # a third of the time: each page would copy the contents of all, with every method
         "-c",
         str(DOCS),
         str(source),

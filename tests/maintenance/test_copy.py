@@ -1,8 +1,7 @@
 """A copy holds everything that its source does, whatever interrupts it; and nothing else passes for one.
 
-`source` and `target` are places: every test that takes both runs once for each pair of databases. To add a database,
-add to `KINDS` how a fresh place is made. Scenes in many variations take `other` in place of `target`: each database is
-the source of one pair and the target of the other.
+`source` and `target` are places: every test that takes both runs once for each pair of databases. Most scenes take
+`other` in place of `target`: each database is the source of one pair and the target of the other.
 """
 
 from __future__ import annotations
@@ -29,27 +28,12 @@ from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from byssus.values.thread_key import ThreadKey
-from tests.support import forked, postgres
+from tests.support import forked
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import DATABASES
 from tests.support.leases import agent_on, claim, lease_of, unfinished, waiting
 from tests.support.marks import mark, marked, memory_on, summarize
 from tests.support.tool_calls import Acting, act, interrupt
-
-
-@contextlib.contextmanager
-def new_file(directory: Path, name: str) -> Iterator[str]:
-    yield str(directory / f"{name}.db")
-
-
-@contextlib.contextmanager
-def new_schema(_: Path, __: str) -> Iterator[str]:
-    schema = postgres.server_for_tests().fresh_schema()
-    yield f"{schema.dsn}&schema={schema.name}"
-    postgres.server_for_tests().drop(schema)
-
-
-KINDS = {"sqlite": new_file, "postgres": new_schema}
 
 
 @pytest.fixture(params=DATABASES)
@@ -60,10 +44,21 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     made.drop()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DATABASES)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with KINDS[request.param](tmp_path, "target") as place:
-        yield place
+    """An empty database. Its tables are there: to make them takes longer than to copy."""
+    (tmp_path / "target").mkdir()
+    made = DATABASES[request.param](tmp_path / "target")
+    yield made.place
+    made.drop()
+
+
+@pytest.fixture(params=DATABASES)
+def new_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """One that nobody has opened yet: there is no file, and no table."""
+    made = DATABASES[request.param](tmp_path, is_made=False)
+    yield made.place
+    made.drop()
 
 
 @pytest.fixture
@@ -231,15 +226,15 @@ def filled(source: str) -> str:
 # --- what is copied ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 3, 500])
+@pytest.mark.parametrize("rows", [1, 500])
 def test_every_row_of_every_table_is_copied_as_it_is(
-    filled: str, target: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    filled: str, new_target: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", rows)
     before = everything(filled)
     assert [name for name, rows in before.items() if not rows] == [], "there is nothing to copy in one of the tables"
-    copied = copy(filled, target)
-    assert everything(target) == before == everything(filled)
+    copied = copy(filled, new_target)
+    assert everything(new_target) == before == everything(filled)
     assert rows_of(copied) == {name: len(found) for name, found in before.items()}
     assert written(copied) == sum(rows_of(copied).values())
     assert not copied.was_finished
@@ -272,8 +267,9 @@ def test_threads_read_the_same_in_the_copy(filled: str, target: str) -> None:
     use(target, compare)
 
 
-def test_a_memory_reads_the_same_in_the_copy_and_goes_on_there(filled: str, target: str) -> None:
-    copy(filled, target)
+@pytest.mark.processes
+def test_a_memory_reads_the_same_in_the_copy_and_goes_on_there(filled: str, other: str) -> None:
+    copy(filled, other)
 
     async def compare(cp: Checkpointer) -> None:
         async with checkpointer_for(filled) as original:
@@ -281,7 +277,7 @@ def test_a_memory_reads_the_same_in_the_copy_and_goes_on_there(filled: str, targ
                 seen = await marked(cp, name, namespace)
                 assert seen == await marked(original, name, namespace)
                 assert seen[1]
-        async with memory_on(target, "main", "alice") as memory:
+        async with memory_on(other, "main", "alice") as memory:
             found = await memory.get_memory(mark="hint")
             assert [message.content for message in found] == ["what was left out", "0", "1", "3", "4"]
             assert await memory.update_messages_mark("new", "hint", ["m3"]) == 1
@@ -289,7 +285,7 @@ def test_a_memory_reads_the_same_in_the_copy_and_goes_on_there(filled: str, targ
             assert await memory.delete(["m4"]) == 1
             assert await memory.size() == 2
 
-    use(target, compare)
+    use(other, compare)
 
 
 def test_a_copy_of_a_copy_has_the_same_hash(filled: str, target: str, tmp_path: Path) -> None:
@@ -307,11 +303,11 @@ def test_a_message_of_twenty_megabytes_is_copied(source: str, target: str) -> No
     assert everything(target) == everything(source)
 
 
-def test_an_empty_database_is_copied(source: str, target: str) -> None:
+def test_an_empty_database_is_copied(source: str, new_target: str) -> None:
     use(source, lambda cp: asyncio.sleep(0))
-    assert set(rows_of(copy(source, target)).values()) == {0}
+    assert set(rows_of(copy(source, new_target)).values()) == {0}
     say(source, "t", "hello")
-    assert rows_of(copy(source, target))["messages"] == 1  # there is still nothing in the target
+    assert rows_of(copy(source, new_target))["messages"] == 1  # there is still nothing in the target
 
 
 def test_a_page_ends_where_its_messages_get_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +326,8 @@ def test_a_page_ends_where_its_messages_get_long(source: str, monkeypatch: pytes
         assert len(store.read_now(queries.page, messages, messages.start, messages.end)[0]) == 1
 
 
-def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(source: str, target: str) -> None:
+@pytest.mark.processes
+def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(source: str, other: str) -> None:
     async def begin(cp: Checkpointer) -> None:
         await claim(cp, "far-away:17", "hello")
 
@@ -342,8 +339,8 @@ def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(sour
         assert (await lease_of(cp)).epoch == 2  # fencing goes on where it was
 
     use(source, begin)
-    copy(source, target)
-    use(target, look)
+    copy(source, other)
+    use(other, look)
 
     async def still_driven(cp: Checkpointer) -> None:
         assert (await lease_of(cp)).owner == "far-away:17"
@@ -352,8 +349,9 @@ def test_a_run_that_goes_on_in_the_source_is_an_interrupted_one_in_the_copy(sour
     use(source, still_driven)
 
 
-def test_what_waits_in_the_copy_can_be_answered_and_heard_there(filled: str, target: str) -> None:
-    copy(filled, target)
+@pytest.mark.processes
+def test_what_waits_in_the_copy_can_be_answered_and_heard_there(filled: str, other: str) -> None:
+    copy(filled, other)
     asking = Deleting()
 
     async def go_on(cp: Checkpointer) -> None:
@@ -368,14 +366,15 @@ def test_what_waits_in_the_copy_can_be_answered_and_heard_there(filled: str, tar
         assert await waiting(cp, "t") == ["steer: not so fast", "follow_up: and then?"]
         assert await waiting(cp, "plain") == ["steer: nobody drives this one"]
 
-    use(target, go_on)
+    use(other, go_on)
 
 
-def test_what_is_written_to_the_copy_gets_keys_of_its_own(filled: str, target: str) -> None:
-    copy(filled, target)
-    before = everything(target)
-    use(target, fill_more)
-    after = everything(target)
+@pytest.mark.processes
+def test_what_is_written_to_the_copy_gets_keys_of_its_own(filled: str, other: str) -> None:
+    copy(filled, other)
+    before = everything(other)
+    use(other, fill_more)
+    after = everything(other)
     for name in ("threads", "branches", "messages", "tool_calls", "inbox", "checkpoints"):
         new = {row[0] for row in after[name]} - {row[0] for row in before[name]}
         assert new, name
@@ -412,16 +411,16 @@ copying.copy(source, target)
 
 
 @pytest.mark.processes
-def test_killed_at_any_commit_and_run_again_it_ends_equal(filled: str, target: str, small_pages: None) -> None:
+def test_killed_at_any_commit_and_run_again_it_ends_equal(filled: str, new_target: str, small_pages: None) -> None:
     for number in (0, 1, 2, 3, 4, 5, 7, 12, 19, 20):
-        done = forked.run(["-W", "error", "-c", COPY_AND_DIE, filled, target, str(number)])
+        done = forked.run(["-W", "error", "-c", COPY_AND_DIE, filled, new_target, str(number)])
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     missing = {name: len(found) for name, found in everything(filled).items()}
-    for name, found in everything(target).items():
+    for name, found in everything(new_target).items():
         missing[name] -= len(found)
-    copied = copy(filled, target)
+    copied = copy(filled, new_target)
     assert 0 < written(copied) == sum(missing.values()) < sum(rows_of(copied).values())  # it skips what is there
-    assert everything(target) == everything(filled)
+    assert everything(new_target) == everything(filled)
 
 
 class Stop(BaseException):
@@ -545,35 +544,37 @@ def test_what_the_source_writes_during_the_verification_is_in_the_copy_whole_or_
 
 
 @pytest.fixture
-def unfinished_copy(source: str, target: str) -> Iterator[tuple[Store, int]]:
+def unfinished_copy(source: str, other: str) -> Iterator[tuple[Store, int]]:
     """A target with all of its rows and an open mark, and the mark's key."""
     for thread_id in "abcd":
         say(source, thread_id, "1", "2", "3")
     with pytest.raises(Stop):
-        copy(source, target, stop_at("verifying", "threads"))
-    with opened(target) as store:
+        copy(source, other, stop_at("verifying", "threads"))
+    with opened(other) as store:
         mark = store.read_now(queries.last_mark)
         assert mark is not None
         yield store, mark.key
 
 
+@pytest.mark.processes
 def test_what_the_source_has_deleted_is_gone_after_one_pass(
-    source: str, target: str, unfinished_copy: tuple[Store, int]
+    source: str, other: str, unfinished_copy: tuple[Store, int]
 ) -> None:
     forget(source, 1, 2)
     heard: list[Progress] = []
-    copy(source, target, heard.append)
-    assert everything(target) == everything(source)
+    copy(source, other, heard.append)
+    assert everything(other) == everything(source)
     assert [progress.step for progress in heard if progress.table == "threads"] == ["comparing", "copying", "verifying"]
 
 
 @pytest.mark.parametrize("name", ["threads", "branches"])
-def test_a_row_stays_while_others_point_to_it(target: str, unfinished_copy: tuple[Store, int], name: str) -> None:
+@pytest.mark.processes
+def test_a_row_stays_while_others_point_to_it(other: str, unfinished_copy: tuple[Store, int], name: str) -> None:
     store, mark = unfinished_copy
     (table,) = [table for table in TABLES if table.name == name]
-    before = everything(target)
+    before = everything(other)
     store.write_now(queries.make_room, mark, table, table.start, table.end, [])
-    after = everything(target)
+    after = everything(other)
     names = slice(len(table.key), len(table.key) + len(table.unique))  # of which it makes room for others
     assert [row[: names.start] + row[names.stop :] for row in after.pop(name)] == [
         row[: names.start] + row[names.stop :] for row in before.pop(name)
@@ -581,8 +582,9 @@ def test_a_row_stays_while_others_point_to_it(target: str, unfinished_copy: tupl
     assert after == before
 
 
+@pytest.mark.processes
 def test_a_name_that_another_row_still_has_waits_until_there_is_room(
-    target: str, unfinished_copy: tuple[Store, int]
+    other: str, unfinished_copy: tuple[Store, int]
 ) -> None:
     store, mark = unfinished_copy
     threads_table = TABLES[0]
@@ -596,7 +598,8 @@ def test_a_name_that_another_row_still_has_waits_until_there_is_room(
     assert store.read_now(queries.between, *page[1:]) == wanted
 
 
-def test_a_source_that_is_written_to_all_the_time_is_no_success(source: str, target: str) -> None:
+@pytest.mark.processes
+def test_a_source_that_is_written_to_all_the_time_is_no_success(source: str, other: str) -> None:
     say(source, "t", "1")
 
     def hear(progress: Progress) -> None:
@@ -604,9 +607,9 @@ def test_a_source_that_is_written_to_all_the_time_is_no_success(source: str, tar
             say(source, "t", "more")
 
     with pytest.raises(StoreError, match=r"still differs.*table messages: \d+ rows.*being written to.*run the same"):
-        copy(source, target, hear)
-    copy(source, target)
-    assert everything(target) == everything(source)
+        copy(source, other, hear)
+    copy(source, other)
+    assert everything(other) == everything(source)
 
 
 # --- verification -----------------------------------------------------------------------------------------------------
@@ -677,48 +680,52 @@ def test_a_copy_that_cannot_be_made_equal_is_never_called_finished(
     assert mark.finished_at is None
 
 
-def test_a_finished_copy_is_compared_and_not_written(filled: str, target: str) -> None:
-    first = copy(filled, target)
-    again = copy(filled, target)
+@pytest.mark.processes
+def test_a_finished_copy_is_compared_and_not_written(filled: str, other: str) -> None:
+    first = copy(filled, other)
+    again = copy(filled, other)
     assert again.was_finished
     assert written(again) == 0
     assert (again.sha256, rows_of(again)) == (first.sha256, rows_of(first))
-    with opened(target) as store:
+    with opened(other) as store:
         rows = store.read_now(lambda tx: tx.all("SELECT source, sha256 FROM copies"))
     assert [row[1] for row in rows] == [first.sha256]
 
 
+@pytest.mark.processes
 def test_when_another_process_has_finished_the_copy_nothing_more_is_written(
-    filled: str, target: str, small_pages: None
+    filled: str, other: str, small_pages: None
 ) -> None:
     def hear(progress: Progress) -> None:
         if (progress.step, progress.table, progress.done) == ("copying", "threads", 3):
-            sql(target, "UPDATE copies SET finished_at = 'now'")
+            sql(other, "UPDATE copies SET finished_at = 'now'")
 
     with pytest.raises(StoreError, match="another process has finished"):
-        copy(filled, target, hear)
-    assert len(everything(target)["threads"]) == 3
-    assert everything(target)["messages"] == []
+        copy(filled, other, hear)
+    assert len(everything(other)["threads"]) == 3
+    assert everything(other)["messages"] == []
 
 
+@pytest.mark.processes
 def test_the_hash_is_that_of_the_rows_and_not_of_the_pages(
-    filled: str, target: str, monkeypatch: pytest.MonkeyPatch
+    filled: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = copy(filled, target)
+    first = copy(filled, other)
     monkeypatch.setattr(queries, "PAGE_ROWS", 2)
-    assert copy(filled, target).sha256 == first.sha256
+    assert copy(filled, other).sha256 == first.sha256
     sql(filled, "UPDATE messages SET body = '[]' WHERE key = 1")
-    sql(target, "UPDATE messages SET body = '[]' WHERE key = 1")
-    changed = copy(filled, target)
+    sql(other, "UPDATE messages SET body = '[]' WHERE key = 1")
+    changed = copy(filled, other)
     assert changed.sha256 != first.sha256
     assert {
         a.name for a, b in zip(first.tables, changed.tables, strict=True) if a != b._replace(written=a.written)
     } == {"messages"}
 
 
-def test_progress_counts_to_its_end(filled: str, target: str, small_pages: None) -> None:
+@pytest.mark.processes
+def test_progress_counts_to_its_end(filled: str, other: str, small_pages: None) -> None:
     heard: list[Progress] = []
-    copied = copy(filled, target, heard.append)
+    copied = copy(filled, other, heard.append)
     steps = list(dict.fromkeys(progress.step for progress in heard))
     assert steps == ["copying", "verifying"]  # where there is nothing, there is nothing to compare
     for step in ("copying", "verifying"):
@@ -731,31 +738,34 @@ def test_progress_counts_to_its_end(filled: str, target: str, small_pages: None)
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_target_that_somebody_works_with_is_refused_and_left_alone(filled: str, target: str) -> None:
-    say(target, "theirs", "hello")
-    before = everything(target)
-    with opened(target) as store, pytest.raises(InputError, match=rf"{re.escape(store.name)} holds.*an empty database"):
-        copy(filled, target)
-    assert everything(target) == before
+@pytest.mark.processes
+def test_a_target_that_somebody_works_with_is_refused_and_left_alone(filled: str, other: str) -> None:
+    say(other, "theirs", "hello")
+    before = everything(other)
+    with opened(other) as store, pytest.raises(InputError, match=rf"{re.escape(store.name)} holds.*an empty database"):
+        copy(filled, other)
+    assert everything(other) == before
 
 
-def test_an_unfinished_copy_of_another_source_is_refused(filled: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_an_unfinished_copy_of_another_source_is_refused(filled: str, other: str, tmp_path: Path) -> None:
     say(str(tmp_path / "other.db"), "t", "hello")
     with pytest.raises(Stop):
-        copy(filled, target, stop_at("copying", "messages"))
-    before = everything(target)
+        copy(filled, other, stop_at("copying", "messages"))
+    before = everything(other)
     with pytest.raises(
         InputError, match=r"is an unfinished copy of .*, and not of .*other\.db; name an empty database"
     ):
-        copy(str(tmp_path / "other.db"), target)
-    assert everything(target) == before
+        copy(str(tmp_path / "other.db"), other)
+    assert everything(other) == before
 
 
-def test_an_unfinished_copy_is_no_source(filled: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_an_unfinished_copy_is_no_source(filled: str, other: str, tmp_path: Path) -> None:
     with pytest.raises(Stop):
-        copy(filled, target, stop_at("copying", "messages"))
+        copy(filled, other, stop_at("copying", "messages"))
     with pytest.raises(InputError, match="is itself an unfinished copy"):
-        copy(target, str(tmp_path / "third.db"))
+        copy(other, str(tmp_path / "third.db"))
     assert not (tmp_path / "third.db").exists()
 
 
@@ -774,10 +784,10 @@ def test_a_file_is_not_copied_into_itself_by_another_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["nowhere.db", "folder/nowhere.db", "~nobody-of-that-name/nowhere.db"])
-def test_a_source_that_is_not_there_is_an_error_and_nothing_is_made(target: str, tmp_path: Path, name: str) -> None:
+def test_a_source_that_is_not_there_is_an_error_and_nothing_is_made(new_target: str, tmp_path: Path, name: str) -> None:
     before = set(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"there is no database at .*nowhere\.db"):
-        copy(name if name.startswith("~") else str(tmp_path / name), target)
+        copy(name if name.startswith("~") else str(tmp_path / name), new_target)
     assert set(tmp_path.iterdir()) == before
 
 
