@@ -17,7 +17,7 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-from byssus.accounts import sessions, tasks, tool_log, usage, users
+from byssus.accounts import sessions, tool_log, usage, users
 from byssus.accounts.rows import (
     BackupResult,
     CallStatus,
@@ -37,6 +37,7 @@ from byssus.accounts.rows import (
     SessionRow,
     SessionStatus,
     SessionUsage,
+    TaskError,
     TaskRow,
     TaskStatus,
     ToolLogRow,
@@ -56,6 +57,7 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
+from byssus.tasks import tasks
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.following import follow, watching
@@ -85,6 +87,7 @@ __all__ = [
     "SessionRow",
     "SessionStatus",
     "SessionUsage",
+    "TaskError",
     "TaskRow",
     "TaskStatus",
     "ToolLogRow",
@@ -239,6 +242,10 @@ class AgentStorage:
     update_task = blocking(tasks.update_task)
     update_task_status = blocking(tasks.update_task_status)
     delete_task = blocking(tasks.delete_task)
+    pause_task = blocking(tasks.pause_task)
+    resume_task = blocking(tasks.resume_task)
+    cancel_task = blocking(tasks.cancel_task)
+    retry_task = blocking(tasks.retry_task)
 
     get_usage_stats = blocking(usage.get_usage_stats)
     get_session_usage = blocking(usage.get_session_usage)

@@ -75,7 +75,7 @@ def test_every_row_is_what_its_type_says(told: dict[str, list[Any]]) -> None:
         assert some, name
         for row in some:
             check(row, KINDS[name])
-    inside = {"DayUsage", "ModelUsage", "SessionUsage", "ToolUsage", "UsageCounts", "ProblemRow"}
+    inside = {"TaskError", "DayUsage", "ModelUsage", "SessionUsage", "ToolUsage", "UsageCounts", "ProblemRow"}
     assert KINDS.keys() == told.keys() | inside, "a row of each kind belongs here"
     full = told["UsageStats"][0]
     assert all(full[name] for name in ("by_day", "by_model", "by_session", "tool_usage"))

@@ -9,14 +9,15 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "adapters": ({"adapters"}, {"memory", "values"}),
     "doors": (
         {"__init__", "agent", "apps", "checkpointer", "config", "storage", "testing"},
-        {"run", "maintenance", "search", "accounts", "threads", "queries", "store", "middleware", "tools", "providers"}
-        | {"values"},
+        {"run", "maintenance", "search", "accounts", "tasks", "threads", "queries", "store", "middleware", "tools"}
+        | {"providers", "values"},
     ),
     "memory": ({"memory"}, {"search", "threads", "queries", "store", "middleware", "providers", "values"}),
     "maintenance": ({"maintenance"}, {"search", "accounts", "threads", "queries", "store", "values"}),
     "run": ({"run"}, {"threads", "queries", "store", "middleware", "tools", "providers", "values"}),
     "search": ({"search"}, {"accounts", "threads", "queries", "store", "values"}),
-    "accounts": ({"accounts"}, {"threads", "queries", "store", "values"}),
+    "accounts": ({"accounts"}, {"tasks", "threads", "queries", "store", "values"}),
+    "tasks": ({"tasks"}, {"threads", "queries", "store", "values"}),
     "threads": ({"threads"}, {"queries", "store", "values"}),
     "queries": ({"queries"}, {"store", "values"}),
     "store": ({"store"}, {"values"}),

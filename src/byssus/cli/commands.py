@@ -17,7 +17,7 @@ _MODULES = {
     "chat.resume": {"resume": "finish what was interrupted"},
     "browse.threads": {"threads": "list the threads", "rename": "set the title of a thread"},
     "browse.users": {"users": "list the users and their quotas"},
-    "browse.tasks": {"tasks": "list the tasks"},
+    "work.tasks": {"tasks": "list the tasks"},
     "browse.show": {"show": "show the messages of a thread"},
     "browse.memory": {"memory": "show a memory, each message with its marks"},
     "browse.runs": {

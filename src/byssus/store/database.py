@@ -162,7 +162,7 @@ class Store(Upkeep, abc.ABC):
     def committed(self, jobs: Sequence[Job[Any]]) -> None:
         """Wake the followers of threads in this process."""
         if self.on_commit is not None:
-            self.on_commit({job.thread for job in jobs if job.error is None})
+            self.on_commit({key for job in jobs if job.error is None for key in job.announced})
 
     def before_fork(self) -> None:
         """The process is about to fork: hold still."""

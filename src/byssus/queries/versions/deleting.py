@@ -148,6 +148,7 @@ def discard(
         trash=TRASH,
         key=key,
     )
+    tx.run("DELETE FROM schedules WHERE thread = :key", key=key)  # at once: it would go on making tasks
     tx.run(
         "INSERT INTO floors (key, value) VALUES (1, :value) ON CONFLICT (key)"
         " DO UPDATE SET value = CASE WHEN floors.value < :value THEN :value ELSE floors.value END",

@@ -255,7 +255,7 @@ class _Writer(_Worker):
             if losses >= _SPLIT_AFTER and len(group) > 1 and not self._is_in_doubt:
                 self._commit_each(group)
                 return
-        self._store.news.announce({job.thread for job in group if job.error is None})
+        self._store.news.announce({key for job in group if job.error is None for key in job.announced})
 
     def _told(self, group: list[Job[Any]]) -> None:
         self._store.committed(group)

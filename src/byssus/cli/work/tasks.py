@@ -37,4 +37,4 @@ def _list(args: argparse.Namespace) -> int:
 
 def _row(task: TaskRow, utc: bool) -> tuple[str, ...]:
     updated = terminal.when(task["updated_at"], utc)
-    return task["id"], task["session_id"], task["type"], task["status"], str(task["priority"]), updated
+    return task["id"], task["session_id"] or "-", task["type"], task["status"], str(task["priority"]), updated
