@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -177,7 +177,8 @@ def test_writing_to_a_task_that_does_not_exist_raises(storage: AgentStorage, ses
         functools.partial(storage.pause_task, name),
         functools.partial(storage.cancel_task, name),
         functools.partial(storage.retry_task, name),
-    ):
+    ]
+    for write in writes:
         with pytest.raises(NotFound, match="there is no task"):
             write()
     assert listed(storage) == [kept]
