@@ -215,9 +215,9 @@ async def fill_session(cp: Checkpointer) -> None:
 def schedule(tx: Tx) -> None:
     for name, thread in (("nightly", "NULL"), ("hourly", "(SELECT key FROM threads WHERE id = 'session')")):
         tx.run(
-            "INSERT INTO schedules (id, thread, owner, type, payload, priority, max_retries, every, zone, missed, status,"
-            f" next_at, created_at, updated_at) VALUES (:id, {thread}, 'alice', 't', '[]', 0, 3, 0.5, 'UTC', 'one', 'active',"
-            " :now, :now, :now)",
+            "INSERT INTO schedules (id, thread, owner, type, payload, priority, max_retries, cron, every, zone, missed,"
+            f" status, next_at, created_at, updated_at) VALUES (:id, {thread}, 'alice', 't', '[]', 0, 3, NULL, 0.5,"
+            " 'UTC', 'one', 'active', :now, :now, :now)",
             id=name,
             now=tx.now(),
         )

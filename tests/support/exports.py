@@ -113,7 +113,7 @@ async def fill_session(cp: Checkpointer, name: str = "session", user: str = "ali
 
 async def fill_tasks(cp: Checkpointer, name: str, user: str) -> None:
     """Tasks with all that a worker writes, of a session and of a user."""
-    later = {"run_at": "2999-01-01", "deadline": "2999-01-02", "parent_id": "another"}
+    later: dict[str, Any] = {"run_at": "2999-01-01", "deadline": "2999-01-02", "parent_id": "another"}
     for session, owner in ((name, None), (None, user)):
         for n in range(3):
             key = f"{session} {n}"

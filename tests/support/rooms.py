@@ -5,7 +5,11 @@ from __future__ import annotations
 # Each room, from the top: what lies in it (a folder, or files of the root), and the rooms that it may use besides
 # itself. It says less than "everything below": a provider knows no store.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "cli": ({"cli", "__main__"}, {"doors", "memory", "maintenance", "threads", "tools", "providers", "values"}),
+    "cli": (
+        {"cli", "__main__"},
+        {"worker", "doors", "memory", "maintenance", "threads", "tools", "providers", "values"},
+    ),
+    "worker": ({"worker"}, {"doors", "run", "tasks", "threads", "queries", "store", "values"}),
     "adapters": ({"adapters"}, {"memory", "values"}),
     "doors": (
         {"__init__", "agent", "apps", "checkpointer", "config", "storage", "testing"},

@@ -4,6 +4,7 @@
 - Commits of other processes are looked for by one worker, an OS thread. Where they come with the names of their
   threads, the followers of these are rung. Where they do not, one query finds the threads whose stamp has changed.
 - A follower that is rung reads for itself, when it has time. So nothing is queued for it: a slow one costs no memory.
+- Workers that wait for tasks have a bell, too (`TASKS`). It rings after each commit that may have made one ready.
 - Replies that arrive in this process are kept here for its followers, as far as they were published.
 """
 
@@ -22,7 +23,7 @@ from byssus.errors import StoreError, StoreNotOpen
 from byssus.queries.following import rows as following
 from byssus.store.bell import Bell
 from byssus.store.database import Store
-from byssus.store.jobs import NO_THREAD, thread_digest
+from byssus.store.jobs import NO_THREAD, TASKS, thread_digest
 from byssus.values.following.growth import Growth
 from byssus.values.thread_key import ThreadKey
 
@@ -152,8 +153,11 @@ class Hub:
 
     def _look(self) -> None:
         """Find the threads that have changed since the last look, or that were not looked at before."""
-        before, names = self._stamps, list(self._bells)
+        before, names = self._stamps, [thread_key for thread_key in self._bells if thread_key != TASKS]
         self._is_due = False  # before the read: what is committed meanwhile may not be in it
+        self.ring(TASKS)  # a worker looks for itself
+        if not names:
+            return
         found = self._open_store().submit_read(following.stamps, names).result()
         self._stamps = {thread_key: found.get(thread_key) for thread_key in names}
         for thread_key, stamp in self._stamps.items():
