@@ -116,7 +116,7 @@ async def fill_tasks(cp: Checkpointer, name: str, user: str) -> None:
     later: dict[str, Any] = {"run_at": "2999-01-01", "deadline": "2999-01-02", "parent_id": "another"}
     for session, owner in ((name, None), (None, user)):
         for n in range(3):
-            key = f"{session} {n}"
+            key = f"{session or user} {n}"
             await cp.create_task(session, "t", {"n": n}, unique_key=key, user_id=owner, **(later if n == 0 else {}))
     await cp.store.write(_worked)
 
@@ -125,14 +125,15 @@ def _worked(tx: Tx) -> None:
     """What workers have left of some tasks: a lease, progress, an error, and steps."""
     until = "2026-01-01T00:00:00.000000Z"
     tx.run(
-        "UPDATE tasks SET status = 'running', lease_owner = 'a worker', lease_until = :until, lease_epoch = 3,"
+        "UPDATE tasks SET status = 'running', lease_until = :until, lease_epoch = 3,"
         " progress = 0.5, progress_note = 'half \u2028', asked = 'pause', schedule = 'nightly', error = :error"
         " WHERE unique_key LIKE '% 1'",
         until=until,
         error='{"type":"E","message":"\\ud800","trace":"..."}',
     )
     tx.run("UPDATE tasks SET waits_for = 'an event' WHERE unique_key LIKE '% 2'")
-    for (key,) in tx.all("SELECT key FROM tasks WHERE unique_key IS NOT NULL ORDER BY key"):
+    without = "NOT EXISTS (SELECT 1 FROM task_steps s WHERE s.task = tasks.key)"
+    for (key,) in tx.all(f"SELECT key FROM tasks WHERE unique_key IS NOT NULL AND {without} ORDER BY key"):
         for number, result in enumerate(("[1.0]", None, '"\\u0000"')):
             tx.run(
                 "INSERT INTO task_steps (task, name, kind, status, recovery, attempts, result, until, started_at)"

@@ -67,7 +67,7 @@ def claim(tx: Tx, _: ThreadKey, wish: Wish) -> list[Claimed]:
                 del tops[kind]
             else:
                 tops[kind] = below
-        found.sort(key=lambda each: (each.turn, each.key))
+        found.sort(key=lambda each: (each.turn, each.place, each.key))
         most = wish.most - len(chosen)
         chosen += [each for each in found[:most] if room[each.type].take(each.owner, each.thread)]
     return _take(tx, wish, room, chosen)
@@ -79,6 +79,7 @@ class _Waiting(NamedTuple):
     owner: str
     thread: int | None
     turn: int  # the number of tasks of the same user that are taken before it
+    place: int  # of the user, among those who take turns
 
 
 def _tops(tx: Tx, types: Sequence[str]) -> dict[str, int]:
@@ -108,8 +109,10 @@ def all_types(tx: Tx) -> list[str]:
     """The types of all tasks that are ready."""
     least = f"SELECT MIN(type) FROM tasks WHERE {READY}"
     rows = tx.all(
+        # Not first: a store may put another WITH before the first question of a transaction.
+        "SELECT type FROM ("
         f"WITH RECURSIVE found (type) AS (SELECT ({least}) UNION ALL SELECT ({least} AND type > found.type) FROM found"
-        " WHERE found.type IS NOT NULL) SELECT type FROM found WHERE type IS NOT NULL"
+        " WHERE found.type IS NOT NULL) SELECT type FROM found WHERE type IS NOT NULL) AS types"
     )
     return [kind for (kind,) in rows]
 
@@ -122,7 +125,7 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
     owners = _owners(tx, kind, priority, count, served, room)
     each = -(-count // len(owners)) if owners else 0
     found: list[_Waiting] = []
-    for owner in owners:
+    for place, owner in enumerate(owners):
         full = room.full_threads
         passed = "".join(f" AND (thread IS NULL OR thread <> :full_{n})" for n in range(len(full)))
         rows = tx.all(
@@ -136,8 +139,7 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
             count=min(count if len(owners) == 1 else each, room.left_of(owner)),
             **{f"full_{n}": thread for n, thread in enumerate(full)},
         )
-        found += [_Waiting(key, kind, owner, thread, turn) for turn, (key, thread) in enumerate(rows)]
-    found.sort(key=lambda one: one.turn)  # which leaves the users in their order
+        found += [_Waiting(key, kind, owner, thread, turn, place) for turn, (key, thread) in enumerate(rows)]
     return found
 
 
