@@ -15,7 +15,6 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 from byssus.queries.tasks import rates
 from byssus.queries.tasks.rates import NO_LIMITS, Limits, Room
 from byssus.queries.tasks.tasks import Task
-from byssus.queries.versions.deleting import TRASH
 from byssus.store.database import Tx
 from byssus.store.jobs import about_tasks
 from byssus.values import clock
@@ -130,12 +129,10 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
         passed = "".join(f" AND (thread IS NULL OR thread <> :full_{n})" for n in range(len(full)))
         rows = tx.all(
             f"SELECT key, thread FROM tasks WHERE type = :type AND priority = :priority AND owner = :owner AND {READY}"
-            " AND NOT EXISTS (SELECT 1 FROM threads t WHERE t.key = tasks.thread AND t.namespace = :trash)"
             f"{passed} ORDER BY key LIMIT :count {tx.dialect.skip_locked}",
             type=kind,
             priority=priority,
             owner=owner,
-            trash=TRASH,
             count=min(count if len(owners) == 1 else each, room.left_of(owner)),
             **{f"full_{n}": thread for n, thread in enumerate(full)},
         )
