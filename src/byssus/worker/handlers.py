@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from byssus.errors import InputError
 from byssus.values.inputs import checked_text
-from byssus.worker.outcomes import STOPPED, Failed, Outcome, error_json, outcome_of_error, outcome_of_value
+from byssus.worker.outcomes import STOPPED, Failed, GivenBack, Outcome, error_json, outcome_of_error, outcome_of_value
 
 _log = logging.getLogger("byssus.worker")
 
@@ -79,7 +79,8 @@ class AsyncAttempt:
         except BaseException as error:  # noqa: BLE001 - the loop would end with a SystemExit
             outcome = outcome_of_error(error)
         end_child(pid)
-        self._ended(STOPPED if self.is_cut and isinstance(outcome, Failed) else outcome)
+        # What a handler returns that has caught its cancellation is not what it was to do.
+        self._ended(outcome if not self.is_cut or isinstance(outcome, GivenBack) else STOPPED)
 
 
 class HandlerLoop:
