@@ -151,9 +151,7 @@ class ProcessContext:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("step", "sleep", "wait_for", "checkpointer"):
-            raise ByssusError(
-                f"ctx.{name} is not available in a handler with process=True; use a plain or async handler"
-            )
+            raise ByssusError(f"ctx.{name} is not available with process=True; use a plain or an async handler")
         raise AttributeError(name)
 
 
