@@ -380,7 +380,6 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/moving/known_backups.py": ["threads/test_known_backups.py"],
     "queries/tasks/claims.py": ["worker/test_worker.py", "worker/test_running.py"],
     "queries/tasks/rates.py": ["worker/test_limits.py"],
-    "worker/__init__.py": ["worker/test_worker.py"],
     "worker/context.py": ["worker/test_running.py", "worker/test_worker.py"],
     "worker/outcomes.py": ["worker/test_handlers.py"],
     "queries/tasks/moves.py": ["tasks/test_moves.py"],

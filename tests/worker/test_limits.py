@@ -1,4 +1,4 @@
-"""Limits of types: of all tasks, of a user and of a session at once, and of starts in a time; over all workers."""
+"""TypeLimits of types: of all tasks, of a user and of a session at once, and of starts in a time; over all workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError
 from byssus.queries.tasks import claims
-from byssus.queries.tasks.claims import Claimed, HeldTask, Wish
-from byssus.queries.tasks.rates import Limits
+from byssus.queries.tasks.claims import ClaimedTask, HeldTask, Wish
+from byssus.queries.tasks.rates import TypeLimits
 from byssus.values.thread_key import ThreadKey
 from byssus.worker import Limit, TaskContext, Worker
 from tests.support.checkpointers import with_cp, with_users
@@ -22,12 +22,12 @@ from tests.support.leases import with_two
 KEY = ThreadKey("", "")
 
 
-async def claim(cp: Checkpointer, limits: Limits, count: int = 10, served: str | None = None) -> list[Claimed]:
+async def claim(cp: Checkpointer, limits: TypeLimits, count: int = 10, served: str | None = None) -> list[ClaimedTask]:
     last = {} if served is None else {"t": served}
     return await cp.store.write(claims.claim, KEY, Wish("nobody", 30, count, None, {"t": limits}, last))
 
 
-def users(found: list[Claimed]) -> list[str]:
+def users(found: list[ClaimedTask]) -> list[str]:
     return [each.task.owner for each in found]
 
 
@@ -46,13 +46,13 @@ async def fill(cp: Checkpointer) -> None:
 def test_a_type_has_so_many_running_tasks(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await fill(cp)
-        found = await claim(cp, Limits(concurrency=3))
+        found = await claim(cp, TypeLimits(concurrency=3))
         assert users(found) == ["", "ann", "bob"]
-        assert await claim(cp, Limits(concurrency=3)) == []
+        assert await claim(cp, TypeLimits(concurrency=3)) == []
         first = found[0].task
         assert await cp.store.write(claims.complete, KEY, HeldTask(first.id, first.lease_epoch, 30, "t"), "1")
-        assert users(await claim(cp, Limits(concurrency=3), served="bob")) == [""]
-        assert users(await claim(cp, Limits(concurrency=5), served="")) == ["ann", "bob"]
+        assert users(await claim(cp, TypeLimits(concurrency=3), served="bob")) == [""]
+        assert users(await claim(cp, TypeLimits(concurrency=5), served="")) == ["ann", "bob"]
 
     with_cp(database, use)
 
@@ -60,10 +60,10 @@ def test_a_type_has_so_many_running_tasks(database: Database) -> None:
 def test_a_user_has_so_many_running_tasks(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await fill(cp)
-        found = await claim(cp, Limits(per_user=2))
+        found = await claim(cp, TypeLimits(per_user=2))
         assert Counter(users(found)) == {"ann": 2, "bob": 2, "": 3}  # those of nobody are not counted together
-        assert await claim(cp, Limits(per_user=2)) == []
-        assert Counter(users(await claim(cp, Limits(per_user=3), served="ann"))) == {"bob": 1, "ann": 1}
+        assert await claim(cp, TypeLimits(per_user=2)) == []
+        assert Counter(users(await claim(cp, TypeLimits(per_user=3), served="ann"))) == {"bob": 1, "ann": 1}
 
     with_cp(database, use)
 
@@ -74,7 +74,7 @@ def test_a_session_has_so_many_running_tasks(database: Database) -> None:
         await cp.create_session(None, session_id="other")
         for name in ("s", "s", "s", "other", None):
             await cp.create_task(name, "t", name)
-        taken = [each.task.session_id for _ in range(3) for each in await claim(cp, Limits(per_session=1))]
+        taken = [each.task.session_id for _ in range(3) for each in await claim(cp, TypeLimits(per_session=1))]
         assert sorted(taken, key=str) == [None, "other", "s"]
 
     with_cp(database, use)

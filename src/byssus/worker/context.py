@@ -7,19 +7,35 @@ methods, which block.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError
 from byssus.queries.tasks import claims
+from byssus.queries.tasks.tasks import Task
+from byssus.signals import Signal
 from byssus.store.operations import Blocking, Runner, to_the_end
 from byssus.values.inputs import checked_text
+from byssus.values.thread_key import ThreadKey
 from byssus.worker.outcomes import TaskStopped
 
-if TYPE_CHECKING:
-    from byssus.checkpointer import Checkpointer
-    from byssus.worker.running import RunningTask
-
 _LONGEST_NOTE = 1_000
+
+
+class Attempt(Protocol):
+    """The task that runs, as far as its context has to know it (`running.py`)."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def key(self) -> ThreadKey: ...
+    @property
+    def signal(self) -> Signal: ...
+    @property
+    def draining(self) -> Signal: ...
+    def lose(self) -> None: ...
 
 
 class TaskContext:
@@ -29,7 +45,7 @@ class TaskContext:
     `draining` is true once the worker is about to end; the task may go on for the worker's `grace`.
     """
 
-    def __init__(self, running: RunningTask, checkpointer: Checkpointer, runner: Runner) -> None:
+    def __init__(self, running: Attempt, checkpointer: Checkpointer, runner: Runner) -> None:
         task = running.task
         self.id = task.id
         self.type = task.type
@@ -93,7 +109,7 @@ class ThreadContext:
         to_the_end(self._context.progress(fraction, note))
 
 
-def thread_context(running: RunningTask, checkpointer: Checkpointer) -> ThreadContext:
+def thread_context(running: Attempt, checkpointer: Checkpointer) -> ThreadContext:
     return ThreadContext(TaskContext(running, checkpointer, Blocking(checkpointer.store)))
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from byssus.errors import InputError
-from byssus.queries.tasks.rates import Limits
+from byssus.queries.tasks.rates import TypeLimits
 
 _RATE = re.compile(r"\s*(\d+)\s*/\s*(second|minute|hour|day)\s*")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
@@ -34,11 +34,11 @@ class Limit:
             _parsed(self.rate)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TypeLimits:
         """The same, as claims take it."""
         count, seconds = (0, 1) if self.rate is None else _parsed(self.rate)
         rate = None if self.rate is None else count / seconds
-        return Limits(self.concurrency, self.per_user, self.per_session, rate, count)
+        return TypeLimits(self.concurrency, self.per_user, self.per_session, rate, count)
 
 
 def _parsed(rate: object) -> tuple[int, int]:

@@ -15,11 +15,11 @@ import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from byssus.errors import ByssusError, InputError
 from byssus.values.inputs import checked_text
-from byssus.worker.context import ThreadContext, checked_progress
+from byssus.worker.context import Attempt, ThreadContext, checked_progress
 from byssus.worker.outcomes import (
     STOPPED,
     Failed,
@@ -33,16 +33,11 @@ from byssus.worker.outcomes import (
     outcome_of_value,
 )
 
-if TYPE_CHECKING:
-    from byssus.worker.running import RunningTask
-
 
 class ProcessAttempt:
     """The handler's process, as its worker sees it. An OS thread of the worker listens to it."""
 
-    def __init__(
-        self, function: Callable[..., Any], running: RunningTask, context: ThreadContext, max_result: int
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], running: Attempt, context: ThreadContext, max_result: int) -> None:
         self._function = function
         self._running = running
         self._context = context

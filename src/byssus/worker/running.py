@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreError, StoreNotOpen
 from byssus.queries.tasks import claims
-from byssus.queries.tasks.claims import Claimed, HeldTask
+from byssus.queries.tasks.claims import ClaimedTask, HeldTask
 from byssus.signals import Signal
 from byssus.store import keeper
 from byssus.store.keeper import ABORTED, LOST, Keeper
@@ -63,7 +63,7 @@ class Host(Protocol):
 class RunningTask:
     """A task of this worker. All but `lose` is called on the worker's event loop."""
 
-    def __init__(self, host: Host, claimed: Claimed, handler: Handler | None) -> None:
+    def __init__(self, host: Host, claimed: ClaimedTask, handler: Handler | None) -> None:
         self.task = claimed.task
         self.epoch = claimed.task.lease_epoch
         self.key = ThreadKey("\x7ftask", self.task.id)  # writes about a task are in order, and beside other tasks'

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 
 from byssus.queries.tasks import rates
-from byssus.queries.tasks.rates import NO_LIMITS, Limits, Room
+from byssus.queries.tasks.rates import NO_LIMITS, Capacity, TypeLimits
 from byssus.queries.tasks.tasks import Task
 from byssus.store.database import Tx
 from byssus.store.jobs import about_tasks
@@ -32,7 +32,7 @@ _MINE = "id = :id AND lease_epoch = :epoch AND status = 'running' AND lease_unti
 _UNLEASED = ", lease_owner = NULL, lease_until = NULL, asked = NULL"
 
 
-class Claimed(NamedTuple):
+class ClaimedTask(NamedTuple):
     """A task that a worker runs now, and how long it has until its deadline."""
 
     task: Task
@@ -46,14 +46,14 @@ class Wish(NamedTuple):
     seconds: float
     most: int
     types: Sequence[str] | None
-    limits: Mapping[str, Limits]
+    limits: Mapping[str, TypeLimits]
     served: Mapping[str, str]  # by type: the user whose task was taken last
 
 
-def claim(tx: Tx, _: ThreadKey, wish: Wish) -> list[Claimed]:
+def claim(tx: Tx, _: ThreadKey, wish: Wish) -> list[ClaimedTask]:
     """Take tasks that are ready."""
     tops = _tops(tx, all_types(tx) if wish.types is None else wish.types)
-    room: dict[str, Room] = {}
+    room: dict[str, Capacity] = {}
     chosen: list[_Waiting] = []
     while tops and len(chosen) < wish.most:
         priority = max(tops.values())
@@ -116,7 +116,7 @@ def all_types(tx: Tx) -> list[str]:
     return [kind for (kind,) in rows]
 
 
-def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Room) -> list[_Waiting]:
+def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Capacity) -> list[_Waiting]:
     """Ready tasks of a type and a priority, a turn of each user after the other."""
     count = min(count, room.left)
     if count <= 0:
@@ -140,7 +140,7 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
     return found
 
 
-def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Room) -> list[str]:
+def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Capacity) -> list[str]:
     """Users with such tasks, beginning behind the one who was served last. Those at their limit are passed over."""
     found: list[str] = []
     wanted = count + len(room.full_owners)
@@ -165,7 +165,7 @@ def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, ro
     return found[:count]
 
 
-def _take(tx: Tx, wish: Wish, room: Mapping[str, Room], chosen: Sequence[_Waiting]) -> list[Claimed]:
+def _take(tx: Tx, wish: Wish, room: Mapping[str, Capacity], chosen: Sequence[_Waiting]) -> list[ClaimedTask]:
     for kind, each in room.items():
         rates.spend(tx, kind, each)
     if not chosen:
@@ -185,7 +185,7 @@ def _take(tx: Tx, wish: Wish, room: Mapping[str, Room], chosen: Sequence[_Waitin
     for _, now, *values in sorted(rows, key=lambda row: order[row[0]]):
         task = Task(*values)
         left = None if task.deadline is None else clock.seconds_between(now, task.deadline)
-        claimed.append(Claimed(task, left))
+        claimed.append(ClaimedTask(task, left))
     return claimed
 
 

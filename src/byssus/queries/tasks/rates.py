@@ -15,7 +15,7 @@ from byssus.values import clock
 _ENDLESS = 2**31
 
 
-class Limits(NamedTuple):
+class TypeLimits(NamedTuple):
     """What a type of tasks is limited to; None: no limit. `burst` is how many tokens the bucket holds."""
 
     concurrency: int | None = None
@@ -25,13 +25,13 @@ class Limits(NamedTuple):
     burst: int = 0
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = TypeLimits()
 
 
-class Room:
+class Capacity:
     """How many tasks of a type may start now."""
 
-    def __init__(self, limits: Limits, tokens: float = 0) -> None:
+    def __init__(self, limits: TypeLimits, tokens: float = 0) -> None:
         self.limits = limits
         self.tokens = tokens
         self._running = 0
@@ -81,10 +81,10 @@ class Room:
         return True
 
 
-def room(tx: Tx, kind: str, limits: Limits) -> Room:
+def room(tx: Tx, kind: str, limits: TypeLimits) -> Capacity:
     """How many tasks of a type may start now. The type is locked until the transaction ends."""
     if limits == NO_LIMITS:
-        return Room(limits)
+        return Capacity(limits)
     row = tx.one(
         "INSERT INTO task_rates (type, tokens, filled_at) VALUES (:type, :burst, :now)"
         " ON CONFLICT (type) DO UPDATE SET type = excluded.type RETURNING tokens, filled_at, :now",
@@ -97,7 +97,7 @@ def room(tx: Tx, kind: str, limits: Limits) -> Room:
     if limits.per_second is not None:
         passed = max(clock.seconds_between(filled_at, now), 0)  # a clock that was set back fills nothing
         tokens = min(tokens + passed * limits.per_second, float(limits.burst))
-    found = Room(limits, tokens)
+    found = Capacity(limits, tokens)
     for owner, thread, count in tx.all(
         "SELECT owner, thread, COUNT(*) FROM tasks WHERE type = :type AND status = 'running' GROUP BY owner, thread",
         type=kind,
@@ -106,7 +106,7 @@ def room(tx: Tx, kind: str, limits: Limits) -> Room:
     return found
 
 
-def spend(tx: Tx, kind: str, used: Room) -> None:
+def spend(tx: Tx, kind: str, used: Capacity) -> None:
     """Note what is left in the bucket."""
     if used.limits.per_second is not None:
         tx.run(
