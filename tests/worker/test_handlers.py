@@ -117,6 +117,7 @@ def test_a_handler_that_never_yields_fails_and_its_neighbours_go_on(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("byssus.worker.worker._SCAN", 0.05)
+    monkeypatch.setattr("byssus.worker.worker._LEAST_SILENCE", 0.1)
 
     async def use(cp: Checkpointer) -> None:
         over, begun = threading.Event(), threading.Event()

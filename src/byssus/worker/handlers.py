@@ -89,23 +89,25 @@ class HandlerLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._answered_at = 0.0
+        self._asked_at: float | None = None  # when it was asked to answer, if it has not answered yet
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function on the loop, soon."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._answered_at = time.monotonic()
             self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="byssus-handlers", daemon=True)
             self._thread.start()
         self._loop.call_soon_threadsafe(function)
 
     def silent_for(self) -> float:
-        """For how many seconds the loop has not come round; asks it to answer."""
-        if self._loop is None:
-            return 0.0
-        self._loop.call_soon_threadsafe(self._answer)
-        return time.monotonic() - self._answered_at
+        """For how many seconds the loop owes an answer; if it owes none, it is asked for one."""
+        asked_at = self._asked_at
+        if asked_at is not None:
+            return time.monotonic() - asked_at
+        if self._loop is not None:
+            self._asked_at = time.monotonic()
+            self._loop.call_soon_threadsafe(self._answer)
+        return 0.0
 
     def current(self) -> asyncio.Task[Any] | None:
         """The task that the loop is at."""
@@ -119,7 +121,7 @@ class HandlerLoop:
             self._thread.join(seconds)
 
     def _answer(self) -> None:
-        self._answered_at = time.monotonic()
+        self._asked_at = None
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

@@ -30,7 +30,7 @@ from byssus.queries.tasks import claims
 from byssus.queries.tasks.claims import Dead, Leased, Wish
 from byssus.run import termination
 from byssus.signals import until_done
-from byssus.store import keeper
+from byssus.store import keeper, owners
 from byssus.store.bell import Bell
 from byssus.store.jobs import TASKS
 from byssus.threads.following import hub
@@ -54,6 +54,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SCAN = 1.0  # seconds between two looks for tasks of dead workers, and for handlers that are stuck
 _LONGEST_WAIT = 5.0  # seconds until the next look, whatever is known
 _LIMITED = 0.25  # seconds until the next look while tasks are ready that limits keep back
+_RENEWALS = 3  # a worker renews its leases more often than this before they run out
+_LEAST_SILENCE = 5.0  # seconds for which handlers may block their event loop, or the grace period if that is longer
 _AWAY = 1.0  # seconds until the next look while the database does not answer
 _log = logging.getLogger("byssus.worker")
 
@@ -102,6 +104,7 @@ class Worker:
         self._control: asyncio.Task[None] | None = None
         self._is_stopping = self._is_hungry = False
         self._scanned_at = 0.0
+        self._seen: dict[Leased, float] = {}  # leases that have run out, and since when we see that
 
     # --- what users call ----------------------------------------------------------------------------------------------
 
@@ -280,26 +283,32 @@ class Worker:
     async def _recover(self) -> None:
         """Put back the tasks of workers that have died."""
         store = self.checkpointer.store
-        dead = [found for each in await store.read(claims.leased) if (found := self._dead(each)) is not None]
+        found = [each for each in await store.read(claims.leased) if (each.id, each.epoch) not in self._running]
+        now = asyncio.get_running_loop().time()
+        self._seen = {each: self._seen.get(each, now) for each in found if each.has_run_out}
+        dead = [told for each in found if (told := self._dead(each, now)) is not None]
         if dead:
             error = error_json(WorkerDied("the worker that ran it has died, or stood still for longer than its lease"))
             for task_id in await store.write(claims.recover, TASKS, dead, error):
                 _log.warning("the worker of task %r has died; the task goes back", task_id)
 
-    def _dead(self, each: Leased) -> Dead | None:
-        if (each.id, each.epoch) in self._running:
-            return None
-        is_known = each.owner not in ("", self._owner) and lease_is_dead(
-            self.checkpointer.store, each.owner, each.until
-        )
-        if not is_known and not each.has_run_out:
-            return None
-        return Dead(each.id, each.epoch, is_known, backoff(0))
+    def _dead(self, each: Leased, now: float) -> Dead | None:
+        """A task whose worker has died, as far as one can tell.
+
+        A lease that has run out is not enough if the clock was set: a worker that lives renews it soon.
+        """
+        # A worker has one name for all of its leases, and each is renewed by itself.
+        name = f"{each.owner} task={each.id}"
+        is_known = each.owner not in ("", self._owner) and lease_is_dead(self.checkpointer.store, name, each.until)
+        patience = (owners.seconds_of(each.owner) or 0) / _RENEWALS
+        if is_known or (each.has_run_out and now - self._seen[each] >= patience):
+            return Dead(each.id, each.epoch, is_known, backoff(0))
+        return None
 
     def _look_for_stuck_handlers(self) -> None:
         """Give up the event loop of the handlers if one of them blocks it."""
         mine = [running for running in self._running.values() if running.is_async]
-        if not mine or (silent := self.handler_loop.silent_for()) <= max(self.grace, _SCAN):
+        if not mine or (silent := self.handler_loop.silent_for()) <= max(self.grace, _LEAST_SILENCE):
             return
         culprit = self.handler_loop.current()
         self.handler_loop = HandlerLoop()

@@ -24,6 +24,7 @@ from tests.crash.scenes import (
     rolling,
     stopped,
     versions,
+    working,
 )
 
 Play = Callable[[random.Random, Path, Place], None]
@@ -56,6 +57,7 @@ SCENES: dict[str, Scene] = {
     "rolling": Scene(rolling.rolling),
     "everything": Scene(everything.everything),
     "followed": Scene(followed.followed),
+    "working": Scene(working.working),
     "kills": Scene(earlier.kills),
     "cuts": Scene(earlier.cuts),
     "power": Scene(earlier.power, _SQLITE),
