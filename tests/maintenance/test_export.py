@@ -763,13 +763,16 @@ def as_before(lines: list[str], written: int = 1) -> list[str]:
 
 
 def unanswered(seen: list[Any]) -> list[Any]:
-    """What is seen of a thread, without the times of answers, which came with the fourth format."""
-    return [
-        [each._replace(answered_at=None) if isinstance(each, ToolCallRecord) else each for each in part]
-        if isinstance(part, list)
-        else part
-        for part in seen
-    ]
+    """What is seen of a thread, without what came with later formats: the times of answers, and much about tasks."""
+    return [[_as_seen_before(each) for each in part] if isinstance(part, list) else part for part in seen]
+
+
+def _as_seen_before(each: Any) -> Any:
+    if isinstance(each, ToolCallRecord):
+        return each._replace(answered_at=None)
+    if isinstance(each, dict) and "max_retries" in each:
+        return {name: value for name, value in each.items() if name not in (*NEW[6]["task"], "parent_id")}
+    return each
 
 
 def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, other: Database) -> None:
