@@ -78,6 +78,8 @@ class Store(Upkeep, abc.ABC):
     presence: Presence  # the proof, for others who use the database, that this process lives
     # Called after each commit of this process with the threads that it is about, before its callers wake.
     on_commit: Callable[[set[ThreadKey]], object] | None = None
+    # Called when other processes have told of commits; see `is_told`.
+    on_news: Callable[[], object] | None = None
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -143,6 +145,11 @@ class Store(Upkeep, abc.ABC):
             if not job.future.done():  # it is the caller who was interrupted, by Ctrl-C for example
                 job.drop()
             raise
+
+    @property
+    def is_told(self) -> bool:
+        """Whether other processes tell of their commits, so that nobody has to look for them."""
+        return False
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -67,17 +67,19 @@ async def create_task(
         parent=None if parent_id is None else checked_new_id(parent_id, "parent_id"),
         owner="" if user_id is None else checked_id(user_id, "user_id"),
     )
-    thread_key = None if session_id is None else ThreadKey("", checked_id(session_id, "a session id"))
-    if thread_key is not None and user_id is not None:
+    about = tasks.of_no_session(new.id)
+    if session_id is not None:
+        about = ThreadKey("", checked_id(session_id, "a session id"))
+    if session_id is not None and user_id is not None:
         raise InputError("a task of a session belongs to the session's user; pass session_id or user_id, not both")
     if message is None:
-        return task_row(await store.write(tasks.create, thread_key, new))
-    if thread_key is None:
+        return task_row(await store.write(tasks.create, about, new))
+    if session_id is None:
         raise InputError("message= is appended to the session of the task; pass a session_id")
     row = message_row(UserMessage(message) if isinstance(message, str) else message)
     made: Task = await retry_while_driven(
         store,
-        lambda dead_epoch: store.write(tasks.create, thread_key, new, row, by=Unleased(dead_epoch)),
+        lambda dead_epoch: store.write(tasks.create, about, new, row, by=Unleased(dead_epoch)),
         checked_wait(wait),
     )
     return task_row(made)

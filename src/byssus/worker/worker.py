@@ -102,7 +102,7 @@ class Worker:
         self._token = self._owner = ""
         self._bell: Bell | None = None
         self._control: asyncio.Task[None] | None = None
-        self._is_stopping = self._is_hungry = False
+        self._is_stopping = self._is_hungry = self._takes_unknown = self._is_draining_all = False
         self._scanned_at = 0.0
         self._seen: dict[Leased, float] = {}  # leases that have run out, and since when we see that
 
@@ -189,6 +189,7 @@ class Worker:
         if self._control is not None and not self._control.done():
             raise ByssusError("this worker is running already")
         self._is_stopping = self._is_hungry = False
+        self._is_draining_all = self._takes_unknown = until_idle
         self._scanned_at = 0.0
         self._control = asyncio.create_task(self._serve(until_idle))
         return self._control
@@ -212,6 +213,7 @@ class Worker:
 
     async def _work(self, bell: Bell, until_idle: bool) -> None:
         while not self._is_stopping:
+            was_idle = not self._running  # what ends during the look may leave something to do
             try:
                 seconds = await self._turn()
             except StoreNotOpen:
@@ -220,7 +222,7 @@ class Worker:
                 _log.warning("a worker could not look for tasks: %s", error)
                 seconds = _AWAY
             if seconds > 0 and not self._is_stopping:
-                if until_idle and not self._running and seconds >= _LONGEST_WAIT:
+                if until_idle and was_idle and not self._running and seconds >= _LONGEST_WAIT:
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(seconds, self._until_scan())):
@@ -231,6 +233,7 @@ class Worker:
         store = self.checkpointer.store
         if self._until_scan() <= 0:
             self._scanned_at = asyncio.get_running_loop().time()
+            self._takes_unknown = True
             self._is_hungry = False  # what becomes due is not claimed before it is looked at
             self._look_for_stuck_handlers()
             await self._recover()
@@ -245,6 +248,7 @@ class Worker:
             if not outlook.is_ready:
                 return min(outlook.seconds or _LONGEST_WAIT, _LONGEST_WAIT)
         claimed = await self._claim(free)
+        self._takes_unknown = self._is_draining_all
         self._is_hungry = claimed == free
         return _LIMITED if claimed == 0 else 0
 
@@ -269,7 +273,8 @@ class Worker:
         self._wake()  # there is room for another one
 
     def _types(self) -> list[str] | None:
-        return list(self._handlers) if self._leaves_unknown else None
+        """The types that are claimed; None: all. Those without a handler are looked for at each scan."""
+        return list(self._handlers) if self._leaves_unknown or not self._takes_unknown else None
 
     def _until_scan(self) -> float:
         return self._scanned_at + _SCAN - asyncio.get_running_loop().time() if self._scanned_at else 0.0

@@ -58,17 +58,16 @@ def claim(tx: Tx, _: ThreadKey, wish: Wish) -> list[ClaimedTask]:
     while tops and len(chosen) < wish.most:
         priority = max(tops.values())
         found: list[_Waiting] = []
-        for kind in [kind for kind, top in tops.items() if top == priority]:
+        equals = [kind for kind, top in tops.items() if top == priority]
+        for kind in equals:
             if kind not in room:
                 room[kind] = rates.room(tx, kind, wish.limits.get(kind, NO_LIMITS))
             found += _waiting(tx, kind, priority, wish.most - len(chosen), wish.served.get(kind), room[kind])
-            if (below := _top(tx, kind, below=priority)) is None or room[kind].is_full:
-                del tops[kind]
-            else:
-                tops[kind] = below
         found.sort(key=lambda each: (each.turn, each.place, each.key))
         most = wish.most - len(chosen)
         chosen += [each for each in found[:most] if room[each.type].take(each.owner, each.thread)]
+        if len(chosen) < wish.most:
+            tops = _next_tops(tx, tops, equals, room)
     return _take(tx, wish, room, chosen)
 
 
@@ -92,6 +91,15 @@ def _tops(tx: Tx, types: Sequence[str]) -> dict[str, int]:
     row = tx.one(f"SELECT {columns}", **{f"type_{n}": kind for n, kind in enumerate(types)})
     assert row is not None
     return {kind: top for kind, top in zip(types, row, strict=True) if top is not None}
+
+
+def _next_tops(tx: Tx, tops: Mapping[str, int], done: Sequence[str], room: Mapping[str, Capacity]) -> dict[str, int]:
+    """The priorities that are left, when the highest ones of some types are done."""
+    found = {kind: top for kind, top in tops.items() if kind not in done}
+    for kind in done:
+        if not room[kind].is_full and (below := _top(tx, kind, below=tops[kind])) is not None:
+            found[kind] = below
+    return found
 
 
 def _top(tx: Tx, kind: str, *, below: int) -> int | None:
@@ -142,27 +150,27 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
 
 def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Capacity) -> list[str]:
     """Users with such tasks, beginning behind the one who was served last. Those at their limit are passed over."""
-    found: list[str] = []
-    wanted = count + len(room.full_owners)
-    start = "" if served is None else f"{served}\x01"  # no text is between that user and this
-    for first, last in ((start, None), ("", served)):
-        if first == "" and last is None and found:
-            break
-        upto = "" if last is None else " AND owner <= :last"
-        rows = tx.all(
-            f"WITH RECURSIVE found (owner, number) AS (SELECT ({_NEXT_OWNER} >= :first{upto}), 1 UNION ALL"
-            f" SELECT ({_NEXT_OWNER} > found.owner{upto}), number + 1 FROM found"
-            " WHERE found.owner IS NOT NULL AND number < :wanted) SELECT owner FROM found WHERE owner IS NOT NULL",
-            type=kind,
-            priority=priority,
-            first=first,
-            wanted=wanted,
-            **({} if last is None else {"last": last}),
-        )
-        found += [owner for (owner,) in rows if room.left_of(owner) > 0]
-        if served is None or len(found) >= count:
-            break
-    return found[:count]
+    # No text is between a user and this. One lap goes from there to the end, and one from the beginning to that user.
+    laps = [_lap("", "0")] if served is None else [_lap("", "0"), _lap(" AND owner <= :served", "1")]
+    rows = tx.all(
+        f"SELECT owner FROM ({' UNION ALL '.join(laps)}) AS laps WHERE owner IS NOT NULL ORDER BY lap, number",
+        type=kind,
+        priority=priority,
+        start_0="" if served is None else f"{served}\x01",
+        wanted=count + len(room.full_owners),
+        **({} if served is None else {"start_1": "", "served": served}),
+    )
+    return [owner for (owner,) in rows if room.left_of(owner) > 0][:count]
+
+
+def _lap(upto: str, lap: str) -> str:
+    """Users in their order, each found by a seek."""
+    return (
+        f"SELECT owner, number, {lap} AS lap FROM (WITH RECURSIVE found (owner, number) AS"
+        f" (SELECT ({_NEXT_OWNER} >= :start_{lap}{upto}), 1 UNION ALL"
+        f" SELECT ({_NEXT_OWNER} > found.owner{upto}), number + 1 FROM found"
+        f" WHERE found.owner IS NOT NULL AND number < :wanted) SELECT owner, number FROM found) AS lap_{lap}"
+    )
 
 
 def _take(tx: Tx, wish: Wish, room: Mapping[str, Capacity], chosen: Sequence[_Waiting]) -> list[ClaimedTask]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from byssus.errors import InputError, NotFound
 from byssus.queries.accounts import quotas, sessions
+from byssus.queries.log import threads
 from byssus.queries.log.leases import By
 from byssus.queries.log.threads import UNLEASED, MessageRow
 from byssus.store.database import Tx
@@ -71,6 +72,7 @@ class NewTask(NamedTuple):
 
 
 _COLUMNS = ", ".join(f"k.{name}" if name != "session_id" else "t.id" for name in Task._fields)
+_MADE = ", ".join(name if name != "session_id" else "NULL" for name in Task._fields)
 _FROM = "tasks k LEFT JOIN threads t ON t.key = k.thread"
 _INSERT = (
     "INSERT INTO tasks (id, thread, owner, type, status, priority, payload, max_retries, retry_count, created_at,"
@@ -83,28 +85,38 @@ _IS_SHOWN = "(k.thread IS NULL OR t.namespace = '')"
 
 
 @about_tasks
-def create(
-    tx: Tx, thread_key: ThreadKey | None, new: NewTask, message: MessageRow | None = None, *, by: By = UNLEASED
-) -> Task:
-    """Create a task, with the message that asks for it. One whose unique key is taken is returned as it is."""
-    thread, owner = None, new.owner
+def create(tx: Tx, about: ThreadKey, new: NewTask, message: MessageRow | None = None, *, by: By = UNLEASED) -> Task:
+    """Create a task of a session, with the message that asks for it. One whose unique key is taken stays as it is.
+
+    `about` is the session, or `of_no_session(new.id)`.
+    """
     if new.unique_key is not None and (known := get(tx, new.id)) is not None:
         return known
-    if thread_key is not None:
-        thread = sessions.take(tx, thread_key)
-        row = tx.one("SELECT COALESCE(owner, '') FROM threads WHERE key = :thread", thread=thread)
-        owner = row[0] if row else ""
+    session_id, thread, owner = None, None, new.owner
+    if about.namespace == "":
+        session_id = about.id
+        row = threads.take(tx, about, "key, COALESCE(owner, '')")
+        if row is None:
+            raise sessions.unknown(session_id)
+        thread, owner = row
     elif owner:
         quotas.take(tx, owner)
     made = tx.one(
-        f"{_INSERT} RETURNING key",
+        f"{_INSERT} RETURNING {_MADE}",
         thread=thread,
         now=tx.now(),
         **{**new._asdict(), "owner": owner},
     )
-    if made is not None and message is not None and thread_key is not None:
-        sessions.save(tx, thread_key, message, by=by)
-    return require(tx, new.id)
+    if made is None:  # somebody else was faster
+        return require(tx, new.id)
+    if message is not None and session_id is not None:
+        sessions.save(tx, about, message, by=by)
+    return Task(*made)._replace(session_id=session_id)
+
+
+def of_no_session(task_id: str) -> ThreadKey:
+    """What a write is about that makes a task without a session."""
+    return ThreadKey("\x7ftask", task_id)
 
 
 def get(tx: Tx, task_id: str) -> Task | None:
