@@ -67,9 +67,7 @@ async def create_task(
         parent=None if parent_id is None else checked_new_id(parent_id, "parent_id"),
         owner="" if user_id is None else checked_id(user_id, "user_id"),
     )
-    about = tasks.of_no_session(new.id)
-    if session_id is not None:
-        about = ThreadKey("", checked_id(session_id, "a session id"))
+    about = tasks.of_no_session(new.id) if session_id is None else ThreadKey("", checked_id(session_id, "a session id"))
     if session_id is not None and user_id is not None:
         raise InputError("a task of a session belongs to the session's user; pass session_id or user_id, not both")
     if message is None:

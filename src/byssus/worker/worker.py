@@ -53,7 +53,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SCAN = 1.0  # seconds between two looks for tasks of dead workers, and for handlers that are stuck
 _LONGEST_WAIT = 5.0  # seconds until the next look, whatever is known
-_LIMITED = 0.25  # seconds until the next look while tasks are ready that limits keep back
+_LIMITED = 1.0  # seconds until the next look while tasks are ready that limits keep back
+_RATED = 0.25  # and if there is a rate among the limits: nothing rings when a bucket has filled
 _RENEWALS = 3  # a worker renews its leases more often than this before they run out
 _LEAST_SILENCE = 5.0  # seconds for which handlers may block their event loop, or the grace period if that is longer
 _AWAY = 1.0  # seconds until the next look while the database does not answer
@@ -93,6 +94,7 @@ class Worker:
         self._concurrency = _checked_number("concurrency", concurrency)
         self._limits = {kind: _checked_limit(kind, limit).limits for kind, limit in (limits or {}).items()}
         self._leaves_unknown = checked_choice("unknown", unknown, ("fail", "leave")) == "leave"
+        self._has_rates = any(limit.per_second is not None for limit in self._limits.values())
         self._handlers: dict[str, Handler] = {}
         for kind, function in (handlers or {}).items():
             self.add(kind, function)
@@ -250,7 +252,7 @@ class Worker:
         claimed = await self._claim(free)
         self._takes_unknown = self._is_draining_all
         self._is_hungry = claimed == free
-        return _LIMITED if claimed == 0 else 0
+        return 0 if claimed > 0 else _RATED if self._has_rates else _LIMITED
 
     async def _claim(self, free: int) -> int:
         wish = Wish(self._owner, self.lease_seconds, free, self._types(), self._limits, self._served)

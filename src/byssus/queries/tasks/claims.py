@@ -181,7 +181,7 @@ def _take(tx: Tx, wish: Wish, room: Mapping[str, Capacity], chosen: Sequence[_Wa
     places = ", ".join(f":key_{n}" for n in range(len(chosen)))
     rows = tx.all(
         "UPDATE tasks SET status = 'running', updated_at = :now, started_at = COALESCE(started_at, :now), asked = NULL,"
-        " progress = NULL, progress_note = NULL, lease_owner = :owner, lease_until = :until,"
+        " lease_owner = :owner, lease_until = :until,"
         f" lease_epoch = lease_epoch + 1 WHERE key IN ({places}) AND {READY} RETURNING key, :now, {_COLUMNS}",
         owner=wish.owner,
         until=tx.after(wish.seconds),
@@ -366,8 +366,8 @@ def _put_back(tx: Tx, task_id: str, epoch: int, word: str | None, retry_after: f
         )
     else:
         tx.run(
-            "UPDATE tasks SET status = 'pending', retry_count = retry_count + 1, run_at = :run_at, updated_at = :now"
-            f"{_UNLEASED} WHERE {_MINE}",
+            "UPDATE tasks SET status = 'pending', retry_count = retry_count + 1, run_at = :run_at, updated_at = :now,"
+            f" progress = NULL, progress_note = NULL{_UNLEASED} WHERE {_MINE}",
             run_at=tx.after(retry_after) if retry_after > 0 else None,
             **_of(tx, task_id, epoch),
         )

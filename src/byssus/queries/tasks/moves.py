@@ -32,6 +32,7 @@ _SETS: Final[dict[str, str]] = {
     "cancel": ", completed_at = :now, run_at = NULL, waits_for = NULL",
     # A person who tries it again begins a new series of tries, and a deadline that has passed would end it at once.
     "retry": ", completed_at = NULL, error = NULL, retry_count = 0, run_at = NULL, waits_for = NULL,"
+    " progress = NULL, progress_note = NULL,"
     " deadline = CASE WHEN deadline <= :now THEN NULL ELSE deadline END",
 }
 
