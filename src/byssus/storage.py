@@ -40,6 +40,7 @@ from byssus.accounts.rows import (
     TaskError,
     TaskRow,
     TaskStatus,
+    TaskStepRow,
     ToolLogRow,
     ToolUsage,
     UsageCounts,
@@ -57,6 +58,7 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
+from byssus.tasks import steps as task_steps
 from byssus.tasks import tasks
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
@@ -90,6 +92,7 @@ __all__ = [
     "TaskError",
     "TaskRow",
     "TaskStatus",
+    "TaskStepRow",
     "ToolLogRow",
     "ToolUsage",
     "UsageCounts",
@@ -246,6 +249,8 @@ class AgentStorage:
     resume_task = blocking(tasks.resume_task)
     cancel_task = blocking(tasks.cancel_task)
     retry_task = blocking(tasks.retry_task)
+    send_event = blocking(task_steps.send_event)
+    task_steps = blocking(task_steps.task_steps)
 
     get_usage_stats = blocking(usage.get_usage_stats)
     get_session_usage = blocking(usage.get_session_usage)

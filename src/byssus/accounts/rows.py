@@ -13,6 +13,7 @@ from byssus.queries.log.tool_calls import CallStatus as CallStatus  # noqa: PLC0
 from byssus.tasks.rows import TaskError as TaskError  # noqa: PLC0414 - likewise
 from byssus.tasks.rows import TaskRow as TaskRow  # noqa: PLC0414
 from byssus.tasks.rows import TaskStatus as TaskStatus  # noqa: PLC0414
+from byssus.tasks.rows import TaskStepRow as TaskStepRow  # noqa: PLC0414
 
 if not TYPE_CHECKING and sys.version_info < (3, 12):
     with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along

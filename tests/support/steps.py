@@ -1,0 +1,86 @@
+"""Tasks that a worker holds, for tests of steps that need no worker."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from byssus.queries.tasks import steps
+from byssus.queries.tasks.steps import StepName
+from byssus.store.database import Row, Store, Tx
+from byssus.store.operations import Blocking, to_the_end
+from byssus.tasks import tasks
+from byssus.tasks.rows import TaskStepRow
+from byssus.tasks.steps import send_event, task_steps
+from byssus.worker.steps import Steps
+
+PAST = "2000-01-01T00:00:00.000000Z"
+
+
+class Facts(NamedTuple):
+    """What of a task's row a wait changes."""
+
+    status: str
+    waits_for: str | None
+    run_at: str | None
+    lease_until: str | None
+    retry_count: int
+
+
+class Held:
+    """A task, and the epoch of the lease under which it is held."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.id: str = to_the_end(tasks.create_task(Blocking(store), None, "steps", {}))["id"]
+        self.epoch = 0
+        self.take()
+
+    def take(self) -> int:
+        """Take the task, as a worker does that finds it ready, or whose holder has died."""
+
+        def query(tx: Tx) -> int:
+            row = tx.one(
+                "UPDATE tasks SET status = 'running', waits_for = NULL, run_at = NULL, lease_owner = 'me',"
+                " lease_until = :until, lease_epoch = lease_epoch + 1 WHERE id = :id RETURNING lease_epoch",
+                id=self.id,
+                until=tx.after(3600),
+            )
+            assert row is not None
+            return int(row[0])
+
+        self.epoch = self.store.write_now(query)
+        return self.epoch
+
+    def run(self, pause_point: Any = lambda: None, max_result: int = 1000) -> Steps:
+        """The steps of a new run of the handler, as after a crash of the one before."""
+        return Steps(self.store, self.id, self.take(), pause_point, max_result=max_result)
+
+    def set(self, **columns: object) -> None:
+        sets = ", ".join(f"{column} = :{column}" for column in columns)
+        self.store.write_now(lambda tx: tx.run(f"UPDATE tasks SET {sets} WHERE id = :id", id=self.id, **columns))
+
+    def pass_time(self) -> None:
+        """All sleeps and time limits are over."""
+        self.store.write_now(lambda tx: tx.run("UPDATE task_steps SET until = :past WHERE until <> ''", past=PAST))
+
+    def suspend(self, *waits: StepName) -> Facts:
+        self.store.write_now(steps.suspend, self.id, self.epoch, waits)
+        return self.facts()
+
+    def send(self, name: str, value: Any = None) -> bool:
+        return to_the_end(send_event(Blocking(self.store), self.id, name, value))
+
+    def facts(self) -> Facts:
+        def query(tx: Tx) -> Row | None:
+            return tx.one(f"SELECT {', '.join(Facts._fields)} FROM tasks WHERE id = :id", id=self.id)
+
+        row = self.store.read_now(query)
+        assert row is not None
+        return Facts(*row)
+
+    def steps(self) -> list[TaskStepRow]:
+        return to_the_end(task_steps(Blocking(self.store), self.id))
+
+    def story(self) -> list[str]:
+        """The steps in short."""
+        return [f"{step['kind']} {step['name']}: {step['status']}" for step in self.steps()]
