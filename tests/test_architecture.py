@@ -382,7 +382,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/tasks/rates.py": ["worker/test_limits.py"],
     "worker/context.py": ["worker/test_running.py", "worker/test_worker.py"],
     "worker/outcomes.py": ["worker/test_handlers.py"],
-    "queries/tasks/agents.py": ["worker/test_agent_tasks.py"],
+    "queries/tasks/agents.py": ["worker/test_agent_waits.py"],
     "queries/tasks/moves.py": ["tasks/test_moves.py"],
     "queries/tasks/owners.py": ["tasks/test_tasks.py"],
     "queries/tasks/steps.py": ["tasks/test_steps.py"],

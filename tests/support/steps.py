@@ -29,9 +29,9 @@ class Facts(NamedTuple):
 class Held:
     """A task, and the epoch of the lease under which it is held."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, session_id: str | None = None) -> None:
         self.store = store
-        self.id: str = to_the_end(tasks.create_task(Blocking(store), None, "steps", {}))["id"]
+        self.id: str = to_the_end(tasks.create_task(Blocking(store), session_id, "steps", {}))["id"]
         self.epoch = 0
         self.take()
 

@@ -23,14 +23,16 @@ def wait_for_answer(tx: Tx, thread_key: ThreadKey, task_id: str, epoch: int) -> 
     """Give a task back until a question of its thread is answered. The default answer of a question counts as one."""
     named = "SELECT key FROM threads WHERE namespace = :namespace AND id = :id"
     names: dict[str, Any] = {"namespace": thread_key.namespace, "id": thread_key.id}
+    # An answer locks the thread of its question too: it comes before this, or it finds the task waiting.
+    threads.take(tx, thread_key)
     below = tx.all(
         f"{OPEN_BELOW.format(named)} SELECT t.namespace, t.id FROM below JOIN threads t ON t.key = below.thread"
         " ORDER BY t.namespace, t.id",
         **names,
     )
-    for name in below:  # an answer locks them too: it comes before this, or it finds the task waiting
-        threads.take(tx, ThreadKey(*name))
-    task = steps.take(tx, task_id, epoch, is_late=True)
+    for child in [ThreadKey(*name) for name in below if name != thread_key]:
+        threads.take(tx, child)
+    task = steps.take(tx, task_id, epoch)
     row = tx.one(
         f"{OPEN_BELOW.format(named)} SELECT MIN(CASE WHEN c.expires_at < :late THEN c.expires_at ELSE :late END)"
         f" FROM below JOIN tool_calls c ON c.thread = below.thread AND {IS_OPEN.format('c')}",
@@ -45,5 +47,5 @@ def wait_for_answer(tx: Tx, thread_key: ThreadKey, task_id: str, epoch: int) -> 
 @about_tasks
 def give_back(tx: Tx, task_id: str, epoch: int, seconds: float | None = None) -> None:
     """Give a task back, for so many seconds. No retry is counted."""
-    task = steps.take(tx, task_id, epoch, is_late=True)
+    task = steps.take(tx, task_id, epoch)
     steps.leave(tx, task, waits_for=None, run_at=None if seconds is None else tx.after(seconds))

@@ -1,7 +1,7 @@
 """Durable steps: what the handler of a task has called, slept for and waited for.
 
-- A step is written by the worker that holds the task's lease. Each write locks the task's row first and checks the
-  lease there, so a worker that stood still for too long can neither start a step nor wait.
+- A step is written by the worker that holds the task. Each write locks the task's row first and checks the epoch of
+  the lease there, so a worker that has lost the task can neither start a step nor record its end.
 - A step that is `done` never runs again. One that is `started` may or may not have run: its recovery policy decides.
   One that `failed` is run again when the task is tried again.
 - Events and waits of one name match in order: the first event answers the first wait, and so on. An event that comes
@@ -70,18 +70,16 @@ def of_task(tx: Tx, task_id: str) -> list[StepRow]:
 # --- written by the worker that holds the task ------------------------------------------------------------------------
 
 
-def take(tx: Tx, task_id: str, epoch: int, *, is_late: bool = False) -> int:
+def take(tx: Tx, task_id: str, epoch: int) -> int:
     """Lock the row of a task that this worker holds, and return its key.
 
-    A late write records what has happened in time. It is allowed until another worker has taken the task.
+    A lease that has run out counts until the task is taken from the worker, which changes the epoch.
     """
-    lives = "" if is_late else " AND lease_until > :now"
     row = tx.one(
         "UPDATE tasks SET lease_epoch = lease_epoch WHERE id = :id AND lease_epoch = :epoch AND status = 'running'"
-        f"{lives} RETURNING key",
+        " AND lease_until IS NOT NULL RETURNING key",
         id=task_id,
         epoch=epoch,
-        now=tx.now(),
     )
     if row is None:
         raise TaskLost(task_id)
@@ -120,7 +118,7 @@ def start(tx: Tx, task_id: str, epoch: int, name: str, recovery: str, *, again: 
 
 def finish(tx: Tx, task_id: str, epoch: int, name: str, *, result: str | None = None, error: str | None = None) -> None:
     """Record how a step has ended: with a result, or with an error."""
-    task = take(tx, task_id, epoch, is_late=True)
+    task = take(tx, task_id, epoch)
     _change(tx, task, StepName(CALL, name), DONE if error is None else FAILED, result=result, error=error)
 
 
@@ -151,7 +149,7 @@ def suspend(tx: Tx, task_id: str, epoch: int, waits: Sequence[StepName]) -> None
 
     If one is over already, the task may be taken again at once.
     """
-    task = take(tx, task_id, epoch, is_late=True)
+    task = take(tx, task_id, epoch)
     found = [row for step in waits if (row := _find(tx, task, step)) is not None]
     if any(row.status != WAITING for row in found):
         leave(tx, task, waits_for=None, run_at=None)
