@@ -26,8 +26,6 @@ A message names the thing, the value and the next step. The tree branches by wha
     ├── ThreadInactive                     activate it first: the thread is paused or cancelled
     ├── ThreadQuarantined                  lift it first: the thread's run has ended its process again and again
     ├── LeaseLost                          resume: this process slept too long, and another run may drive it
-    ├── TaskLost                           nothing to do: another worker has the task, or its state was changed
-    ├── StepUnknown                        say whether the step is to run again: it may have run before
     ├── ThreadMoved                        prompt again: another writer has changed the thread
     ├── AnswerNeeded                       answer first: a tool call waits for a person
     ├── ToolMissing                        give the agent the named tools, then resume: an open call needs them
@@ -263,33 +261,6 @@ class LeaseLost(ByssusError):
             "reach the database. Nothing of it was written since; what was committed before is kept: resume() goes on"
         )
         self.thread_id = thread_id
-
-
-class TaskLost(ByssusError):
-    """The worker does not hold the task any more."""
-
-    def __init__(self, task_id: str) -> None:
-        super().__init__(
-            f"this worker has lost task {task_id!r}: its lease ran out, or the task was cancelled or changed by hand. "
-            "Nothing of it was written since"
-        )
-        self.task_id = task_id
-
-
-class StepUnknown(ByssusError):
-    """A step of a task was started and has no end, so it may have run, and its recovery policy forbids to run it again.
-
-    The task fails with it at once. Once a person has answered for the step, `retry_task` goes on from there.
-    """
-
-    def __init__(self, task_id: str, step: str) -> None:
-        super().__init__(
-            f"step {step!r} of task {task_id!r} was interrupted: it may or may not have taken effect. To run it again: "
-            f"send_event({task_id!r}, 'step:{step}', 'retry'), or {{'result': ...}} if you know its result, and then "
-            f"retry_task({task_id!r}); recovery='retry', 'check' or 'ask' of the step decides that without an error"
-        )
-        self.task_id = task_id
-        self.step = step
 
 
 class ThreadMoved(ByssusError):

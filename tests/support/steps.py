@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from byssus.queries.tasks import steps
 from byssus.queries.tasks.steps import StepName
 from byssus.store.database import Row, Store, Tx
-from byssus.store.operations import Blocking, to_the_end
+from byssus.store.operations import Blocking, Runner, to_the_end
 from byssus.tasks import tasks
 from byssus.tasks.rows import TaskStepRow
 from byssus.tasks.steps import send_event, task_steps
-from byssus.worker.steps import Steps
+from byssus.worker.steps import Perform, Steps, Suspension, perform
 
 PAST = "2000-01-01T00:00:00.000000Z"
 
@@ -24,6 +24,19 @@ class Facts(NamedTuple):
     run_at: str | None
     lease_until: str | None
     retry_count: int
+
+
+class Run(Steps):
+    """The steps of an attempt at a task, and what a worker would know of it."""
+
+    def __init__(self, task_id: str, epoch: int, runner: Runner, perform: Perform) -> None:
+        super().__init__(task_id, self, runner, perform, max_result=1000)
+        self.epoch = epoch
+        self.suspension: Suspension | None = None
+        self.must_stop = self.is_lost = False
+
+    def lose(self) -> None:
+        self.is_lost = True
 
 
 class Held:
@@ -51,9 +64,15 @@ class Held:
         self.epoch = self.store.write_now(query)
         return self.epoch
 
-    def run(self, pause_point: Any = lambda: None, max_result: int = 1000) -> Steps:
+    def run(self, runner: Runner | None = None, perform: Perform = perform) -> Run:
         """The steps of a new run of the handler, as after a crash of the one before."""
-        return Steps(self.store, self.id, self.take(), pause_point, max_result=max_result)
+        return Run(self.id, self.take(), runner or self.store, perform)
+
+    def give_back(self, run: Run) -> Facts:
+        """What a worker does when the handler has been unwound."""
+        assert run.suspension is not None
+        self.store.write_now(run.suspension.query, *run.suspension.args)
+        return self.facts()
 
     def set(self, **columns: object) -> None:
         sets = ", ".join(f"{column} = :{column}" for column in columns)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from byssus.errors import InputError, NotFound, TaskLost
+from byssus.errors import InputError, NotFound
 from byssus.queries.tasks import steps
-from byssus.queries.tasks.steps import CALL, SLEEP, WAIT, StepName
+from byssus.queries.tasks.steps import CALL, SLEEP, WAIT, StepName, TaskLost
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.tasks.steps import send_event, task_steps

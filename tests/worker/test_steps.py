@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from byssus.errors import InputError, StepUnknown, TaskLost
+from byssus.errors import InputError
 from byssus.store.database import Store
+from byssus.store.operations import Blocking, to_the_end
 from byssus.tools import Done, NotDone, Unknown
-from byssus.worker.steps import Steps, Suspended
+from byssus.worker.outcomes import ResultTooLarge, Suspended, TaskStopped
+from byssus.worker.steps import Steps, StepUnknown, current, perform_here
 from tests.support.agents import within
 from tests.support.databases import SQLiteFile
 from tests.support.leases import until
@@ -151,12 +153,12 @@ def test_a_step_that_may_have_run_does_not_run_again_by_default(task: Held) -> N
     within(main())
 
 
-def test_a_step_that_may_be_retried_runs_again_with_the_same_key(task: Held) -> None:
+def test_a_step_that_may_be_retried_runs_again_and_knows_its_name(task: Held) -> None:
     async def main() -> None:
         keys = []
 
         async def fetch(steps: Steps, begun: asyncio.Event | None = None) -> str:
-            keys.append(steps.idempotency_key())
+            keys.append(current())
             if begun is not None:
                 begun.set()
                 await asyncio.Event().wait()
@@ -169,10 +171,8 @@ def test_a_step_that_may_be_retried_runs_again_with_the_same_key(task: Held) -> 
         await asyncio.wait({run})
         again = task.run()
         assert await again.step("fetch", partial(fetch, again), "retry") == "fetched"
-        assert keys == [f"task:{task.id}:fetch"] * 2 == [again.idempotency_key("fetch")] * 2
+        assert (keys, current()) == (["fetch", "fetch"], None)
         assert task.steps()[0]["attempts"] == 2
-        with pytest.raises(InputError, match="no step is running here"):
-            again.idempotency_key()
 
     within(main())
 
@@ -231,9 +231,7 @@ async def suspended(task: Held, handler: Callable[[Steps], Coroutine[Any, Any, A
     steps = task.run()
     with pytest.raises(Suspended):
         await handler(steps)
-    assert steps.is_suspended
-    await steps.give_back()
-    assert task.facts().status == "pending"
+    assert task.give_back(steps).status == "pending"
 
 
 def test_a_handler_that_sleeps_and_waits_begins_again_and_skips_what_it_has_done(task: Held) -> None:
@@ -353,17 +351,18 @@ def test_a_worker_that_has_lost_the_task_starts_no_step_and_stores_no_result(tas
     async def main() -> None:
         steps, fetch = task.run(), Counted()
         task.take()
-        with pytest.raises(TaskLost):
+        with pytest.raises(TaskStopped):
             await steps.step("fetch", fetch)
-        assert fetch.calls == 0
+        assert (fetch.calls, steps.is_lost) == (0, True)
         late = task.run()
 
         async def slow() -> str:
             task.take()
             return "late"
 
-        with pytest.raises(TaskLost):
+        with pytest.raises(TaskStopped):
             await late.step("fetch", slow)
+        assert late.is_lost
         assert task.story() == ["call fetch: started"]
 
     within(main())
@@ -396,24 +395,45 @@ def test_a_result_is_recorded_when_the_database_can_be_written_again(
 
 def test_each_step_is_a_pause_point(task: Held) -> None:
     async def main() -> None:
-        class Paused(BaseException):
-            pass
-
-        def pause() -> None:
-            raise Paused
-
-        fetch = Counted()
+        steps, fetch = task.run(), Counted()
+        steps.must_stop = True
         for use in (
-            lambda steps: steps.step("fetch", fetch),
-            lambda steps: steps.sleep(0),
-            lambda steps: steps.sleep(60),
-            lambda steps: steps.wait_for("a"),
+            lambda: steps.step("fetch", fetch),
+            lambda: steps.sleep(0),
+            lambda: steps.sleep(60),
+            lambda: steps.wait_for("a"),
         ):
-            with pytest.raises(Paused):
-                await use(task.run(pause))
+            with pytest.raises(TaskStopped):
+                await use()  # type: ignore[no-untyped-call]
         assert (fetch.calls, task.steps()) == (0, [])
 
     within(main())
+
+
+def test_a_plain_handler_has_steps_that_block(task: Held) -> None:
+    fetch, home, seen = Counted(), threading.get_ident(), []
+
+    def handler() -> Any:
+        steps = task.run(Blocking(task.store), perform_here)
+        to_the_end(steps.step("where", lambda: seen.append(threading.get_ident())))
+
+        async def late() -> Any:
+            return fetch()
+
+        found = to_the_end(steps.step("fetch", late))
+        try:
+            to_the_end(steps.sleep(3600))
+            return found, to_the_end(steps.wait_for("approval"))
+        except Suspended:
+            task.give_back(steps)
+            raise
+
+    for wake in (task.pass_time, lambda: task.send("approval", 1)):
+        with pytest.raises(Suspended):
+            handler()
+        wake()
+    assert handler() == ("result", 1)
+    assert (fetch.calls, seen) == (1, [home])
 
 
 def test_a_result_that_cannot_be_stored_fails_the_step(task: Held) -> None:
@@ -421,9 +441,9 @@ def test_a_result_that_cannot_be_stored_fails_the_step(task: Held) -> None:
         for result, problem in (
             (object(), "the result of step 'fetch' cannot be stored as JSON"),
             (float("nan"), "holds NaN"),
-            ("x" * 2000, "has 2,002 characters as JSON, and at most 1,000 are stored"),
+            ("x" * 2000, "the result of step 'fetch' has 2,002 characters of JSON, and may have 1,000"),
         ):
-            with pytest.raises(InputError, match=problem):
+            with pytest.raises((InputError, ResultTooLarge), match=problem):
                 await task.run().step("fetch", Counted(result=result))
             assert task.story() == ["call fetch: failed"]
 

@@ -3,9 +3,11 @@
 - A handler begins again from its start after a crash, a retry, a sleep or a wait. Its steps are found by their names,
   and those that have finished answer from the database. The second use of a name in one run is `name#2`, and so on.
 - A step that was started and has no end may have run. Its recovery policy decides, as for a tool.
-- A handler that has to wait is unwound by `Suspended`, and its task is given back without a retry counted. It waits
+- A handler that has to wait is unwound by `Suspended`. Then its task is given back, and no retry is counted. It waits
   for nothing while a step of it runs, so no step is cut off by a wait beside it.
 - A step's function may call `ctx.step`, but it can neither sleep nor wait: it would be cut off itself.
+
+This is an operation of both kinds of handlers (see store/operations.py): it awaits its runner and its step alone.
 """
 
 from __future__ import annotations
@@ -14,75 +16,107 @@ import asyncio
 import contextlib
 import json
 import logging
-import traceback
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, get_args
+from functools import partial
+from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
-from byssus.errors import InputError, StepUnknown, StoreBusy, StoreFull, StoreUnreachable
-from byssus.messages import checked_dumps
+from byssus.errors import ByssusError, InputError, StoreBusy, StoreFull, StoreUnreachable
 from byssus.queries.tasks import steps
-from byssus.queries.tasks.steps import CALL, DONE, FAILED, SLEEP, STARTED, WAIT, WAITING, StepName, StepRow, nth
-from byssus.store.database import Store, Tx
+from byssus.queries.tasks.steps import (
+    CALL,
+    DONE,
+    FAILED,
+    SLEEP,
+    STARTED,
+    WAIT,
+    WAITING,
+    StepName,
+    StepRow,
+    TaskLost,
+    nth,
+)
+from byssus.store.bell import Bell
+from byssus.store.database import Tx
+from byssus.store.operations import Runner
 from byssus.tasks.steps import checked_event
 from byssus.threads.encoding import encode_strictly
 from byssus.tools import Done, NotDone, Unknown
 from byssus.tools.execution import in_thread, is_async
 from byssus.values.decisions import Recovery
 from byssus.values.inputs import checked_new_id
+from byssus.worker.outcomes import NoRetry, ResultTooLarge, Suspended, TaskStopped, error_json
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Perform: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 _SHORT = 1.0  # seconds: a shorter sleep is just slept
 _LONGEST = 1e9  # seconds
-_LONGEST_TRACE = 20_000  # characters, of the end
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two tries to record what a step came to
 _log = logging.getLogger("byssus.worker")
 _current: ContextVar[str | None] = ContextVar("byssus_step", default=None)
 
 
-class Suspended(BaseException):
-    """Unwinds a handler whose task is given back until a wait is over. No `except Exception` catches it."""
+class StepUnknown(ByssusError, NoRetry):
+    """A step was started and has no end, so it may have run, and its recovery policy forbids to run it again.
+
+    The task fails with it at once. Once a person has answered for the step, `retry_task` goes on from there.
+    """
+
+    def __init__(self, task_id: str, step: str) -> None:
+        super().__init__(
+            f"step {step!r} of task {task_id!r} was interrupted: it may or may not have taken effect. To run it again: "
+            f"send_event({task_id!r}, 'step:{step}', 'retry'), or {{'result': ...}} if you know its result, and then "
+            f"retry_task({task_id!r}); recovery='retry', 'check' or 'ask' of the step decides that without an error"
+        )
+        self.task_id = task_id
+        self.step = step
+
+
+class Suspension(NamedTuple):
+    """How the task of a handler that was unwound is given back: a query, and its arguments."""
+
+    query: Callable[..., object]
+    args: tuple[Any, ...]
+
+
+class Attempt(Protocol):
+    """The attempt at a task whose steps these are."""
+
+    epoch: int
+    suspension: Suspension | None
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether the handler is to stop at its next pause point."""
+
+    def lose(self) -> None:
+        """The task has another worker now."""
 
 
 class Steps:
-    """The steps of one run of a handler. `pause_point` raises if the run has to stop here."""
+    """The steps of one attempt. `perform` calls the function of a step, where it belongs."""
 
-    def __init__(
-        self, store: Store, task_id: str, epoch: int, pause_point: Callable[[], object], *, max_result: int
-    ) -> None:
-        self._store = store
+    def __init__(self, task_id: str, attempt: Attempt, runner: Runner, perform: Perform, *, max_result: int) -> None:
         self._task_id = task_id
-        self._epoch = epoch
-        self._pause_point = pause_point
+        self._attempt = attempt
+        self._runner = runner
+        self._perform = perform
         self._max_result = max_result
         self._used: set[StepName] = set()
-        self._stored: dict[StepName, StepRow] | None = None  # as this run has found them
-        self._loading = asyncio.Lock()
+        self._stored: dict[StepName, StepRow] | None = None  # as this attempt has found them
         self._waits: list[StepName] = []
         self._busy = 0  # steps that run, and waits that are being recorded
-        self._idle = asyncio.Event()
-        self.is_suspended = False
-        self._give_back: Callable[[], Awaitable[object]] = lambda: self._write(steps.suspend, self._waits)
+        self._bells: list[Bell] = []  # of waits that have to let these end
+        self._changing = threading.Lock()  # a plain handler may use several OS threads
 
-    def suspend(self, give_back: Callable[[], Awaitable[object]]) -> NoReturn:
-        """Unwind the handler. `give_back` says for how long its task is given back."""
-        self._give_back = give_back
-        self.is_suspended = True
+    def suspend(self, query: Callable[..., object], *args: Any) -> NoReturn:
+        """Unwind the handler. The query gives the task back, once that has been done."""
+        self._attempt.suspension = Suspension(query, args)
         raise Suspended
-
-    async def give_back(self) -> None:
-        """Give the task of a suspended handler back, once the handler has been unwound."""
-        await self._give_back()
-
-    def idempotency_key(self, name: str | None = None) -> str:
-        """The key of a step, the same for each attempt: of the one that runs now, or of the one that is named."""
-        step = _current.get() if name is None else name
-        if step is None:
-            raise InputError("no step is running here; name one: ctx.idempotency_key('fetch')")
-        return f"task:{self._task_id}:{step}"
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -134,8 +168,7 @@ class Steps:
         try:
             result = self._encoded(name, await self._run(name, call))
         except asyncio.CancelledError as error:
-            current = asyncio.current_task()
-            if current is None or current.cancelling():  # it may or may not have run
+            if _is_cancelled():  # it may or may not have run
                 raise
             await self._recorded(name, error=error_json(error))  # raised by the function: it was not cancelled
             raise
@@ -148,10 +181,7 @@ class Steps:
     async def _run(self, name: str, function: Callable[[], Any]) -> Any:
         token = _current.set(name)
         try:
-            if is_async(function):
-                return await function()
-            result = await in_thread(function)
-            return await result if hasattr(type(result), "__await__") else result
+            return await self._perform(function)
         except (SystemExit, KeyboardInterrupt) as error:  # it would end the worker
             raise RuntimeError(f"step {name!r} raised {type(error).__name__}: {error}") from error
         finally:
@@ -160,9 +190,9 @@ class Steps:
     def _encoded(self, name: str, value: Any) -> str:
         text = encode_strictly(f"the result of step {name!r}", value)
         if len(text) > self._max_result:
-            raise InputError(
-                f"the result of step {name!r} has {len(text):,} characters as JSON, and at most {self._max_result:,} "
-                "are stored; keep it elsewhere, and return where it is"
+            raise ResultTooLarge(
+                f"the result of step {name!r} has {len(text):,} characters of JSON, and may have "
+                f"{self._max_result:,}; store it elsewhere and return where it is, or pass max_result= to the worker"
             )
         return text
 
@@ -177,7 +207,7 @@ class Steps:
                     "task %r: step %r has ended, and could not be recorded yet: %s",
                     *(self._task_id, name, type(failure).__name__),
                 )
-                await self._store.sleep(pause)
+                await self._runner.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 return
@@ -191,7 +221,7 @@ class Steps:
             await self._waited(self._use(SLEEP, "sleep"), seconds)
             return
         self._stop_here()
-        await asyncio.sleep(seconds)
+        await self._runner.sleep(seconds)
         self._stop_here()
 
     async def wait_for(self, name: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - it outlives the process
@@ -220,57 +250,96 @@ class Steps:
             await self._suspend_for(step)
         return row
 
-    async def _suspend_for(self, step: StepName) -> None:
+    async def _suspend_for(self, step: StepName) -> NoReturn:
         """Unwind the handler, as soon as none of its steps runs."""
+        bell = Bell()
+        self._bells.append(bell)
         self._waits.append(step)
         while self._busy:
-            self._idle.clear()
-            await self._idle.wait()
-        self.is_suspended = True
-        raise Suspended
+            await self._runner.until(bell)
+        self.suspend(steps.suspend, self._task_id, self._attempt.epoch, tuple(self._waits))
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def _use(self, kind: str, name: str) -> StepName:
         """The step that this use of a name stands for."""
         number = 1
-        while (step := StepName(kind, nth(name, number))) in self._used:
-            number += 1
-        self._used.add(step)
+        with self._changing:
+            while (step := StepName(kind, nth(name, number))) in self._used:
+                number += 1
+            self._used.add(step)
         return step
 
     def _stop_here(self) -> None:
-        if self.is_suspended:
+        """Every step and wait is a pause point."""
+        if self._attempt.suspension is not None:
             raise Suspended
-        self._pause_point()
+        if self._attempt.must_stop:
+            raise TaskStopped
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        self._busy += 1
+        with self._changing:
+            self._busy += 1
         try:
             yield
         finally:
-            self._busy -= 1
-            if not self._busy:
-                self._idle.set()
+            with self._changing:
+                self._busy -= 1
+            for bell in self._bells:
+                bell.ring()
 
     async def _known(self, step: StepName) -> StepRow | None:
-        """The step as this run has found it. All are read at the first one."""
-        async with self._loading:
+        """The step as this attempt has found it. All are read at the first one."""
+        if self._stored is None:
+            rows = await self._runner.read(steps.of_task, self._task_id)
             if self._stored is None:
-                rows = await self._store.read(steps.of_task, self._task_id)
                 self._stored = {StepName(row.kind, row.name): row for row in rows}
         return self._stored.pop(step, None)  # it is asked for once, and may be large
 
     async def _write(self, query: Callable[Concatenate[Tx, str, int, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._store.write(query, self._task_id, self._epoch, *args, **kwargs)
+        try:
+            return await self._runner.write(query, self._task_id, self._attempt.epoch, *args, **kwargs)
+        except TaskLost as error:
+            self._attempt.lose()
+            raise TaskStopped from error
 
 
-def error_json(error: BaseException) -> str:
-    """An error as it is stored: its type, its message, and where it was raised."""
-    trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
-    fields = {"type": type(error).__name__, "message": str(error), "trace": trace}
-    return checked_dumps({name: text.encode("utf-8", "backslashreplace").decode() for name, text in fields.items()})
+def current() -> str | None:
+    """The name of the step that runs here."""
+    return _current.get()
+
+
+async def perform(function: Callable[[], Any]) -> Any:
+    """Call the function of a step of an async handler: on the event loop, or if it is plain on an OS thread."""
+    if is_async(function):
+        return await function()
+    result = await in_thread(function)
+    return await result if hasattr(type(result), "__await__") else result
+
+
+async def perform_here(function: Callable[[], Any]) -> Any:
+    """Call the function of a step of a plain handler: here; an async one on an event loop of its own."""
+    result = function()
+    return asyncio.run(_awaited(result)) if hasattr(type(result), "__await__") else result
+
+
+async def _awaited(result: Awaitable[T]) -> T:
+    return await result
+
+
+def bound(function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function with its arguments."""
+    return None if function is None else partial(function, *args, **kwargs)
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that is running here was cancelled, and not something within it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is None or task.cancelling() > 0
 
 
 def _checked_policy(name: str, recovery: object, check: object) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from byssus.errors import InputError, NotFound, TaskLost
+from byssus.errors import ByssusError, InputError, NotFound
 from byssus.store.database import Moment, Row, Tx
 from byssus.store.jobs import about_tasks
 from byssus.values.thread_key import ThreadKey
@@ -26,6 +26,10 @@ CALL, SLEEP, WAIT = "call", "sleep", "wait"
 STARTED, DONE, FAILED, WAITING = "started", "done", "failed", "waiting"
 ANSWER: Final = "answer"  # what an agent task waits for whose run waits for a person
 ASK: Final = "step:"  # begins the name of an event that answers for a step
+
+
+class TaskLost(ByssusError):
+    """The worker does not hold the task any more. It is internal: the handler is stopped."""
 
 
 class StepRow(NamedTuple):
@@ -82,7 +86,7 @@ def take(tx: Tx, task_id: str, epoch: int) -> int:
         epoch=epoch,
     )
     if row is None:
-        raise TaskLost(task_id)
+        raise TaskLost(f"this worker has lost task {task_id!r}")
     return int(row[0])
 
 
