@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from byssus.checkpointer import Checkpointer
 from byssus.queries.tasks import steps
 from byssus.queries.tasks.steps import StepName
 from byssus.store.database import Row, Store, Tx
+from byssus.store.jobs import TASKS, about_tasks
 from byssus.store.operations import Blocking, Runner, to_the_end
 from byssus.tasks import tasks
 from byssus.tasks.rows import TaskStepRow
 from byssus.tasks.steps import send_event, task_steps
-from byssus.worker.steps import Perform, Steps, Suspension, perform
+from byssus.values.thread_key import ThreadKey
+from byssus.worker.steps import Perform, Steps, Suspension, perform_beside
 
 PAST = "2000-01-01T00:00:00.000000Z"
 
@@ -64,7 +67,7 @@ class Held:
         self.epoch = self.store.write_now(query)
         return self.epoch
 
-    def run(self, runner: Runner | None = None, perform: Perform = perform) -> Run:
+    def run(self, runner: Runner | None = None, perform: Perform = perform_beside) -> Run:
         """The steps of a new run of the handler, as after a crash of the one before."""
         return Run(self.id, self.take(), runner or self.store, perform)
 
@@ -80,7 +83,7 @@ class Held:
 
     def pass_time(self) -> None:
         """All sleeps and time limits are over."""
-        self.store.write_now(lambda tx: tx.run("UPDATE task_steps SET until = :past WHERE until <> ''", past=PAST))
+        self.store.write_now(_pass_time, TASKS)
 
     def suspend(self, *waits: StepName) -> Facts:
         self.store.write_now(steps.suspend, self.id, self.epoch, waits)
@@ -103,3 +106,14 @@ class Held:
     def story(self) -> list[str]:
         """The steps in short."""
         return [f"{step['kind']} {step['name']}: {step['status']}" for step in self.steps()]
+
+
+async def pass_time(cp: Checkpointer) -> None:
+    """All sleeps and time limits are over, and so is the time until the next attempt."""
+    await cp.store.write(_pass_time, TASKS)
+
+
+@about_tasks
+def _pass_time(tx: Tx, _: ThreadKey) -> None:
+    tx.run("UPDATE task_steps SET until = :past WHERE until IS NOT NULL", past=PAST)
+    tx.run("UPDATE tasks SET run_at = :past WHERE run_at IS NOT NULL", past=PAST)

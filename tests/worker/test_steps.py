@@ -458,10 +458,10 @@ def test_bad_calls_are_refused(task: Held) -> None:
             (lambda: steps.step("x" * 3000, fetch), "the name of a step"),
             (lambda: steps.step("fetch", fetch, "always"), "recovery must be one of never, retry, check, ask"),  # type: ignore[arg-type]
             (lambda: steps.step("fetch", fetch, "check"), "recovery='check' needs a function"),
-            (lambda: steps.sleep(-1), "a sleep must be a number of seconds"),
-            (lambda: steps.sleep(float("nan")), "a sleep must be a number of seconds"),
+            (lambda: steps.sleep(-1), "a sleep must be a number from 0 up"),
+            (lambda: steps.sleep(float("nan")), "a sleep must be a number from 0 up"),
             (lambda: steps.wait_for("a#2"), "the name of an event"),
-            (lambda: steps.wait_for("a", timeout=float("inf")), "timeout must be a number of seconds"),
+            (lambda: steps.wait_for("a", timeout=float("inf")), "timeout must be a number from 0 up"),
         ]
         for use, problem in refused:
             with pytest.raises(InputError, match=problem):

@@ -39,6 +39,7 @@ from byssus.queries.tasks.steps import (
 )
 from byssus.store.bell import Bell
 from byssus.store.database import Tx
+from byssus.store.jobs import about_tasks
 from byssus.store.operations import Runner
 from byssus.tasks.steps import checked_event
 from byssus.threads.encoding import encode_strictly
@@ -46,6 +47,7 @@ from byssus.tools import Done, NotDone, Unknown
 from byssus.tools.execution import in_thread, is_async
 from byssus.values.decisions import Recovery
 from byssus.values.inputs import checked_new_id
+from byssus.values.thread_key import ThreadKey
 from byssus.worker.outcomes import NoRetry, ResultTooLarge, Suspended, TaskStopped, error_json
 
 P = ParamSpec("P")
@@ -55,6 +57,7 @@ Perform: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 _RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 _SHORT = 1.0  # seconds: a shorter sleep is just slept
 _LONGEST = 1e9  # seconds
+_UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two tries to record what a step came to
 _log = logging.getLogger("byssus.worker")
 _current: ContextVar[str | None] = ContextVar("byssus_step", default=None)
@@ -83,12 +86,23 @@ class Suspension(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Attempt(Protocol):
+@about_tasks
+def give_back(tx: Tx, _: ThreadKey, suspension: Suspension) -> bool:
+    """Give the task back; False if the worker has lost it."""
+    try:
+        suspension.query(tx, *suspension.args)
+    except TaskLost:
+        return False
+    return True
+
+
+class SteppedAttempt(Protocol):
     """The attempt at a task whose steps these are."""
 
-    epoch: int
     suspension: Suspension | None
 
+    @property
+    def epoch(self) -> int: ...
     @property
     def must_stop(self) -> bool:
         """Whether the handler is to stop at its next pause point."""
@@ -100,7 +114,7 @@ class Attempt(Protocol):
 class Steps:
     """The steps of one attempt. `perform` calls the function of a step, where it belongs."""
 
-    def __init__(self, task_id: str, attempt: Attempt, runner: Runner, perform: Perform, *, max_result: int) -> None:
+    def __init__(self, task_id: str, attempt: SteppedAttempt, runner: Runner, perform: Perform, *, max_result: int) -> None:
         self._task_id = task_id
         self._attempt = attempt
         self._runner = runner
@@ -310,7 +324,7 @@ def current() -> str | None:
     return _current.get()
 
 
-async def perform(function: Callable[[], Any]) -> Any:
+async def perform_beside(function: Callable[[], Any]) -> Any:
     """Call the function of a step of an async handler: on the event loop, or if it is plain on an OS thread."""
     if is_async(function):
         return await function()
@@ -333,6 +347,15 @@ def bound(function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: di
     return None if function is None else partial(function, *args, **kwargs)
 
 
+def seconds_of(**parts: object) -> float:
+    """A time in days, hours, minutes and seconds, in seconds."""
+    total = 0.0
+    for name, value in parts.items():
+        _checked_seconds(f"{name}=", value)
+        total += _UNITS[name] * float(value)  # type: ignore[arg-type]
+    return total
+
+
 def _is_cancelled() -> bool:
     """Whether the task that is running here was cancelled, and not something within it."""
     try:
@@ -352,4 +375,4 @@ def _checked_policy(name: str, recovery: object, check: object) -> str:
 
 def _checked_seconds(what: str, seconds: object) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _LONGEST:
-        raise InputError(f"{what} must be a number of seconds from 0 up (and below a billion), got {seconds!r:.80}")
+        raise InputError(f"{what} must be a number from 0 up (and below a billion), got {seconds!r:.80}")

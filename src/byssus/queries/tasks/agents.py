@@ -10,7 +10,6 @@ from byssus.queries.tasks import steps
 from byssus.queries.tasks.steps import ANSWER
 from byssus.queries.versions.children import OPEN_BELOW
 from byssus.store.database import Tx
-from byssus.store.jobs import about_tasks
 from byssus.values.thread_key import ThreadKey
 
 # Seconds until a task looks again whether its run still waits. A question can also go away without an answer: with a
@@ -18,7 +17,6 @@ from byssus.values.thread_key import ThreadKey
 _LOOK_AGAIN = 600.0
 
 
-@about_tasks
 def wait_for_answer(tx: Tx, thread_key: ThreadKey, task_id: str, epoch: int) -> None:
     """Give a task back until a question of its thread is answered. The default answer of a question counts as one."""
     named = "SELECT key FROM threads WHERE namespace = :namespace AND id = :id"
@@ -44,8 +42,7 @@ def wait_for_answer(tx: Tx, thread_key: ThreadKey, task_id: str, epoch: int) -> 
     steps.leave(tx, task, waits_for=None if until is None else ANSWER, run_at=until)
 
 
-@about_tasks
-def give_back(tx: Tx, task_id: str, epoch: int, seconds: float | None = None) -> None:
-    """Give a task back, for so many seconds. No retry is counted."""
+def give_back(tx: Tx, task_id: str, epoch: int, seconds: float) -> None:
+    """Give a task back for so many seconds. No retry is counted."""
     task = steps.take(tx, task_id, epoch)
-    steps.leave(tx, task, waits_for=None, run_at=None if seconds is None else tx.after(seconds))
+    steps.leave(tx, task, waits_for=None, run_at=tx.after(seconds))

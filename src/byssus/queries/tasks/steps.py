@@ -147,7 +147,6 @@ def wait(tx: Tx, task_id: str, epoch: int, step: StepName, seconds: float | None
     return found
 
 
-@about_tasks
 def suspend(tx: Tx, task_id: str, epoch: int, waits: Sequence[StepName]) -> None:
     """Give a task back until one of its waits is over. No retry is counted.
 
