@@ -14,10 +14,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
+import msgspec
+
 from byssus.agent import Agent
 from byssus.apps import App
 from byssus.errors import AnswerNeeded, ProviderError, ThreadBusy
-from byssus.messages import plain
 from byssus.queries.log import runs
 from byssus.queries.log.runs import RunRow
 from byssus.queries.tasks import agents
@@ -151,5 +152,5 @@ def _checked(ctx: TaskContext, result: RunResult[Any]) -> AgentTaskResult:
         "text": result.text,
         "run_id": result.run_id,
         "stop_reason": result.stop_reason,
-        "usage": plain(result.usage),
+        "usage": msgspec.structs.asdict(result.usage),
     }
