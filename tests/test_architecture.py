@@ -381,6 +381,7 @@ COVERED_BY: dict[str, list[str]] = {
     "queries/tasks/claims.py": ["worker/test_worker.py", "worker/test_running.py"],
     "queries/tasks/rates.py": ["worker/test_limits.py"],
     "worker/context.py": ["worker/test_running.py", "worker/test_worker.py"],
+    "worker/ready.py": ["worker/test_agent_tasks.py"],
     "worker/outcomes.py": ["worker/test_handlers.py"],
     "queries/tasks/agents.py": ["worker/test_agent_waits.py"],
     "queries/tasks/moves.py": ["tasks/test_moves.py"],

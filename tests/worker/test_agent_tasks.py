@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_a_worker_that_ends_hands_the_run_over_after_the_tool_that_runs(database
         async with worker:
             await until(slow.begun.is_set)
             stopping = asyncio.create_task(worker.stop())
-            await until(lambda: worker._running == {} or [*worker._running.values()][0].draining.aborted)
+            await until(lambda: worker._running == {} or next(iter(worker._running.values())).draining.aborted)
             worker.handler_loop.call(slow.let_go.set)
             await stopping
         handed_back = await task_of(other, task)
@@ -167,7 +168,7 @@ def test_a_run_that_waits_for_a_person_holds_no_slot_and_goes_on_with_the_answer
         task = await created(other)
         async with quick(cp, {"short": lambda ctx, payload: "short"}, app=app, concurrency=1):
             for call in ("a", "b"):
-                await until(lambda call=call: _asks(other, call))
+                await until(partial(_asks, other, call))
                 await until(lambda: _waits_for(other, task))
                 short = await created(other, "short")
                 assert (await became(other, short))["status"] == "completed"
@@ -195,7 +196,7 @@ def test_a_run_that_failed_is_resumed_by_the_retry_of_its_task(database: Databas
         task = await created(other)
         async with quick(cp, app=app):
             for retries in (1, 2):
-                await until(lambda retries=retries: _retried(other, task, retries))
+                await until(partial(_retried, other, task, retries))
                 await pass_time(other)
             assert (await became(other, task))["result"]["text"] == "done"
         assert len(acting.runs) == 1

@@ -404,7 +404,7 @@ def test_each_step_is_a_pause_point(task: Held) -> None:
             lambda: steps.wait_for("a"),
         ):
             with pytest.raises(TaskStopped):
-                await use()  # type: ignore[no-untyped-call]
+                await use()
         assert (fetch.calls, task.steps()) == (0, [])
 
     within(main())

@@ -1,4 +1,4 @@
-"""Steps, sleeps and events of tasks that a worker runs: what waits holds no slot, and what is done is not done again."""
+"""Steps, sleeps and events of tasks that a worker runs: what waits holds no slot, and what is done is not repeated."""
 
 from __future__ import annotations
 

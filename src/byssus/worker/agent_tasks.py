@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import msgspec
 
@@ -29,11 +29,8 @@ from byssus.signals import Signal
 from byssus.values.prompts import as_prompts
 from byssus.values.results import RunResult
 from byssus.values.thread_key import ThreadKey
-from byssus.worker.context import TaskContext
+from byssus.worker.context import Attempt, TaskContext
 from byssus.worker.outcomes import NoRetry, TaskStopped
-
-if TYPE_CHECKING:
-    from byssus.worker.running import RunningTask
 
 _SHARE = 0.75  # of the worker's grace: a run that is handed over stops before its handler is cut off
 _BUSY = 2.0  # seconds until a task is tried again whose thread is driven by another run
@@ -70,7 +67,7 @@ async def prompt(ctx: TaskContext, app: App, message: Any) -> AgentTaskResult:
 
 
 @contextlib.contextmanager
-def _led(agent: Agent, running: RunningTask) -> Iterator[None]:
+def _led(agent: Agent, running: Attempt) -> Iterator[None]:
     """Let the task decide when the run of the agent stops, as a run does that has called an agent as a tool.
 
     Then SIGTERM is a matter of the worker alone.

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreError, StoreNotOpen
-from byssus.queries.tasks import claims
+from byssus.queries.tasks import claims, steps
 from byssus.queries.tasks.claims import ClaimedTask, HeldTask
 from byssus.signals import Signal
 from byssus.store import keeper
@@ -38,7 +38,7 @@ from byssus.worker.outcomes import (
     error_json,
 )
 from byssus.worker.processes import ProcessAttempt
-from byssus.worker.steps import Suspension, give_back
+from byssus.worker.steps import Suspension
 
 Reason: TypeAlias = Literal["pause", "cancel", "deadline", "drain", "lost"]
 
@@ -245,7 +245,7 @@ class RunningTask:
             late = DeadlineMissed(f"the deadline of the task was {self.task.deadline}, and it had not ended")
             outcome = Failed(error_json(late), may_retry=False)
         if isinstance(outcome, GivenBack) and self.suspension is not None:
-            return await store.write(give_back, self.key, self.suspension)
+            return await store.write(steps.give_back, self.key, *self.suspension)
         if isinstance(outcome, Failed):
             fail = claims.fail_limited if is_limited else claims.fail
             after = backoff(self.task.retry_count) if outcome.retry_after is None else outcome.retry_after

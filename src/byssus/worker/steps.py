@@ -39,7 +39,6 @@ from byssus.queries.tasks.steps import (
 )
 from byssus.store.bell import Bell
 from byssus.store.database import Tx
-from byssus.store.jobs import about_tasks
 from byssus.store.operations import Runner
 from byssus.tasks.steps import checked_event
 from byssus.threads.encoding import encode_strictly
@@ -47,7 +46,6 @@ from byssus.tools import Done, NotDone, Unknown
 from byssus.tools.execution import in_thread, is_async
 from byssus.values.decisions import Recovery
 from byssus.values.inputs import checked_new_id
-from byssus.values.thread_key import ThreadKey
 from byssus.worker.outcomes import NoRetry, ResultTooLarge, Suspended, TaskStopped, error_json
 
 P = ParamSpec("P")
@@ -86,16 +84,6 @@ class Suspension(NamedTuple):
     args: tuple[Any, ...]
 
 
-@about_tasks
-def give_back(tx: Tx, _: ThreadKey, suspension: Suspension) -> bool:
-    """Give the task back; False if the worker has lost it."""
-    try:
-        suspension.query(tx, *suspension.args)
-    except TaskLost:
-        return False
-    return True
-
-
 class SteppedAttempt(Protocol):
     """The attempt at a task whose steps these are."""
 
@@ -114,7 +102,9 @@ class SteppedAttempt(Protocol):
 class Steps:
     """The steps of one attempt. `perform` calls the function of a step, where it belongs."""
 
-    def __init__(self, task_id: str, attempt: SteppedAttempt, runner: Runner, perform: Perform, *, max_result: int) -> None:
+    def __init__(
+        self, task_id: str, attempt: SteppedAttempt, runner: Runner, perform: Perform, *, max_result: int
+    ) -> None:
         self._task_id = task_id
         self._attempt = attempt
         self._runner = runner

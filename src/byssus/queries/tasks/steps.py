@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from byssus.errors import ByssusError, InputError, NotFound
@@ -160,6 +160,16 @@ def suspend(tx: Tx, task_id: str, epoch: int, waits: Sequence[StepName]) -> None
     names = [ASK + row.name if row.kind == CALL else row.name for row in found if row.kind != SLEEP]
     until = [row.until for row in found if row.until is not None]
     leave(tx, task, waits_for=names[0] if names else None, run_at=min(until, default=None))
+
+
+@about_tasks
+def give_back(tx: Tx, _: ThreadKey, query: Callable[..., object], args: Sequence[Any]) -> bool:
+    """Give a task back with such a query; False if the worker has lost it."""
+    try:
+        query(tx, *args)
+    except TaskLost:
+        return False
+    return True
 
 
 def leave(tx: Tx, task: int, *, waits_for: str | None, run_at: Moment | None) -> None:
