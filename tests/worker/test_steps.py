@@ -15,8 +15,8 @@ from byssus.errors import InputError
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, to_the_end
 from byssus.tools import Done, NotDone, Unknown
-from byssus.worker.outcomes import ResultTooLarge, Suspended, TaskStopped
-from byssus.worker.steps import Steps, StepUnknown, current, perform_here
+from byssus.worker.outcomes import STOPPED, Failed, Suspended, TaskStopped, outcome_of_error
+from byssus.worker.steps import StepResultInvalid, Steps, StepUnknown, current, perform_here
 from tests.support.agents import within
 from tests.support.databases import SQLiteFile
 from tests.support.leases import until
@@ -443,11 +443,21 @@ def test_a_result_that_cannot_be_stored_fails_the_step(task: Held) -> None:
             (float("nan"), "holds NaN"),
             ("x" * 2000, "the result of step 'fetch' has 2,002 characters of JSON, and may have 1,000"),
         ):
-            with pytest.raises((InputError, ResultTooLarge), match=problem):
+            with pytest.raises(StepResultInvalid, match=problem):
                 await task.run().step("fetch", Counted(result=result))
             assert task.story() == ["call fetch: failed"]
 
     within(main())
+
+
+def test_what_a_task_group_raises_counts_as_what_is_in_it() -> None:
+    assert outcome_of_error(BaseExceptionGroup("", [OSError(), TaskStopped()])) == STOPPED
+    unknown = outcome_of_error(ExceptionGroup("", [ExceptionGroup("", [StepUnknown("t", "fetch")])]))
+    assert isinstance(unknown, Failed)
+    assert not unknown.may_retry
+    passing = outcome_of_error(ExceptionGroup("", [OSError()]))
+    assert isinstance(passing, Failed)
+    assert passing.may_retry
 
 
 def test_bad_calls_are_refused(task: Held) -> None:

@@ -46,7 +46,7 @@ from byssus.tools import Done, NotDone, Unknown
 from byssus.tools.execution import in_thread, is_async
 from byssus.values.decisions import Recovery
 from byssus.values.inputs import checked_new_id
-from byssus.worker.outcomes import NoRetry, ResultTooLarge, Suspended, TaskStopped, error_json
+from byssus.worker.outcomes import NoRetry, Suspended, TaskStopped, error_json
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +75,10 @@ class StepUnknown(ByssusError, NoRetry):
         )
         self.task_id = task_id
         self.step = step
+
+
+class StepResultInvalid(ByssusError, NoRetry):
+    """What a step has returned cannot be stored: it is no JSON, or too large. The task fails at once."""
 
 
 class Suspension(NamedTuple):
@@ -192,9 +196,13 @@ class Steps:
             _current.reset(token)
 
     def _encoded(self, name: str, value: Any) -> str:
-        text = encode_strictly(f"the result of step {name!r}", value)
+        """The result of a step as it is stored. The step has run: if that cannot be stored, it is not called again."""
+        try:
+            text = encode_strictly(f"the result of step {name!r}", value)
+        except InputError as error:
+            raise StepResultInvalid(str(error)) from error
         if len(text) > self._max_result:
-            raise ResultTooLarge(
+            raise StepResultInvalid(
                 f"the result of step {name!r} has {len(text):,} characters of JSON, and may have "
                 f"{self._max_result:,}; store it elsewhere and return where it is, or pass max_result= to the worker"
             )

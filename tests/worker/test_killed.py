@@ -1,0 +1,81 @@
+"""Workers are killed at their commits, one after the other: each finished step ran once, and every task ends rightly."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from byssus.checkpointer import Checkpointer
+from tests.support import forked
+from tests.support.agents import history
+from tests.support.databases import Database
+from tests.support.steps import pass_time
+from tests.support.workers import task_of
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+
+
+async def live(cp: Checkpointer, database: Database, diary: Path, dies_at: int, waiting: str) -> int:
+    """Start a worker and see it to its end; time passes quickly for its tasks meanwhile. Returns its exit code."""
+    process = forked.Process(
+        ["-m", "tests.worker.killed_child", database.place, str(diary), str(dies_at)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    while (code := process.poll()) is None:
+        tasks = await cp.list_tasks("t") or []
+        if any(task["run_at"] is not None for task in tasks):
+            await pass_time(cp)
+        if (await task_of(cp, waiting))["waits_for"] == "approval":
+            await cp.send_event(waiting, "approval", "approved")
+        await asyncio.sleep(0.02)
+    return code
+
+
+def check(diary: list[str]) -> None:
+    for name in ("first", "once", "last", "plain"):
+        lines = [line.split()[0] for line in diary if line.endswith(f" {name}")]
+        assert "knows" in lines
+        assert "ran" not in lines[lines.index("knows") :], f"step {name!r} ran again after its result was known"
+    assert diary.count("ran once") <= 1
+    assert diary.count("ran pay") <= 1
+
+
+def test_workers_that_are_killed_at_each_of_their_commits_lose_nothing_and_repeat_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    diary = tmp_path / "diary"
+
+    async def main() -> None:
+        async with asyncio.timeout(100), database.checkpointer() as cp:
+            await cp.create_session(None, session_id="t")
+            steps, plain, agent = [
+                (await cp.create_task("t", kind, {"prompt": "go"}, max_retries=1000))["id"]
+                for kind in ("steps", "plain", "agent")
+            ]
+            for deaths in itertools.count(1):
+                code = await live(cp, database, diary, deaths, steps)
+                assert code in (0, -signal.SIGKILL)
+                if code == 0:
+                    break
+            assert deaths > 10
+            ended = [await task_of(cp, task) for task in (steps, plain, agent)]
+            assert [task["status"] for task in ended] == ["completed"] * 3
+            first, once, *others = ended[0]["result"]
+            assert (first, others) == ("first is done", ["approved", "last is done"])
+            assert once in ("once is done", "unknown")
+            assert ended[1]["result"] == "plain is done"
+            assert ended[2]["result"]["text"] == "all is done"
+            said = await history(cp, "t")
+            assert (said.count("user: go"), said[-1]) == (1, "assistant: all is done")
+            assert len(await cp.runs("t")) == 1
+
+    asyncio.run(main())
+    check(diary.read_text().splitlines())
