@@ -1,4 +1,4 @@
-"""Workers are killed at their commits, one after the other: each finished step ran once, and every task ends rightly."""
+"""Workers are killed at their commits, one after the other: no finished step runs again, and every task ends rightly."""
 
 from __future__ import annotations
 
