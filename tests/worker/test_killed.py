@@ -66,3 +66,24 @@ def test_workers_that_are_killed_at_each_of_their_commits_lose_nothing_and_repea
 
     asyncio.run(main())
     assert stepped.flaw(diary.read_text().splitlines()) is None
+
+
+def test_sigterm_hands_the_run_of_an_agent_over_with_the_result_of_its_tool(database: Database, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+
+    async def main() -> None:
+        async with asyncio.timeout(100), database.checkpointer() as cp:
+            await cp.create_session(None, session_id="t")
+            agent = (await cp.create_task("t", "agent", {"prompt": "go"}, max_retries=0))["id"]
+            assert await live(cp, database, diary, 0, agent) == 128 + signal.SIGTERM
+            left = await task_of(cp, agent)
+            assert (left["status"], left["retry_count"], left["worker"]) == ("pending", 0, None)
+            assert (await history(cp, "t"))[-1] == "tool_result: seen"
+            assert await live(cp, database, diary, 10**9, agent) == 0
+            task = await task_of(cp, agent)
+            assert stepped.problem("agent", task["status"], task["result"]) is None
+            (run,) = await cp.runs("t")
+            assert [attempt.outcome for attempt in await cp.run_attempts(run.id)] == ["handed over", "ended"]
+
+    asyncio.run(main())
+    assert diary.read_text().splitlines() == ["ran pay", "ran look"]

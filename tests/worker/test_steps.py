@@ -471,6 +471,7 @@ def test_bad_calls_are_refused(task: Held) -> None:
             (lambda: steps.sleep(-1), "a sleep must be a number from 0 up"),
             (lambda: steps.sleep(float("nan")), "a sleep must be a number from 0 up"),
             (lambda: steps.wait_for("a#2"), "the name of an event"),
+            (lambda: steps.wait_for("step:fetch"), "answer for steps, so no wait can be for 'step:fetch'"),
             (lambda: steps.wait_for("a", timeout=float("inf")), "timeout must be a number from 0 up"),
         ]
         for use, problem in refused:

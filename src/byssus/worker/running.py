@@ -100,7 +100,11 @@ class RunningTask:
             if self._seconds_left is not None:
                 self._later(max(self._seconds_left, 0), lambda: self.stop("deadline"))
             outcome = self._without_handler() if self.handler is None else await self._handled(self.handler)
-            await self._settle(outcome if self.suspension is None else GivenBack())
+            if self.suspension is not None:
+                if isinstance(outcome, Failed):
+                    _log.warning("task %r failed while it was unwound to wait: %s", self.task.id, outcome.error)
+                outcome = GivenBack()
+            await self._settle(outcome)
         finally:
             for timer in self._timers:
                 timer.cancel()

@@ -25,6 +25,7 @@ from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, Protocol, 
 from byssus.errors import ByssusError, InputError, StoreBusy, StoreFull, StoreUnreachable
 from byssus.queries.tasks import steps
 from byssus.queries.tasks.steps import (
+    ASK,
     CALL,
     DONE,
     FAILED,
@@ -115,6 +116,7 @@ class Steps:
         self._perform = perform
         self._max_result = max_result
         self._used: set[StepName] = set()
+        self._uses: dict[tuple[str, str], int] = {}  # the last number of each name
         self._stored: dict[StepName, StepRow] | None = None  # as this attempt has found them
         self._waits: list[StepName] = []
         self._busy = 0  # steps that run, and waits that are being recorded
@@ -241,6 +243,8 @@ class Steps:
         if timeout is not None:
             _checked_seconds("timeout", timeout)
         step = self._use(WAIT, checked_event(name))
+        if name.startswith(ASK):
+            raise InputError(f"events named {ASK}... answer for steps, so no wait can be for {name!r:.80}")
         row = await self._waited(step, timeout)
         if row.status == FAILED:
             raise TimeoutError(f"event {step.name!r} of task {self._task_id!r} did not come in time")
@@ -275,10 +279,11 @@ class Steps:
 
     def _use(self, kind: str, name: str) -> StepName:
         """The step that this use of a name stands for."""
-        number = 1
         with self._changing:
+            number = self._uses.get((kind, name), 0) + 1
             while (step := StepName(kind, nth(name, number))) in self._used:
                 number += 1
+            self._uses[kind, name] = number
             self._used.add(step)
         return step
 
