@@ -39,7 +39,7 @@ async def live(cp: Checkpointer, database: Database, diary: Path, dies_at: int, 
     return code
 
 
-def test_workers_that_are_killed_at_each_of_their_commits_lose_nothing_and_repeat_nothing(
+def test_workers_that_are_killed_at_their_commits_lose_nothing_and_repeat_nothing(
     database: Database, tmp_path: Path
 ) -> None:
     diary = tmp_path / "diary"
@@ -51,7 +51,7 @@ def test_workers_that_are_killed_at_each_of_their_commits_lose_nothing_and_repea
                 (await cp.create_task("t", kind, {"prompt": "go"}, max_retries=1000))["id"]
                 for kind in ("steps", "plain", "agent")
             ]
-            for deaths in itertools.count(1):
+            for deaths in itertools.count(1, 3):  # before a commit and after one in turn
                 code = await live(cp, database, diary, deaths, steps)
                 assert code in (0, -signal.SIGKILL)
                 if code == 0:
