@@ -31,6 +31,7 @@ from byssus.accounts.rows import (
     ProblemRow,
     RepairResult,
     RestoreResult,
+    ScheduleRow,
     SearchHit,
     SearchKind,
     SearchOrder,
@@ -57,7 +58,7 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
-from byssus.tasks import tasks
+from byssus.tasks import schedules, tasks
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.following import follow, watching
@@ -81,6 +82,7 @@ __all__ = [
     "ProblemRow",
     "RepairResult",
     "RestoreResult",
+    "ScheduleRow",
     "SearchHit",
     "SearchKind",
     "SearchOrder",
@@ -246,6 +248,13 @@ class AgentStorage:
     resume_task = blocking(tasks.resume_task)
     cancel_task = blocking(tasks.cancel_task)
     retry_task = blocking(tasks.retry_task)
+
+    create_schedule = blocking(schedules.create_schedule)
+    get_schedule = blocking(schedules.get_schedule)
+    pause_schedule = blocking(schedules.pause_schedule)
+    resume_schedule = blocking(schedules.resume_schedule)
+    delete_schedule = blocking(schedules.delete_schedule)
+    schedules = blocking(schedules.list_schedules)
 
     get_usage_stats = blocking(usage.get_usage_stats)
     get_session_usage = blocking(usage.get_session_usage)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from byssus.errors import InputError, MissingExtra
 from byssus.tasks import ticks
-from byssus.tasks.ticks import Missed, Rule, checked_rule, due, next_tick
+from byssus.tasks.rows import Missed
+from byssus.tasks.ticks import Rule, checked_rule, due, next_tick
 from byssus.values import clock
 
 ZONES = ["UTC", "Europe/Oslo", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Asia/Kathmandu"]
@@ -113,7 +114,7 @@ def test_a_time_that_comes_twice_ticks_the_first_time() -> None:
 # --- intervals and missed ticks ---------------------------------------------------------------------------------------
 
 
-@given(st.floats(1, 1e6), moments, st.floats(0, 1e8))
+@given(st.floats(1, 1e6), moments, st.floats(-1e8, 1e8))
 def test_an_interval_stays_on_its_grid(every: float, first: str, passed: float) -> None:
     rule = checked_rule(None, every, "UTC")
     assert rule.every is not None
@@ -123,7 +124,6 @@ def test_an_interval_stays_on_its_grid(every: float, first: str, passed: float) 
     assert now < tick <= clock.after(now, rule.every + 1e-5)
     steps = clock.seconds_between(first, tick) / rule.every
     assert abs(steps - round(steps)) < 1e-4
-    assert next_tick(rule, clock.after(first, -passed - 1), first) == first
 
 
 @given(

@@ -15,14 +15,13 @@ import difflib
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from byssus.errors import InputError, MissingExtra
+from byssus.tasks.rows import Missed
 from byssus.values import clock
 from byssus.values.inputs import checked_choice, checked_text
-
-Missed: TypeAlias = Literal["skip", "one", "all"]
 
 ON_TIME = 60.0  # seconds: with `missed="skip"`, a tick that is noticed later than that is skipped
 MOST_AT_ONCE = 100  # ticks that one transaction turns into tasks
@@ -77,7 +76,7 @@ def next_tick(rule: Rule, after: str, first: str | None = None) -> str | None:
     """The first tick after a time. An interval counts from `first`, one of its ticks; without it, from `after`."""
     if rule.every is not None:
         start = after if first is None else first
-        steps = max(math.floor(clock.seconds_between(start, after) / rule.every) + 1, 0)
+        steps = math.floor(clock.seconds_between(start, after) / rule.every) + 1
         tick = clock.after(start, steps * rule.every)
         return tick if tick > after else clock.after(tick, rule.every)  # the quotient may have been rounded
     assert rule.cron is not None
