@@ -12,7 +12,7 @@ from byssus.cli.ids import known_thread, known_user
 from byssus.cli.screen import terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, number, with_thread, work_on
-from byssus.cli.work.verbs import Verbs, add_verbs, chosen_verb, payload_of, words_for
+from byssus.cli.work.verbs import Verbs, add_verbs, chosen_verb, json_of, words_for
 
 if TYPE_CHECKING:
     from byssus.storage import ScheduleRow
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         return _list(args)
     if verb == "create":
         name, task_type, payload = words_for(args, verb, words, "ID", "TYPE", "[PAYLOAD]")
-        return _create(args, str(name), str(task_type), payload_of(payload))
+        return _create(args, str(name), str(task_type), {} if payload is None else json_of("the payload", payload))
     (name,) = words_for(args, verb, words, "ID")
     return _move(args, verb, str(name))
 

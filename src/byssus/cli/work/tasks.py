@@ -12,17 +12,18 @@ from byssus.cli.screen import terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add, number, with_thread, work_on
 from byssus.cli.words import in_words
-from byssus.cli.work.verbs import Verbs, add_verbs, chosen_verb, payload_of, words_for
+from byssus.cli.work.verbs import Verbs, add_verbs, chosen_verb, json_of, words_for
 from byssus.errors import InputError, NotFound
 
 if TYPE_CHECKING:
-    from byssus.storage import StepRow, TaskRow
+    from byssus.storage import TaskRow, TaskStepRow
 
 _BAR_WIDTH = 10
 _VERBS: Verbs = {
     "list": {"status", "type", "user", "limit", "json"},
     "show": {"json"},
     "create": {"thread", "user", "priority", "max_retries", "at", "deadline", "key", "message", "json"},
+    "send": set(),
     **{move: {"json"} for move in ("pause", "resume", "cancel", "retry")},
 }
 
@@ -30,8 +31,9 @@ _VERBS: Verbs = {
 def add_to(commands: Any) -> None:
     more = (
         "'list [THREAD]' is what happens without a verb, highest priority first. 'show ID' prints all of a task, with "
-        "its steps and the trace of its error. 'create TYPE [PAYLOAD]' takes JSON. 'pause', 'resume', 'cancel' and "
-        "'retry' take the ids of tasks; a running task is asked to stop, in whatever process it runs."
+        "its steps and the trace of its error. 'create TYPE [PAYLOAD]' and 'send ID EVENT [VALUE]' take JSON; an event "
+        "is what a task may wait for. 'pause', 'resume', 'cancel' and 'retry' take the ids of tasks; a running task is "
+        "asked to stop, in whatever process it runs."
     )
     parser = add(commands, "tasks", _run, more, json=True)
     add_verbs(parser, _VERBS)
@@ -57,7 +59,10 @@ def _run(args: argparse.Namespace) -> int:
         return _show(args, str(typed))
     if verb == "create":
         task_type, payload = words_for(args, verb, words, "TYPE", "[PAYLOAD]")
-        return _create(args, str(task_type), payload_of(payload))
+        return _create(args, str(task_type), {} if payload is None else json_of("the payload", payload))
+    if verb == "send":
+        typed, event, value = words_for(args, verb, words, "ID", "EVENT", "[VALUE]")
+        return _send(args, str(typed), str(event), value)
     if not words:
         words_for(args, verb, words, "ID")
     return _move(args, verb, words)
@@ -123,7 +128,7 @@ def progress(task: Mapping[str, Any], columns: int = _BAR_WIDTH) -> str:
 
 
 def _show(args: argparse.Namespace, typed: str) -> int:
-    async def look(cp: Checkpointer) -> tuple[TaskRow, list[StepRow]]:
+    async def look(cp: Checkpointer) -> tuple[TaskRow, list[TaskStepRow]]:
         task = await _known_task(cp, typed)
         return task, await cp.task_steps(task["id"])
 
@@ -245,6 +250,16 @@ def _move(args: argparse.Namespace, verb: str, words: Sequence[str]) -> int:
     for error in failed:
         terminal.complain(in_words(error))
     return 1 if failed else 0
+
+
+def _send(args: argparse.Namespace, typed: str, event: str, value: str | None) -> int:
+    async def send(cp: Checkpointer) -> bool:
+        task = await _known_task(cp, typed)
+        return await cp.send_event(task["id"], event, None if value is None else json_of("the event's value", value))
+
+    if not work_on(args, send):
+        terminal.remark("Recorded. The task does not wait for it yet: its next wait for it ends at once.\n")
+    return 0
 
 
 def _tell(tasks: Sequence[TaskRow], args: argparse.Namespace) -> None:

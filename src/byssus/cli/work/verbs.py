@@ -47,13 +47,13 @@ def words_for(args: argparse.Namespace, verb: str, words: Sequence[str], *names:
     least = sum(not name.startswith("[") for name in names)
     if not least <= len(words) <= len(names):
         got = f"got {shlex.join(words)}" if words else "got nothing"
-        raise InputError(f"type: byssus {args.command} {verb} {' '.join(names)}; {got}")
+        raise InputError(f"type: {' '.join(['byssus', args.command, verb, *names])}; {got}")
     return [*words, *[None] * (len(names) - len(words))]
 
 
-def payload_of(text: str | None) -> Any:
-    """A payload as it is typed."""
+def json_of(what: str, text: str) -> Any:
+    """A value as it is typed."""
     try:
-        return {} if text is None else json.loads(text)
+        return json.loads(text)
     except ValueError as error:
-        raise InputError(f"the payload must be JSON, for example '{{\"page\": 5}}', got {text:.80}: {error}") from error
+        raise InputError(f"{what} must be JSON, for example '{{\"page\": 5}}', got {text:.80}: {error}") from error
