@@ -48,6 +48,7 @@ from byssus.worker.outcomes import (
     error_json,
 )
 from byssus.worker.running import RunningTask, backoff
+from byssus.worker.ticking import ticking
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -205,7 +206,8 @@ class Worker:
             bells = hub.of(store)
             self._bell = bells.attach(TASKS)
             try:
-                await self._work(self._bell, until_idle)
+                async with ticking(store):
+                    await self._work(self._bell, until_idle)
             finally:
                 bells.detach(TASKS, self._bell)
                 await self._drain()
