@@ -99,13 +99,7 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     `agent` is the name of one of several; `origin` tells errors where the target was written.
     """
     where = f" ({origin})" if origin else ""
-    module_name, _, path = target.partition(":")
-    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise AppFailed(f"{target!r}{where} does not name an app; write {_EXAMPLE}")
-    module = _imported(module_name, str(Path.cwd()) if folder is None else folder, where)
-    found: Any = module
-    for part in path.split("."):
-        found = _member(found, part, target, where)
+    found = load_object(target, folder=folder, origin=origin)
     name = repr(target) + where
     if isinstance(found, Mapping):
         chosen = _chosen(found, agent, name)
@@ -113,6 +107,19 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     elif agent:
         raise AppFailed(f"app {name} is one factory, not a dict of them; leave out --agent {agent}")
     return App(name, _checked(found, name))
+
+
+def load_object(target: str, *, folder: str | None = None, origin: str = "") -> Any:
+    """Import `module:name`, with this directory first in the places where modules are looked for."""
+    where = f" ({origin})" if origin else ""
+    module_name, _, path = target.partition(":")
+    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise AppFailed(f"{target!r}{where} does not name an app; write {_EXAMPLE}")
+    module = _imported(module_name, str(Path.cwd()) if folder is None else folder, where)
+    found: Any = module
+    for part in path.split("."):
+        found = _member(found, part, target, where)
+    return found
 
 
 def _imported(name: str, folder: str, where: str) -> ModuleType:
