@@ -19,9 +19,9 @@ from typing import Any
 
 import huey
 import procrastinate
-from byssus.worker import TaskContext, Worker
 
 from byssus.checkpointer import checkpointer_for
+from byssus.worker import TaskContext, Worker
 
 RECORD = struct.Struct("dq")  # when a task began, by the clock that all processes share, and its number
 AT_ONCE = 8  # tasks of a process
@@ -93,11 +93,10 @@ class Procrastinate(Queue):
         connector = procrastinate.PsycopgConnector(conninfo=place)
         self._app: Any = procrastinate.App(connector=connector)
 
-        @self._app.task(name="noop")
         async def noop(number: int) -> None:
             _note(number)
 
-        self._noop = noop
+        self._noop: Any = self._app.task(name="noop")(noop)
 
     async def open(self) -> None:
         await self._app.open_async()
@@ -130,11 +129,10 @@ class Huey(Queue):
         super().__init__(place)
         self._huey: Any = huey.SqliteHuey(filename=place, fsync=True, results=False, timeout=30)
 
-        @self._huey.task()
         def noop(number: int) -> None:
             _note(number)
 
-        self._noop = noop
+        self._noop: Any = self._huey.task()(noop)
 
     async def open(self) -> None:
         pass
