@@ -231,6 +231,7 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(seconds, self._until_scan())):
                         await bell.wait()
+                        self._is_hungry = True  # a look first would make every task start later
 
     async def _turn(self) -> float:
         """Do what there is to do; the seconds until the next look."""
