@@ -93,6 +93,19 @@ def load(config: Config) -> App | None:
     return load_app(config.app.value, agent=config.agent.value, folder=config.folder, origin=origin)
 
 
+def load_object(target: str, *, folder: str | None = None, origin: str = "") -> Any:
+    """Import `module:name`, with this directory first in the places where modules are looked for."""
+    where = f" ({origin})" if origin else ""
+    module_name, _, path = target.partition(":")
+    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise AppFailed(f"{target!r}{where} does not name an app; write {_EXAMPLE}")
+    module = _imported(module_name, str(Path.cwd()) if folder is None else folder, where)
+    found: Any = module
+    for part in path.split("."):
+        found = _member(found, part, target, where)
+    return found
+
+
 def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
     """Import `module:factory`, with this directory first in the places where modules are looked for.
 
@@ -107,19 +120,6 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     elif agent:
         raise AppFailed(f"app {name} is one factory, not a dict of them; leave out --agent {agent}")
     return App(name, _checked(found, name))
-
-
-def load_object(target: str, *, folder: str | None = None, origin: str = "") -> Any:
-    """Import `module:name`, with this directory first in the places where modules are looked for."""
-    where = f" ({origin})" if origin else ""
-    module_name, _, path = target.partition(":")
-    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise AppFailed(f"{target!r}{where} does not name an app; write {_EXAMPLE}")
-    module = _imported(module_name, str(Path.cwd()) if folder is None else folder, where)
-    found: Any = module
-    for part in path.split("."):
-        found = _member(found, part, target, where)
-    return found
 
 
 def _imported(name: str, folder: str, where: str) -> ModuleType:
