@@ -20,6 +20,30 @@ Missed: TypeAlias = Literal["skip", "one", "all"]  # ticks that passed while no 
 ScheduleStatus: TypeAlias = Literal["active", "paused"]
 
 
+class ScheduleRow(TypedDict):
+    """A schedule, and the tasks that it makes. It ticks by `cron` in a time zone, or `every` so many seconds.
+
+    `next_at` is its next tick, None while it is paused, and `last_at` the last one that made a task.
+    """
+
+    id: str
+    session_id: str | None
+    user_id: str | None
+    type: str
+    payload: Any
+    priority: int
+    max_retries: int
+    cron: str | None
+    every: float | None
+    zone: str
+    missed: Missed
+    status: ScheduleStatus
+    next_at: str | None
+    last_at: str | None
+    created_at: str
+    updated_at: str
+
+
 class TaskError(TypedDict):
     """Why a task failed: the type of the exception, its message, and the end of its trace."""
 
@@ -61,28 +85,26 @@ class TaskRow(TypedDict):
     worker: str | None
 
 
-class ScheduleRow(TypedDict):
-    """A schedule, and the tasks that it makes. It ticks by `cron` in a time zone, or `every` so many seconds.
-
-    `next_at` is its next tick, None while it is paused, and `last_at` the last one that made a task.
-    """
-
-    id: str
-    session_id: str | None
-    user_id: str | None
-    type: str
-    payload: Any
-    priority: int
-    max_retries: int
-    cron: str | None
-    every: float | None
-    zone: str
-    missed: Missed
-    status: ScheduleStatus
-    next_at: str | None
-    last_at: str | None
-    created_at: str
-    updated_at: str
+def schedule_row(schedule: Schedule) -> ScheduleRow:
+    """A schedule as a dict."""
+    return ScheduleRow(
+        id=schedule.id,
+        session_id=schedule.session_id,
+        user_id=schedule.user_id or None,
+        type=schedule.type,
+        payload=json.loads(schedule.payload),
+        priority=schedule.priority,
+        max_retries=schedule.max_retries,
+        cron=schedule.cron,
+        every=schedule.every,
+        zone=schedule.zone,
+        missed=schedule.missed,  # type: ignore[typeddict-item]
+        status=schedule.status,  # type: ignore[typeddict-item]
+        next_at=schedule.next_at,
+        last_at=schedule.last_at,
+        created_at=schedule.created_at,
+        updated_at=schedule.updated_at,
+    )
 
 
 def task_row(task: Task) -> TaskRow:
@@ -113,26 +135,4 @@ def task_row(task: Task) -> TaskRow:
         asked=task.asked,  # type: ignore[typeddict-item]
         schedule=task.schedule,
         worker=None if task.lease_owner is None else task.lease_owner.split(" ", 1)[0],
-    )
-
-
-def schedule_row(schedule: Schedule) -> ScheduleRow:
-    """A schedule as a dict."""
-    return ScheduleRow(
-        id=schedule.id,
-        session_id=schedule.session_id,
-        user_id=schedule.user_id or None,
-        type=schedule.type,
-        payload=json.loads(schedule.payload),
-        priority=schedule.priority,
-        max_retries=schedule.max_retries,
-        cron=schedule.cron,
-        every=schedule.every,
-        zone=schedule.zone,
-        missed=schedule.missed,  # type: ignore[typeddict-item]
-        status=schedule.status,  # type: ignore[typeddict-item]
-        next_at=schedule.next_at,
-        last_at=schedule.last_at,
-        created_at=schedule.created_at,
-        updated_at=schedule.updated_at,
     )
