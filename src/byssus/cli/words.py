@@ -36,6 +36,8 @@ _COMMANDS = [
         (r"(?<![\w.])threads\(\) lists", "'byssus threads' lists"),
         (r"list_checkpoints\([^;]*\) names", "'byssus checkpoints' names"),
         (r"list_tasks\(session_id\) lists those of a session", "'byssus tasks' lists them"),
+        (r"list_tasks\(\) lists them", "'byssus tasks' lists them"),
+        (r"task_steps\(\) lists the steps", "'byssus tasks show' lists the steps"),
         (r"\b(pause|resume|cancel|retry)_task\b", r"\1"),
         (r"(?<![\w.])schedules\(\) lists", "'byssus schedules' lists"),
         (r"a schedule needs either cron=.*", "a schedule needs --cron or --every, for example: --cron '0 9 * * 1-5'"),

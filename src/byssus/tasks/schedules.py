@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from byssus.errors import ByssusError, InputError, StoreError
 from byssus.queries.tasks import schedules
-from byssus.queries.tasks.schedules import Look, NewSchedule, Schedule
+from byssus.queries.tasks.schedules import DueSchedules, NewSchedule, Schedule
 from byssus.queries.tasks.tasks import NewTask
 from byssus.store.operations import Runner
 from byssus.tasks import ticks
@@ -138,7 +138,7 @@ async def tick(store: Runner) -> Ticked:
     return Ticked(None if coming is None else max(clock.seconds_between(coming[1], coming[0]), 0.0), failed)
 
 
-async def _due(store: Runner, after: int) -> Look:
+async def _due(store: Runner, after: int) -> DueSchedules:
     return await store.read(schedules.due, after=after, limit=_PAGE, most_ahead=_MOST_AHEAD)
 
 

@@ -55,14 +55,14 @@ class NewSchedule(NamedTuple):
     owner: str  # of one without a session
 
 
-class Known(NamedTuple):
+class KnownSchedule(NamedTuple):
     """A schedule, if there is one, and the time by the database's clock."""
 
     schedule: Schedule | None
     now: str
 
 
-class Look(NamedTuple):
+class DueSchedules(NamedTuple):
     """Schedules to be looked at, each with its key, and the time by the database's clock."""
 
     schedules: list[tuple[int, Schedule]]
@@ -101,9 +101,9 @@ def put(tx: Tx, thread_key: ThreadKey | None, new: NewSchedule) -> Schedule:
     return require(tx, new.id)
 
 
-def known(tx: Tx, schedule_id: str) -> Known:
+def known(tx: Tx, schedule_id: str) -> KnownSchedule:
     (now,) = tx.one("SELECT :now", now=tx.now()) or ("",)
-    return Known(get(tx, schedule_id), now)
+    return KnownSchedule(get(tx, schedule_id), now)
 
 
 def get(tx: Tx, schedule_id: str) -> Schedule | None:
@@ -156,7 +156,7 @@ def remove(tx: Tx, schedule_id: str) -> None:
 # --- ticks ------------------------------------------------------------------------------------------------------------
 
 
-def due(tx: Tx, *, after: int, limit: int, most_ahead: float) -> Look:
+def due(tx: Tx, *, after: int, limit: int, most_ahead: float) -> DueSchedules:
     """Schedules whose next tick is due, those with keys above `after`.
 
     Also those whose last tick is so many seconds ahead: the clock has gone back since.
@@ -170,7 +170,7 @@ def due(tx: Tx, *, after: int, limit: int, most_ahead: float) -> Look:
         limit=limit,
     )
     (now,) = tx.one("SELECT :now", now=tx.now()) or ("",)
-    return Look([(key, Schedule(*columns)) for key, *columns in rows], now)
+    return DueSchedules([(key, Schedule(*columns)) for key, *columns in rows], now)
 
 
 def next_tick(tx: Tx, after: str) -> tuple[str, str] | None:
