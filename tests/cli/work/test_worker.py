@@ -14,6 +14,7 @@ from byssus.storage import AgentStorage
 from tests.support import forked
 from tests.support.commands import Here, command_here
 from tests.support.databases import Database
+from tests.support.postgres import wait_until
 from tests.support.programs import program
 
 JOBS = """\
@@ -28,7 +29,6 @@ async def greet(ctx: TaskContext, payload):
 
 @worker.task("wait")
 async def wait(ctx: TaskContext, payload):
-    await ctx.progress(0.5, "half")
     while not ctx.draining:
         await asyncio.sleep(0.01)
     return "drained"
@@ -93,10 +93,23 @@ def test_a_worker_that_is_terminated_lets_its_task_end(database: Database, jobs:
         task = storage.create_task(None, "wait", {})["id"]
         command = ["-m", "byssus", "worker", "--app", "jobs:worker"]
         with forked.Process(command, env=environment, cwd=tmp_path) as worker:
-            while (row := storage.get_task(task)) is None or row["progress"] is None:
-                pass
+            wait_until(lambda: storage.list_tasks(status="running") != [], "the task does not run")
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(60) == 143
         row = storage.get_task(task)
     assert row is not None
     assert (row["status"], row["result"]) == ("completed", "drained")
+
+
+@pytest.mark.parametrize(("app", "payload"), [("support", {}), ("agents", {"agent": "support"})])
+def test_an_app_runs_agent_tasks(
+    byssus: Here, database: Database, jobs: None, app: str, payload: dict[str, str]
+) -> None:
+    with AgentStorage(database.place) as storage:
+        session = storage.create_session(None, model="m")["id"]
+        task = storage.create_task(session, "agent", {"prompt": "Why?", **payload})["id"]
+        told = byssus("worker", "--app", f"clerk:{app}", "--until-idle").stderr
+        row = storage.get_task(task)
+    assert "3 types of tasks (agent, summarize, title)" in told
+    assert row is not None
+    assert (row["status"], row["result"]["text"]) == ("completed", "The answer.")
