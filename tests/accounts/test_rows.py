@@ -48,6 +48,9 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
         tasks = [store.create_task("t", "sum", {"of": [1]}), store.create_task("t", "sum", None, 1)]
         tasks.append(store.update_task_status(tasks[0]["id"], "completed", {"is": 1}))
         store.set_price("gpt", input=1, output=2.5)
+        schedules = [store.create_schedule("a", "sum", {"of": [1]}, every=60, session_id="t")]
+        schedules.append(store.create_schedule("b", "sum", cron="0 9 * * *", zone="Europe/Oslo", user_id="ann"))
+        schedules.append(store.pause_schedule("b"))
         stats = [store.get_usage_stats("ann"), store.get_session_usage("t"), store.get_usage_stats(users[1]["id"])]
         backup = store.backup(tmp_path / "spare.db")
         orders = [store.search("needle"), store.search("needle", order="relevance")]
@@ -58,6 +61,7 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
             "FoundMessage": store.find_messages("look"),
             "TaskRow": [*tasks, *known(store.list_tasks("t"))],
             "ToolLogRow": [*known(store.list_tool_calls("t")), store.get_tool_call(logged)],
+            "ScheduleRow": schedules,
             "SearchHit": [hit for hits in orders for hit in hits],
             "UsageStats": stats,
             "PriceRow": list(store.get_prices().values()),
