@@ -197,7 +197,7 @@ def advance(tx: Tx, seen: Schedule, new_tasks: Sequence[NewTask], last_at: str |
     )
     if moved is None:
         return False
-    thread_key = None if seen.session_id is None else ThreadKey("", seen.session_id)
     for new in new_tasks:
-        tasks.create(tx, thread_key, new)
+        about = tasks.of_no_session(new.id) if seen.session_id is None else ThreadKey("", seen.session_id)
+        tasks.create(tx, about, new)
     return True
