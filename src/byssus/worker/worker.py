@@ -181,9 +181,11 @@ class Worker:
     # --- for running tasks --------------------------------------------------------------------------------------------
 
     def knows(self) -> list[str]:
+        """The types of tasks that it has handlers for."""
         return sorted(self._handlers)
 
     def is_limited(self, kind: str) -> bool:
+        """Whether there is a limit for this type."""
         return kind in self._limits
 
     # --- the loop -----------------------------------------------------------------------------------------------------
