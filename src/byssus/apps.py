@@ -93,11 +93,8 @@ def load(config: Config) -> App | None:
     return load_app(config.app.value, agent=config.agent.value, folder=config.folder, origin=origin)
 
 
-def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
-    """Import `module:factory`, with this directory first in the places where modules are looked for.
-
-    `agent` is the name of one of several; `origin` tells errors where the target was written.
-    """
+def load_object(target: str, *, folder: str | None = None, origin: str = "") -> Any:
+    """Import `module:name`, with this directory first in the places where modules are looked for."""
     where = f" ({origin})" if origin else ""
     module_name, _, path = target.partition(":")
     if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
@@ -106,6 +103,16 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     found: Any = module
     for part in path.split("."):
         found = _member(found, part, target, where)
+    return found
+
+
+def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
+    """Import `module:factory`, with this directory first in the places where modules are looked for.
+
+    `agent` is the name of one of several; `origin` tells errors where the target was written.
+    """
+    where = f" ({origin})" if origin else ""
+    found = load_object(target, folder=folder, origin=origin)
     name = repr(target) + where
     if isinstance(found, Mapping):
         chosen = _chosen(found, agent, name)

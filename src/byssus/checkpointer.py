@@ -29,8 +29,8 @@ from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
+from byssus.tasks import schedules, tasks
 from byssus.tasks import steps as task_steps
-from byssus.tasks import tasks
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
@@ -351,6 +351,13 @@ class Checkpointer(abc.ABC):
     retry_task = awaited(tasks.retry_task)
     send_event = awaited(task_steps.send_event)
     task_steps = awaited(task_steps.task_steps)
+
+    create_schedule = awaited(schedules.create_schedule)
+    get_schedule = awaited(schedules.get_schedule)
+    pause_schedule = awaited(schedules.pause_schedule)
+    resume_schedule = awaited(schedules.resume_schedule)
+    delete_schedule = awaited(schedules.delete_schedule)
+    schedules = awaited(schedules.list_schedules)
 
     get_usage_stats = awaited(usage.get_usage_stats)
     get_session_usage = awaited(usage.get_session_usage)

@@ -31,6 +31,7 @@ from byssus.accounts.rows import (
     ProblemRow,
     RepairResult,
     RestoreResult,
+    ScheduleRow,
     SearchHit,
     SearchKind,
     SearchOrder,
@@ -58,8 +59,8 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
+from byssus.tasks import schedules, tasks
 from byssus.tasks import steps as task_steps
-from byssus.tasks import tasks
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.following import follow, watching
@@ -83,6 +84,7 @@ __all__ = [
     "ProblemRow",
     "RepairResult",
     "RestoreResult",
+    "ScheduleRow",
     "SearchHit",
     "SearchKind",
     "SearchOrder",
@@ -251,6 +253,13 @@ class AgentStorage:
     retry_task = blocking(tasks.retry_task)
     send_event = blocking(task_steps.send_event)
     task_steps = blocking(task_steps.task_steps)
+
+    create_schedule = blocking(schedules.create_schedule)
+    get_schedule = blocking(schedules.get_schedule)
+    pause_schedule = blocking(schedules.pause_schedule)
+    resume_schedule = blocking(schedules.resume_schedule)
+    delete_schedule = blocking(schedules.delete_schedule)
+    schedules = blocking(schedules.list_schedules)
 
     get_usage_stats = blocking(usage.get_usage_stats)
     get_session_usage = blocking(usage.get_session_usage)

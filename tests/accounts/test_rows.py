@@ -49,6 +49,9 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
         tasks.append(store.update_task_status(tasks[0]["id"], "completed", {"is": 1}))
         assert store.send_event(tasks[1]["id"], "approval", {"by": "ann"}) is False
         store.set_price("gpt", input=1, output=2.5)
+        schedules = [store.create_schedule("a", "sum", {"of": [1]}, every=60, session_id="t")]
+        schedules.append(store.create_schedule("b", "sum", cron="0 9 * * *", zone="Europe/Oslo", user_id="ann"))
+        schedules.append(store.pause_schedule("b"))
         stats = [store.get_usage_stats("ann"), store.get_session_usage("t"), store.get_usage_stats(users[1]["id"])]
         backup = store.backup(tmp_path / "spare.db")
         orders = [store.search("needle"), store.search("needle", order="relevance")]
@@ -60,6 +63,7 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
             "TaskRow": [*tasks, *known(store.list_tasks("t"))],
             "TaskStepRow": store.task_steps(tasks[1]["id"]),
             "ToolLogRow": [*known(store.list_tool_calls("t")), store.get_tool_call(logged)],
+            "ScheduleRow": schedules,
             "SearchHit": [hit for hits in orders for hit in hits],
             "UsageStats": stats,
             "PriceRow": list(store.get_prices().values()),

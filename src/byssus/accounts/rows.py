@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from byssus.queries.log.tool_calls import CallStatus as CallStatus  # noqa: PLC0414 - a part of these types
+from byssus.tasks.rows import ScheduleRow as ScheduleRow  # noqa: PLC0414 - likewise
 from byssus.tasks.rows import TaskError as TaskError  # noqa: PLC0414 - likewise
 from byssus.tasks.rows import TaskRow as TaskRow  # noqa: PLC0414
 from byssus.tasks.rows import TaskStatus as TaskStatus  # noqa: PLC0414

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
+from byssus.queries.tasks.schedules import Schedule
 from byssus.queries.tasks.steps import StepKind, StepRow, StepStatus
 from byssus.queries.tasks.tasks import Asked as Asked  # noqa: PLC0414 - a part of these types
 from byssus.queries.tasks.tasks import Task
@@ -16,6 +17,33 @@ from byssus.values.decisions import Recovery
 if not TYPE_CHECKING and sys.version_info < (3, 12):
     with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along
         from typing_extensions import TypedDict
+
+Missed: TypeAlias = Literal["skip", "one", "all"]  # ticks that passed while no worker ran
+ScheduleStatus: TypeAlias = Literal["active", "paused"]
+
+
+class ScheduleRow(TypedDict):
+    """A schedule, and the tasks that it makes. It ticks by `cron` in a time zone, or `every` so many seconds.
+
+    `next_at` is its next tick, None while it is paused, and `last_at` the last one that made a task.
+    """
+
+    id: str
+    session_id: str | None
+    user_id: str | None
+    type: str
+    payload: Any
+    priority: int
+    max_retries: int
+    cron: str | None
+    every: float | None
+    zone: str
+    missed: Missed
+    status: ScheduleStatus
+    next_at: str | None
+    last_at: str | None
+    created_at: str
+    updated_at: str
 
 
 class TaskError(TypedDict):
@@ -76,6 +104,28 @@ class TaskStepRow(TypedDict):
     until: str | None
     started_at: str
     ended_at: str | None
+
+
+def schedule_row(schedule: Schedule) -> ScheduleRow:
+    """A schedule as a dict."""
+    return ScheduleRow(
+        id=schedule.id,
+        session_id=schedule.session_id,
+        user_id=schedule.user_id or None,
+        type=schedule.type,
+        payload=json.loads(schedule.payload),
+        priority=schedule.priority,
+        max_retries=schedule.max_retries,
+        cron=schedule.cron,
+        every=schedule.every,
+        zone=schedule.zone,
+        missed=schedule.missed,  # type: ignore[typeddict-item]
+        status=schedule.status,  # type: ignore[typeddict-item]
+        next_at=schedule.next_at,
+        last_at=schedule.last_at,
+        created_at=schedule.created_at,
+        updated_at=schedule.updated_at,
+    )
 
 
 def task_row(task: Task) -> TaskRow:

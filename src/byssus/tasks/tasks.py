@@ -56,10 +56,10 @@ async def create_task(
     raises `ThreadBusy`, after waiting up to `wait` seconds.
     """
     new = NewTask(
-        id=clock.new_id() if unique_key is None else _id_of(unique_key),
-        type=_checked_type(task_type),
+        id=clock.new_id() if unique_key is None else id_of_key(unique_key),
+        type=checked_type(task_type),
         payload=encode_strictly("payload", payload),
-        priority=_checked_priority(priority),
+        priority=checked_priority(priority),
         max_retries=checked_count("max_retries", max_retries),
         run_at=None if run_at is None else clock.stored(run_at, "run_at"),
         deadline=None if deadline is None else clock.stored(deadline, "deadline"),
@@ -113,7 +113,7 @@ async def list_tasks(
         session_id=name,
         status=None if status is None else checked_choice("status", status, STATUSES),
         owner=None if user_id is None else checked_id(user_id, "user_id"),
-        type=None if task_type is None else _checked_type(task_type),
+        type=None if task_type is None else checked_type(task_type),
         before=None if before is None else _checked_before(before),
     )
     limit, offset = checked_count("limit", limit), checked_count("offset", offset)
@@ -168,11 +168,11 @@ async def update_task(
     """Change the given fields of a task."""
     changes: dict[str, Any] = {}
     if task_type is not UNCHANGED:
-        changes["type"] = _checked_type(task_type)
+        changes["type"] = checked_type(task_type)
     if payload is not UNCHANGED:
         changes["payload"] = encode_strictly("payload", payload)
     if priority is not UNCHANGED:
-        changes["priority"] = _checked_priority(priority)
+        changes["priority"] = checked_priority(priority)
     if max_retries is not UNCHANGED:
         changes["max_retries"] = checked_count("max_retries", max_retries)
     return task_row(await store.write(tasks.update, checked_id(task_id, "a task id"), changes))
@@ -183,7 +183,7 @@ async def delete_task(store: Runner, task_id: str) -> None:
     await store.write(tasks.remove, checked_id(task_id, "a task id"))
 
 
-def _id_of(unique_key: object) -> str:
+def id_of_key(unique_key: object) -> str:
     """The id of the task with this unique key."""
     if not isinstance(unique_key, str):
         raise InputError(f"unique_key must be a string, got {unique_key!r:.80}")
@@ -197,13 +197,13 @@ def _checked_before(before: object) -> str:
     return checked_id(name, "before")
 
 
-def _checked_type(value: object) -> str:
+def checked_type(value: object) -> str:
     if not value:
         raise InputError(f"a task's type must be a string with at least one character, got {value!r:.80}")
     return checked_text("a task's type", value)
 
 
-def _checked_priority(value: object) -> int:
+def checked_priority(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -_HIGHEST_PRIORITY < value < _HIGHEST_PRIORITY:
         raise InputError(f"priority must be a whole number below {_HIGHEST_PRIORITY:,}, got {value!r:.80}")
     return value

@@ -69,10 +69,12 @@ class TaskContext:
 
     @property
     def cancelled(self) -> bool:
+        """Whether the task is to stop."""
         return self._running.signal.aborted
 
     @property
     def draining(self) -> bool:
+        """Whether the worker is about to end."""
         return self._running.draining.aborted
 
     def idempotency_key(self, name: str = "") -> str:

@@ -50,6 +50,7 @@ from byssus.worker.outcomes import (
 )
 from byssus.worker.ready import AppSource
 from byssus.worker.running import RunningTask, backoff
+from byssus.worker.ticking import ticking
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -184,9 +185,11 @@ class Worker:
     # --- for running tasks --------------------------------------------------------------------------------------------
 
     def knows(self) -> list[str]:
+        """The types of tasks that it has handlers for."""
         return sorted({*self._handlers, *self._ready})
 
     def is_limited(self, kind: str) -> bool:
+        """Whether there is a limit for this type."""
         return kind in self._limits
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -209,7 +212,8 @@ class Worker:
             bells = hub.of(store)
             self._bell = bells.attach(TASKS)
             try:
-                await self._work(self._bell, until_idle)
+                async with ticking(store):
+                    await self._work(self._bell, until_idle)
             finally:
                 bells.detach(TASKS, self._bell)
                 await self._drain()
@@ -233,6 +237,7 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(seconds, self._until_scan())):
                         await bell.wait()
+                        self._is_hungry = True  # a look first would make every task start later
 
     async def _turn(self) -> float:
         """Do what there is to do; the seconds until the next look."""
