@@ -3,8 +3,8 @@
 
 # The first of these that is new enough is used; PYTHON=... names another.
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
-# One more than the cores of a small machine: many tests wait for processes and disks.
-JOBS ?= 3
+# Twice the cores of a small machine: many tests wait, for processes, locks and leases.
+JOBS ?= 4
 QUICK_JOBS ?= 2
 MINUTES ?= 20
 ARGS ?=

@@ -83,7 +83,8 @@ PUBLIC = [
     "byssus.adapters.agentscope",
 ]
 
-HIDDEN = {"store", "type"}  # what runs the queries; and the tag of a value, to which every `type` would link
+# What runs the queries; the tag of a value, to which every `type` would link; and what only an agent reads.
+HIDDEN = {"store", "type", "position", "unledgered", "mail", "has_ttl", "made", "demand"}
 
 _log = logging.getLogger(__name__)
 

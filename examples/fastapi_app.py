@@ -33,9 +33,19 @@ from pydantic import BaseModel, Field
 
 from byssus import Agent, Model, tool
 from byssus.checkpointer import Checkpointer, checkpointer_for
-from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, InputError, ThreadBusy
+from byssus.errors import (
+    AlreadyAnswered,
+    AnswerNeeded,
+    ByssusError,
+    InputError,
+    NotFound,
+    ThreadBusy,
+    ThreadInactive,
+    ThreadQuarantined,
+    ToolMissing,
+)
 from byssus.events import AgentEnd, MessageEnd, MessageUpdate, TextDelta, ToolExecutionStart
-from byssus.messages import AssistantMessage, Message
+from byssus.messages import AssistantMessage, Message, UserMessage
 from byssus.providers.base import Provider
 from byssus.providers.named import provider_of
 from byssus.stream import EventStream
@@ -99,17 +109,28 @@ class Said(BaseModel):
     conversation: Name = "main"
 
 
+REFUSED: dict[type[ByssusError], tuple[int, str]] = {  # why no run begins, as a status; the first that fits counts
+    ThreadBusy: (409, "a run is in progress: /steer sends it a message, /abort stops it"),
+    AnswerNeeded: (409, "a tool call waits for approval: see /pending, then /answer"),
+    ThreadInactive: (409, "the conversation is paused or cancelled"),
+    ThreadQuarantined: (409, "the conversation is stopped: its run has ended its process several times"),
+    ToolMissing: (409, "the conversation has an open call of a tool that this service does not have"),
+    NotFound: (404, "this user is not known"),
+    InputError: (422, "this message cannot be sent: it needs some text"),
+}
+
+
 async def run_of(said: Said, user: User, service: Here) -> AsyncIterator[EventStream[None]]:
     """The run that a request starts. It ends with the request at the latest."""
     async with service.agent(f"{user}:{said.conversation}", user).stream(said.message) as events:
         try:
             async for event in events:
-                if isinstance(event, MessageEnd):  # the thread is ours: an error before this can still become a status
+                # The end of an interrupted reply can come first. An error before the prompt can still become a status.
+                if isinstance(event, MessageEnd) and isinstance(event.message, UserMessage):
                     break
-        except ThreadBusy as busy:
-            raise HTTPException(409, "a run is in progress: /steer sends it a message, /abort stops it") from busy
-        except AnswerNeeded as open_question:
-            raise HTTPException(409, "a tool call waits for approval: see /pending, then /answer") from open_question
+        except tuple(REFUSED) as error:
+            status, detail = next(answer for kind, answer in REFUSED.items() if isinstance(error, kind))
+            raise HTTPException(status, detail) from error
         yield events
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import importlib.util
 import os
 import signal
@@ -44,10 +47,32 @@ def pytest_configure(config: pytest.Config) -> None:
         quick.begin()
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker begins with another part of the tests, so that they do not all compile the same files at once."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    left_out = [session.config.rootpath / "tests" / name for name in collect_ignore]
+    files = [
+        file
+        for file in sorted(session.config.rootpath.glob("tests/**/test_*.py"))
+        if not any(file.is_relative_to(folder) for folder in left_out)
+    ]
+    first = len(files) * int(worker.removeprefix("gw")) // workers
+    for file in files[first : first + len(files) // workers + 1]:
+        with contextlib.suppress(Exception):  # pytest imports it again, and reports that
+            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if quick.leaves_out(item)])
         items[:] = [item for item in items if not quick.leaves_out(item)]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported for all the tests stays: no garbage collection has to look through it."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,6 +32,7 @@ from byssus.messages import (
 from byssus.queries.log import threads
 from byssus.queries.log.threads import MessageRow
 from byssus.values.thread_key import ThreadKey
+from tests.support.cases import case
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
 from tests.support.quick import examples
@@ -186,17 +187,17 @@ def test_a_thread_of_any_length_is_loaded_whole(database: Database, count: int) 
     with_cp(database, use)
 
 
-@pytest.mark.parametrize("text", NASTY_TEXTS, ids=ascii)
-def test_any_text_comes_back_exactly(database: Database, text: str) -> None:
-    message = AssistantMessage([TextContent(text), ToolCall("c", "t", {text: text})])
-    extra = {text: text, "list": [text]}
-
+def test_any_text_comes_back_exactly(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
-        await cp.append("t", [message, Note(text), Note({"content": {text: text}})])
-        await cp.save_extra("t", extra)
-        thread = await loaded(cp, "t")
-        assert thread.messages == [message, Note(text), Note({"content": {text: text}})]
-        assert thread.extra == extra
+        for number, text in enumerate(NASTY_TEXTS):
+            message = AssistantMessage([TextContent(text), ToolCall("c", "t", {text: text})])
+            extra, thread_id = {text: text, "list": [text]}, f"t{number}"
+            with case(text):
+                await cp.append(thread_id, [message, Note(text), Note({"content": {text: text}})])
+                await cp.save_extra(thread_id, extra)
+                thread = await loaded(cp, thread_id)
+                assert thread.messages == [message, Note(text), Note({"content": {text: text}})]
+                assert thread.extra == extra
 
     with_cp(database, use)
 

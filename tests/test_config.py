@@ -144,6 +144,13 @@ def test_a_key_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_the_repr_of_a_setting_shows_no_password(tmp_path: Path) -> None:
+    found = load(tmp_path, BYSSUS_DB="postgresql://ann:secret@host/db")
+    assert found.database.value == "postgresql://ann:secret@host/db"
+    shown = "Setting(value='postgresql://***@host/db', origin='BYSSUS_DB', layer='variable')"
+    assert repr(found).startswith(f"Config(database={shown}, app=Setting(value=None, origin='default', ")
+
+
 def test_a_file_that_is_not_utf8_is_named_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "byssus.toml").write_bytes(b'model = "local"\napp = "\xff"\n')
     with pytest.raises(InputError, match=r"byssus\.toml is not UTF-8 \(line 2\)"):

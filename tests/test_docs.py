@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
+import byssus.storage
+from byssus import Agent
 from byssus.checkpointer import FollowItem, item_from_json
 from byssus.messages import ToolCall
 from byssus.storage import AgentStorage
@@ -106,6 +108,7 @@ def test_the_first_web_service_refuses_a_busy_thread_with_a_status(tmp_path: Pat
     busy = """
 from byssus import ToolCall, tool
 from byssus.checkpointer import SQLiteCheckpointer
+from byssus.storage import AgentStorage
 
 @tool
 def ask_the_service() -> str:
@@ -117,8 +120,16 @@ with SQLiteCheckpointer("chat.db") as cp:
     agent = Agent(provider=holder, model=Model("m"), tools=[ask_the_service], checkpointer=cp, thread_id="t")
     agent.run_sync("Go.")
     print(agent.state.messages[-2].text)
+
+with AgentStorage("chat.db") as storage:
+    storage.append("paused", [{"role": "user", "content": "Wait."}])
+    storage.pause_session("paused")
+with TestClient(app) as client:
+    for thread, message in (("t", " "), ("paused", "me too")):
+        refused = client.post(f"/chat/{thread}", json={"message": message})
+        print(refused.status_code, refused.json()["detail"])
 """
-    assert run("-c", code + busy, folder=tmp_path) == "409\n"
+    assert run("-c", code + busy, folder=tmp_path).splitlines() == ["409", "422 InputError", "409 ThreadInactive"]
 
 
 def test_the_cells_of_a_notebook_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +200,20 @@ def test_the_tables_of_storage_have_each_method_with_its_arguments() -> None:
         assert parts == (known.args, known.kwonlyargs), name
 
 
+def test_the_tables_of_options_and_rows_have_each_name() -> None:
+    def names(page: str, heading: str) -> list[list[str]]:
+        section = (ROOT / "docs" / page).read_text("utf-8").partition(f"{heading}\n")[2].partition("\n#")[0]
+        return [re.findall(r"`(\w+)`", line) for line in section.splitlines() if line.startswith("| `")]
+
+    options = [name for line in names("agents.md", "## Options") for name in line]
+    assert set(options) >= set(inspect.getfullargspec(Agent).kwonlyargs)
+    rows = {row: keys for row, *keys in names("storage.md", "### Rows")}
+    assert len(rows) == 6
+    for row, keys in rows.items():
+        wanted = list(get_type_hints(getattr(byssus.storage, row)))
+        assert keys[: len(wanted)] == wanted, row
+
+
 def test_the_readme_is_short_and_its_agent_has_twelve_lines() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
     assert len([line for line in snippets("python")[0][1].splitlines() if line]) == 12
@@ -201,17 +226,12 @@ def test_the_chinese_readme_has_the_same_code_links_and_sections() -> None:
         assert re.findall(shared, chinese, re.MULTILINE) == re.findall(shared, english, re.MULTILINE)
 
 
-@pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
-def test_each_command_of_the_readme_exists(tmp_path: Path) -> None:
+def test_the_readme_names_commands_of_make_and_byssus_alone() -> None:
     lines = [line.split("#")[0].strip() for _, body in snippets("console") for line in body.splitlines()]
     commands = [shlex.split(line) for line in dict.fromkeys(lines) if line]
     assert {command[0] for command in commands} == {"make", "byssus"}
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    for command in commands:
-        if command[0] == "make":
-            assert command[1] in targets
-        else:
-            assert "usage: byssus" in run_command(command[1], "--help", folder=tmp_path)
+    assert {command[1] for command in commands if command[0] == "make"} <= {*targets}
 
 
 @pytest.mark.timeout(600)  # dozens of processes, on a machine that may be busy
@@ -248,6 +268,41 @@ def test_ctrl_c_at_the_prompt_ends_a_chat_at_once_and_without_a_traceback(tmp_pa
         assert (terminal.process.returncode, "Traceback" in terminal.screen) == (0, False), terminal.screen
     finally:
         terminal.close()
+
+
+def test_a_question_that_another_window_asks_and_answers_costs_the_chat_neither_its_life_nor_its_text(
+    tmp_path: Path,
+) -> None:
+    windows = """
+import builtins
+from byssus import Model, ToolCall, tool
+from byssus.testing import ScriptedProvider
+
+@tool(approval=True)
+def book() -> str:
+    return "booked"
+
+def in_two_windows(prompt: str) -> str:
+    with SQLiteCheckpointer("chat.db") as cp, AgentStorage("chat.db") as storage:
+        if "[y/n]" in prompt:
+            storage.answer("main", "c1", "approve")
+            return "n"
+        if storage.info("main") is not None:
+            raise EOFError
+        provider = ScriptedProvider([[ToolCall("c1", "book", {})]])
+        Agent(provider=provider, model=Model("m"), tools=[book], checkpointer=cp, thread_id="main").run_sync("Book it.")
+        return "Thanks."
+
+builtins.input = in_two_windows
+
+"""
+    before, defined, after = dict(snippets("python"))["chat.md-1"].partition("def show(")
+    after = after.replace("wait=60", "wait=60, tools=[book]")
+    with Server([Anthropic.answer("It is booked."), Anthropic.answer("Welcome.")]) as server:
+        told = run("-c", before + windows + defined + after, folder=tmp_path, server=server)
+        sent = [request.body["messages"][-1]["content"][0] for request in server.requests]
+    assert told == "It is booked.\nWelcome.\n\n"
+    assert (sent[0]["type"], sent[1]["text"]) == ("tool_result", "Thanks.")
 
 
 def test_example_weather_answers_from_both_calls(tmp_path: Path) -> None:

@@ -53,13 +53,48 @@ def mypy(folder: Path, modules: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 PROGRAM = """
-from typing import Literal, assert_type
+from collections.abc import Callable
+from typing import Any, Literal, assert_type, cast
 
-from byssus import Agent, RunResult
-from byssus.checkpointer import Checkpointer, CheckpointMetadata
+from byssus import Agent, Deny, HookContext, Middleware, RunResult, ToolCall, tool
+from byssus.checkpointer import Answer, Checkpointer, CheckpointMetadata, FollowItem
 from byssus.events import Event
+from byssus.signals import Signal
 from byssus.storage import AgentStorage, HistoryRow, SearchHit, SessionRow, TaskRow, UserRow
 from byssus.stream import EventStream
+from byssus.testing import ScriptedProvider, Step
+from byssus.tools import Tool
+
+
+@tool
+def look(at: str) -> str:
+    return at
+
+
+@tool
+async def go(to: str, days: int = 1) -> None:
+    pass
+
+
+def plain(at: int) -> None:
+    pass
+
+
+tools: list[Tool[..., Any]] = [look, go]
+functions: list[Callable[..., Any]] = [look, plain]
+steps: list[Step] = [[ToolCall("c1", "look", {})], "Done.", OSError("no network"), lambda _: "Done."]
+Agent(provider=ScriptedProvider(steps), model="m", tools=tools)
+Agent(model="local", tools=functions)
+
+
+class Stops(Middleware):
+    async def before_tool_call(
+        self, call: ToolCall, *, signal: Signal | None = None, context: HookContext | None = None
+    ) -> Deny | None:
+        return None
+
+    async def should_stop_after_turn(self, message: Any, results: Any, *, signal: Signal | None = None) -> bool:
+        return True
 
 
 class Trip:
@@ -77,9 +112,16 @@ async def runs(agent: Agent) -> None:
     async with agent.stream("a", output=Trip) as events:
         assert_type(events.result, RunResult[Trip])
         assert_type(events.result.output.days, int)
+    optional = await agent.prompt("a", output=cast("type[Trip | None]", Trip | None))
+    assert_type(optional, RunResult[Trip | None])
     await agent.prompt([{"role": "user", "content": "a"}, b"an image", {"type": "text", "text": "b"}])
     agent.steer({"role": "user", "content": "a"})
     if (await agent.prompt("a")).stop_reason == "stoped":  # fault: no such stop reason
+        pass
+
+
+def follows(item: FollowItem, answer: Answer) -> None:
+    if item.type == "run_ended" and item.stop_reason == "stoped":  # fault: no such stop reason
         pass
 
 

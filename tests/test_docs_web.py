@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,7 +20,9 @@ from byssus import UserMessage
 from byssus.checkpointer import FollowItem, item_from_json
 from byssus.storage import AgentStorage
 from tests.support import postgres
+from tests.support.agents import Acted
 from tests.support.following import Client
+from tests.support.leases import Streaming, agent_on, die, until
 
 pytestmark = pytest.mark.processes
 
@@ -61,9 +64,12 @@ class Service:
                 yield response
 
     def say(self, message: str, key: str | None = None) -> int:
+        return self.post(message, key)[0]
+
+    def post(self, message: str, key: str | None = None) -> tuple[int, Any]:
         headers = {"content-type": "application/json"}
         with self._asked("POST", "/chat/t", headers, {"message": message, "key": key}) as response:
-            return response.status
+            return response.status, json.loads(response.read())
 
     def status_of(self, thread_id: str, after: str | None = None) -> int:
         """The status with which following begins."""
@@ -116,12 +122,16 @@ def read_until(kind: str, items: Generator[FollowItem, None, None], client: Clie
 def test_a_client_that_is_cut_off_anywhere_has_each_message_once(tmp_path: Path) -> None:
     client = Client()
     with serving(tmp_path) as service:
-        assert service.say("When?", "k1") == 202
+        status, begun = service.post("When?", "k1")
+        assert status == 202
         for kind in ("run_began", "message", "message", "run_ended", "caught_up"):
             with contextlib.closing(service.follow(client.cursor)) as items:
                 read_until(kind, items, client)
         assert client.texts == ["When?", REPLY]
         assert client.twice == []
+        assert service.post("When?", "k1") == (202, begun)  # the run is done already
+    with AgentStorage(str(tmp_path / "follow.db")) as storage:
+        assert [run.id for run in storage.runs("t")] == [begun["run_id"]]
 
 
 def test_clients_that_leave_in_the_middle_of_a_long_thread_leave_no_error_in_the_log(tmp_path: Path) -> None:
@@ -138,11 +148,40 @@ def test_clients_that_leave_in_the_middle_of_a_long_thread_leave_no_error_in_the
 def test_what_can_be_known_before_the_stream_begins_is_a_status(tmp_path: Path) -> None:
     with serving(tmp_path, pace=3600) as service:
         assert service.status_of("t") == 404
+        assert [service.say(text) for text in ("", " ")] == [422, 422]
         assert service.say("When?", "k1") == 202
         assert service.say("And where?") == 409
         assert service.say("And where?", "k1") == 409
         for unknown in ("nonsense", "000000-1-1"):
             assert service.status_of("t", after=unknown) == 410
+    with AgentStorage(str(tmp_path / "follow.db")) as storage:
+        storage.pause_session("t")
+    with serving(tmp_path, pace=3600) as service:
+        assert service.post("And where?") == (409, {"detail": "ThreadInactive"})
+
+
+def test_the_response_comes_after_the_prompt_is_stored_though_an_interrupted_reply_ends_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(CODE, page)
+    cp, runs, post, prompt_of = page["cp"], page["runs"], page["chat"], page["Prompt"]
+
+    async def use() -> list[str]:
+        async with cp:
+            streaming = Streaming("The tr")
+            interrupted = agent_on(cp, Acted(streaming), save_partial=0.005)
+            run = asyncio.create_task(interrupted.prompt("When?"))
+            await until(lambda: streaming.is_saved(cp))
+            await die(cp, interrupted, run)
+            await post("t", prompt_of(message="And where?"))
+            ((task, agent),) = runs.items()
+            stored = [message.text for message in agent.state.messages]
+            await task
+            return stored
+
+    assert asyncio.run(use())[:3] == ["When?", "The tr", "And where?"]
 
 
 def test_a_service_ends_while_clients_follow_and_the_next_one_continues_run_and_stream(tmp_path: Path) -> None:

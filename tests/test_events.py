@@ -210,7 +210,9 @@ def test_fields_of_a_newer_version_are_ignored_and_those_of_a_message_kept() -> 
     ("text", "told"),
     [
         ("{", "this is no event as JSON"),
-        ("[]", "type None is unknown"),
+        ("[]", r"this is no event as JSON \(it has no type\): '\[\]'"),
+        ("{}", "it has no type"),
+        (5, "this is no event as JSON .*: 5"),
         ('{"type":"later"}', "type 'later' is unknown in this version; skip the event, or upgrade"),
         ('{"type":"turn_start"}', "turn"),
         ('{"type":"turn_start","turn":"x"}', "int"),

@@ -1,7 +1,8 @@
 """examples/fastapi_app.py as its users meet it: real processes, real HTTP, both databases.
 
 This module is also the program that the tests start: `python -m tests.test_fastapi_app ...` serves the example with a
-model that does as it is told. The socket is there before the service listens to it: a request simply waits.
+model that does as it is told. Its standard input is the socket, which is there before the service listens to it: a
+request simply waits.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from typing import Any, NamedTuple
 import pytest
 import uvicorn
 
-from byssus import Model, TextContent, ToolCall
+from byssus import Agent, Model, TextContent, ToolCall, UserMessage, tool
 from byssus.checkpointer import checkpointer_for
-from byssus.errors import Overloaded
+from byssus.errors import REFUSALS, KeyReused, NothingToResume, Overloaded
 from byssus.events import StreamDone, StreamEvent, StreamStart, TextDelta, TextEnd, TextStart
 from byssus.providers.base import Request
 from byssus.providers.scripted import ScriptedProvider
 from byssus.signals import Signal
-from tests.support import postgres
+from byssus.storage import AgentStorage
+from tests.support import forked, postgres
 from tests.support.wire import Anthropic, Server
 
 pytestmark = pytest.mark.processes
@@ -44,6 +46,8 @@ EXAMPLE = ROOT / "examples" / "fastapi_app.py"
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
 END = ("assistant", "Once upon a time.")
 LIMIT = 60  # seconds, for what takes far less
+# What takes long to import, once for all instances.
+IMPORTED = ("fastapi", "fastapi.sse", "pytest", "uvicorn", "uvicorn.lifespan.on", "uvicorn.protocols.http.auto")
 
 
 class Obedient:
@@ -130,13 +134,14 @@ class Instance:
         self._log = folder / f"instance-{time.monotonic_ns()}.log"
         with socket.create_server(("127.0.0.1", 0)) as listening, self._log.open("wb") as log:
             self.port = listening.getsockname()[1]
-            arguments = [place, str(folder / "gate"), str(listening.fileno()), str(lease_seconds)]
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", __name__, *arguments],
+            self.process = forked.Process(
+                ["-W", "error", "-m", __name__, place, str(folder / "gate"), str(lease_seconds)],
+                env=os.environ,
                 cwd=ROOT,
-                pass_fds=[listening.fileno()],
-                stdout=log,
-                stderr=log,
+                imports=IMPORTED,
+                stdin=listening.fileno(),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
             )
 
     def open(self, method: str, path: str, body: Any, token: str | None) -> tuple[HTTPConnection, HTTPResponse]:
@@ -157,6 +162,10 @@ class Instance:
             with contextlib.closing(connection):
                 raise AssertionError(f"{response.status}: {response.read()!r}")
         return Stream(connection, response)
+
+    def refusal(self, conversation: str) -> tuple[int, str]:
+        answer = self.ask("POST", "/chat", {"message": "hello", "conversation": conversation})
+        return answer.status, answer.json["detail"]
 
     def hold(self) -> Stream:
         """Begin a run that stays in the middle of its reply until the gate opens."""
@@ -184,12 +193,12 @@ class Deployment:
     """A database, and the instances on it."""
 
     def __init__(self, place: str, folder: Path) -> None:
-        self._place = place
+        self.place = place
         self._folder = folder
         self.instances: list[Instance] = []
 
     def start(self, lease_seconds: float = 30) -> Instance:
-        self.instances.append(Instance(self._place, self._folder, lease_seconds))
+        self.instances.append(Instance(self.place, self._folder, lease_seconds))
         return self.instances[-1]
 
     def open_gate(self) -> None:
@@ -318,12 +327,34 @@ def test_without_a_known_token_nothing_is_done(deployment: Deployment) -> None:
 
 def test_what_is_no_message_is_refused_before_anything_is_stored(deployment: Deployment) -> None:
     service = deployment.start()
-    wrong: list[Any] = [None, [], {}, {"message": ""}, {"message": 3}, {"message": "x" * 100_001}]
+    wrong: list[Any] = [None, [], {}, {"message": ""}, {"message": " "}, {"message": 3}, {"message": "x" * 100_001}]
     for body in [*wrong, {"message": "x", "conversation": ":"}, {"message": "x", "conversation": "main\n"}]:
         answer = service.ask("POST", "/chat", body)
         assert answer.status == 422
         assert answer.json["detail"]
     assert service.history() == []
+
+
+def test_a_conversation_that_can_have_no_run_and_an_erased_user_are_statuses(deployment: Deployment) -> None:
+    @tool(approval=True)
+    def gone() -> None:
+        """A tool that the service does not have."""
+
+    service = deployment.start()
+    with checkpointer_for(deployment.place) as cp:
+        provider = ScriptedProvider([[ToolCall("c1", "gone")]])
+        Agent(provider=provider, model=Model("m"), tools=[gone], checkpointer=cp, thread_id="ann:open").run_sync("Go.")
+    with AgentStorage(deployment.place) as storage:
+        storage.append("ann:main", [UserMessage("Wait.")])
+        storage.pause_session("ann:main")
+        open_call, paused = (service.refusal(conversation) for conversation in ("open", "main"))
+        assert (open_call[0], "a tool" in open_call[1]) == (409, True)
+        assert (paused[0], "paused" in paused[1]) == (409, True)
+        assert service.history() == [("user", "Wait.")]
+        storage.erase_user("ann")
+    assert service.refusal("new")[0] == 404
+    refused = importlib.import_module("examples.fastapi_app").REFUSED
+    assert {*REFUSALS} - {*refused} == {KeyReused, NothingToResume}  # it uses no keys, and does not resume
 
 
 def test_a_failing_model_ends_the_stream_with_an_error_that_tells_no_secret(deployment: Deployment) -> None:
@@ -451,11 +482,11 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def serve(place: str, gate: str, listening: str, lease_seconds: str) -> None:
+def serve(place: str, gate: str, lease_seconds: str) -> None:
     example = importlib.import_module("examples.fastapi_app")  # mypy knows the examples as scripts, not as a package
     vars(example)["checkpointer_for"] = functools.partial(checkpointer_for, lease_seconds=float(lease_seconds))
     app = example.create_app(place, TOKENS, Obedient(Path(gate)), Model(id="obedient"))
-    uvicorn.Server(uvicorn.Config(app)).run([socket.socket(fileno=int(listening))])
+    uvicorn.Server(uvicorn.Config(app)).run([socket.socket(fileno=sys.stdin.fileno())])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ from byssus.tasks import steps as task_steps
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
+from byssus.threads.encoding import Appendable
 from byssus.threads.following import follow, watching
+from byssus.threads.forks import At
 from byssus.threads.inbox import Receipt, Waiting
 from byssus.threads.listing import Quarantined, ThreadInfo, ThreadState
 from byssus.threads.runs import records, timeline
@@ -53,6 +55,8 @@ from byssus.values.checkpoints import (
     keep_last,
     keep_tagged,
 )
+from byssus.values.clock import Time
+from byssus.values.decisions import Answer
 from byssus.values.following.items import (
     CallAnswered,
     CallEnded,
@@ -75,7 +79,9 @@ from byssus.values.following.items import (
     TitleChanged,
     item_from_json,
 )
+from byssus.values.inputs import ThreadId
 from byssus.values.places import redacted
+from byssus.values.prompts import Prompt
 from byssus.values.results import RunAttempt, RunInfo, RunStep
 from byssus.values.thread_key import ThreadKey
 
@@ -96,6 +102,9 @@ else:  # half of what a start would import, for what few programs do at once
     search_operations = LazyModule("byssus.search.search")
 
 __all__ = [
+    "Answer",
+    "Appendable",
+    "At",
     "CallAnswered",
     "CallEnded",
     "CallStarted",
@@ -117,6 +126,7 @@ __all__ = [
     "LeftBranch",
     "MessageAdded",
     "PostgresCheckpointer",
+    "Prompt",
     "Pruned",
     "Quarantined",
     "Receipt",
@@ -133,10 +143,12 @@ __all__ = [
     "TakeOver",
     "Thread",
     "ThreadDeleted",
+    "ThreadId",
     "ThreadInfo",
     "ThreadKey",
     "ThreadRewound",
     "ThreadState",
+    "Time",
     "TitleChanged",
     "ToolCallRecord",
     "Tree",

@@ -52,6 +52,10 @@ class Setting(NamedTuple):
         """Settings of a higher rank are more specific: a flag is above a variable, and a variable above a file."""
         return _LAYERS.index(self.layer)
 
+    def __repr__(self) -> str:
+        shown = None if self.value is None else redacted(self.value)
+        return f"Setting(value={shown!r}, origin={self.origin!r}, layer={self.layer!r})"
+
 
 class Config(NamedTuple):
     """All settings. A value that was not set is None; for `keys`, the variable that the provider reads by default."""

@@ -11,7 +11,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── IllegalMove                    look at the task first: its state does not allow this move
     │   ├── KeyReused                      use a new key: this one began a run with another prompt
     │   ├── NotFound                       name one that exists: an unknown thread, checkpoint or call
-    │   ├── NothingToResume                resume() on a thread that waits for a prompt
+    │   ├── NothingToResume                call prompt(): the last reply is complete, and nothing is open
     │   └── WrongType (TypeError)          pass what the memory takes
     │       └── NoMessage (AttributeError) pass messages: what came lacks what every message has
     ├── MissingExtra (ImportError)         install the named extra

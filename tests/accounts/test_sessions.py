@@ -20,6 +20,7 @@ from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage, HistoryRow, SessionRow, SessionStatus
 from byssus.values import clock
 from tests.support.accounts import drive, nested
+from tests.support.cases import case
 from tests.support.checkpointers import loaded, texts, with_cp
 from tests.support.databases import Database
 from tests.support.histories import flaws
@@ -296,46 +297,44 @@ def test_a_saved_message_does_not_touch_the_quota(storage: AgentStorage, session
     assert user["quota_used"] == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"role": "robot"}, "role must be one of 'user', 'assistant', 'system', 'tool'"),
-        ({"role": ""}, "role must be one of"),
-        ({"role": None}, "role must be one of"),
-        ({"role": SQL}, "role must be one of"),
-        ({"content": None}, "content must be a string"),
-        ({"content": 5}, "content must be a string"),
-        ({"content": {"type": "text"}}, "content must be a string"),
-        ({"content": [{1, 2}]}, "cannot be stored as JSON"),
-        ({"content": [{"a": b""}]}, "cannot be stored as JSON"),
-        ({"content": [{1: 2}]}, "cannot be stored as JSON"),
-        ({"tool_calls": "look"}, "tool_calls must be a list"),
-        ({"tool_calls": {"name": "look"}}, "tool_calls must be a list"),
-        ({"tool_calls": [{"name": {1}}]}, "cannot be stored as JSON"),
-        ({"tool_call_id": 5}, "tool_call_id must be a string"),
-        ({"token_count": -1}, "token_count must be a number from 0 up"),
-        ({"token_count": 1.5}, "token_count must be a number from 0 up"),
-        ({"token_count": True}, "token_count must be a number from 0 up"),
-        ({"token_count": 2**70}, "token_count must be a number from 0 up"),
-        ({"usage": {"input": 5}}, r"usage must be a dict of .* and cost, for a message of the role 'assistant'"),
-        ({"role": "assistant", "usage": {"inputs": 5}}, "usage must be a dict of"),
-        ({"role": "assistant", "usage": {"input": -5}}, r"usage\['input'\] must be a number from 0 up"),
-        ({"role": "assistant", "usage": {"cost": -1}}, r"usage\['cost'\] must be a number from 0 up"),
-        ({"role": "assistant", "usage": {"cost": float("nan")}}, r"usage\['cost'\] must be a number from 0 up"),
-        pytest.param({"content": [nested(MAX_DEPTH + 2)]}, "nested deeper", id="deep"),
-    ],
-    ids=lambda value: repr(value)[:40],
-)
-def test_what_no_message_can_be_is_refused_and_nothing_is_written(
-    storage: AgentStorage, session: str, given: dict[str, Any], why: str
-) -> None:
+NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"role": "robot"}, "role must be one of 'user', 'assistant', 'system', 'tool'"),
+    ({"role": ""}, "role must be one of"),
+    ({"role": None}, "role must be one of"),
+    ({"role": SQL}, "role must be one of"),
+    ({"content": None}, "content must be a string"),
+    ({"content": 5}, "content must be a string"),
+    ({"content": {"type": "text"}}, "content must be a string"),
+    ({"content": [{1, 2}]}, "cannot be stored as JSON"),
+    ({"content": [{"a": b""}]}, "cannot be stored as JSON"),
+    ({"content": [{1: 2}]}, "cannot be stored as JSON"),
+    ({"tool_calls": "look"}, "tool_calls must be a list"),
+    ({"tool_calls": {"name": "look"}}, "tool_calls must be a list"),
+    ({"tool_calls": [{"name": {1}}]}, "cannot be stored as JSON"),
+    ({"tool_call_id": 5}, "tool_call_id must be a string"),
+    ({"token_count": -1}, "token_count must be a number from 0 up"),
+    ({"token_count": 1.5}, "token_count must be a number from 0 up"),
+    ({"token_count": True}, "token_count must be a number from 0 up"),
+    ({"token_count": 2**70}, "token_count must be a number from 0 up"),
+    ({"usage": {"input": 5}}, r"usage must be a dict of .* and cost, for a message of the role 'assistant'"),
+    ({"role": "assistant", "usage": {"inputs": 5}}, "usage must be a dict of"),
+    ({"role": "assistant", "usage": {"input": -5}}, r"usage\['input'\] must be a number from 0 up"),
+    ({"role": "assistant", "usage": {"cost": -1}}, r"usage\['cost'\] must be a number from 0 up"),
+    ({"role": "assistant", "usage": {"cost": float("nan")}}, r"usage\['cost'\] must be a number from 0 up"),
+    ({"content": [nested(MAX_DEPTH + 2)]}, "nested deeper"),
+]
+
+
+def test_what_no_message_can_be_is_refused_and_nothing_is_written(storage: AgentStorage, session: str) -> None:
     before = got(storage, session)
-    with pytest.raises(InputError, match=why):
-        storage.save_message(**{"session_id": session, "role": "user", "content": "hi", **given})
-    assert (history(storage), got(storage, session)) == ([], before)
-    stats = storage.get_usage_stats("ann")
-    assert stats is not None
-    assert stats["total_messages"] == 0
+    for given, why in NO_MESSAGES:
+        with case(given):
+            with pytest.raises(InputError, match=why):
+                storage.save_message(**{"session_id": session, "role": "user", "content": "hi", **given})
+            assert (history(storage), got(storage, session)) == ([], before)
+            stats = storage.get_usage_stats("ann")
+            assert stats is not None
+            assert stats["total_messages"] == 0
 
 
 @pytest.mark.parametrize("text", ["", "\0", "\ud800", "a\0b\udfff", SQL, "🙂" * 100, "\u2028\r\n"])

@@ -16,6 +16,7 @@ from byssus.errors import InputError, NotFound
 from byssus.messages import MAX_DEPTH
 from byssus.storage import AgentStorage, ToolLogRow
 from tests.support.accounts import nested
+from tests.support.cases import case
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 from tests.support.leases import CALL_SLOW, Slow, agent_on, look
@@ -113,39 +114,37 @@ def test_calls_that_many_threads_log_at_once_are_all_there(storage: AgentStorage
     assert [(row["tool_name"], row["call_count"]) for row in stats["tool_usage"]] == [("look", 100)]
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"tool_name": ""}, "at least one character"),
-        ({"tool_name": None}, "at least one character"),
-        ({"tool_name": 5}, "name must be a string"),
-        ({"tool_name": "a\ud800"}, "lone surrogates"),
-        ({"input_data": {1, 2}}, "input_data cannot be stored as JSON"),
-        ({"input_data": {1: 2}}, "the key 1 is no string"),
-        ({"output_data": {"a": b""}}, r"output_data\['a'\] cannot be stored as JSON"),
-        ({"elapsed_ms": -1}, "elapsed_ms must be a number"),
-        ({"elapsed_ms": float("nan")}, "elapsed_ms must be a number"),
-        ({"elapsed_ms": float("inf")}, "elapsed_ms must be a number"),
-        ({"elapsed_ms": "5"}, "elapsed_ms must be a number"),
-        ({"elapsed_ms": None}, "elapsed_ms must be a number"),
-        ({"elapsed_ms": True}, "elapsed_ms must be a number"),
-        ({"error_message": 5}, "error_message must be a string"),
-        ({"message_id": 5}, "message_id must be a string"),
-        ({"message_id": "\0"}, "NUL"),
-        pytest.param({"input_data": nested(MAX_DEPTH + 2)}, "nested deeper", id="deep"),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_what_no_call_can_be_is_refused_and_nothing_is_written(
-    storage: AgentStorage, session: str, given: dict[str, Any], why: str
-) -> None:
+NO_CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"tool_name": ""}, "at least one character"),
+    ({"tool_name": None}, "at least one character"),
+    ({"tool_name": 5}, "name must be a string"),
+    ({"tool_name": "a\ud800"}, "lone surrogates"),
+    ({"input_data": {1, 2}}, "input_data cannot be stored as JSON"),
+    ({"input_data": {1: 2}}, "the key 1 is no string"),
+    ({"output_data": {"a": b""}}, r"output_data\['a'\] cannot be stored as JSON"),
+    ({"elapsed_ms": -1}, "elapsed_ms must be a number"),
+    ({"elapsed_ms": float("nan")}, "elapsed_ms must be a number"),
+    ({"elapsed_ms": float("inf")}, "elapsed_ms must be a number"),
+    ({"elapsed_ms": "5"}, "elapsed_ms must be a number"),
+    ({"elapsed_ms": None}, "elapsed_ms must be a number"),
+    ({"elapsed_ms": True}, "elapsed_ms must be a number"),
+    ({"error_message": 5}, "error_message must be a string"),
+    ({"message_id": 5}, "message_id must be a string"),
+    ({"message_id": "\0"}, "NUL"),
+    ({"input_data": nested(MAX_DEPTH + 2)}, "nested deeper"),
+]
+
+
+def test_what_no_call_can_be_is_refused_and_nothing_is_written(storage: AgentStorage, session: str) -> None:
     usual = {"session_id": session, "tool_name": "look", "input_data": {}, "output_data": {}, "elapsed_ms": 1}
-    with pytest.raises(InputError, match=why):
-        storage.log_tool_call(**{**usual, **given})
-    assert listed(storage) == []
-    stats = storage.get_usage_stats(None)
-    assert stats is not None
-    assert stats["tool_usage"] == []
+    for given, why in NO_CALLS:
+        with case(given):
+            with pytest.raises(InputError, match=why):
+                storage.log_tool_call(**{**usual, **given})
+            assert listed(storage) == []
+            stats = storage.get_usage_stats(None)
+            assert stats is not None
+            assert stats["tool_usage"] == []
 
 
 @pytest.mark.parametrize("elapsed", [0, 0.0, 1e-9, 0.05, 1, 10**400, 1e300])

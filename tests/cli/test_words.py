@@ -126,6 +126,7 @@ def test_an_error_of_the_system_names_the_file_or_the_output() -> None:
         (["chat", "off", "--app", "clerk:support"], "byssus fork off"),
         (["answer", "trip", "c9", "approve"], "'byssus pending' lists them"),
         (["ask", "hi", "--model", "openai:m"], "set it: export OPENAI_API_KEY=..."),
+        (["search", "hi", "--since", "monday"], "--since must be a time such as '2026-01-31' or"),
         (["ask", "hi", "--model", "foo:bar"], "write 'anthropic:<model id>', 'openai:<model id>'"),
     ],
 )

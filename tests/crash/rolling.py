@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +12,7 @@ from pathlib import Path
 
 from byssus.messages import AssistantMessage
 from tests.crash.place import Place
+from tests.support import forked
 from tests.support.processes import SLOW
 
 STEPS = 6  # of each run; as in rolling_child.py
@@ -26,13 +24,10 @@ class Service:
     """A process of rolling_child.py."""
 
     def __init__(self, place: Place, scene: str, threads: Sequence[str] = ()) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.crash.rolling_child", str(place), scene, *threads],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": str(_ROOT / "src")},
+        self.process = forked.Process(
+            ["-W", "error", "-m", "tests.crash.rolling_child", str(place), scene, *threads],
+            stdout=forked.PIPE,
+            stderr=forked.PIPE,
         )
 
     def hear(self, line: str) -> None:
@@ -47,7 +42,7 @@ class Service:
         output, complaints = self.process.communicate(timeout=_PATIENCE)
         said = [line for line in (output + complaints).splitlines() if not SLOW.search(line)]
         assert not said, said
-        return self.process.returncode
+        return self.process.wait()
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 The stories are told by a process of its own, which forks: it must not have threads, and the one of pytest may.
 
-On SQLite there is a story for each boundary of the parallel variation, and for each third one of the sequential one.
-On Postgres, where the same queries make the same commits, there is one for each seventh, and the two variations begin
+On SQLite there is a story for each boundary of the parallel variation, and for each fifth one of the sequential one.
+On Postgres, where the same queries make the same commits, there is one for each ninth, and the two variations begin
 at different ones. Such a story is before a commit and after one in turn; `python -m tests.crash.stories --every` takes
 all.
 """
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 _ROOT = Path(__file__).parents[2]
 # Odd, so that it is before a commit and after one in turn.
-_STEPS = {("sqlite", True): 1, ("sqlite", False): 3, ("postgres", True): 7, ("postgres", False): 7}  # is it parallel
+_STEPS = {("sqlite", True): 1, ("sqlite", False): 5, ("postgres", True): 9, ("postgres", False): 9}  # is it parallel
 
 
 def stories(kind: str, *arguments: str) -> str:

@@ -48,9 +48,9 @@ def play(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(limited())
 
 
-@pytest.mark.parametrize("after", [10, 400])
-def test_a_failover_under_many_runs_loses_nothing_and_all_of_them_end(after: int) -> None:
-    plan = Plan(threads=60, their_threads=8)
+@pytest.mark.parametrize(("threads", "after"), [(20, 10), (60, 400)])
+def test_a_failover_under_many_runs_loses_nothing_and_all_of_them_end(threads: int, after: int) -> None:
+    plan = Plan(threads=threads, their_threads=8)
     _, wrong = failover(plan, SEED, after, **SAFE)
     assert wrong == [], f"seed {SEED}"
 

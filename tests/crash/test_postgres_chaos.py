@@ -32,9 +32,9 @@ def server() -> Iterator[postgres.Server]:
         yield started
 
 
-def test_hundreds_of_runs_survive_a_server_that_is_restarted_again_and_again(server: postgres.Server) -> None:
-    restarts = Restarts(server, random.Random(SEED), every=400)
-    diary, wrong = play(schema_on(server), Plan(threads=200), SEED, restarts)
+def test_many_runs_survive_a_server_that_is_restarted_again_and_again(server: postgres.Server) -> None:
+    restarts = Restarts(server, random.Random(SEED), every=250)
+    diary, wrong = play(schema_on(server), Plan(threads=120), SEED, restarts)
     assert wrong == [], f"seed {SEED}"
     assert restarts.count > 1, f"seed {SEED}: {diary.count} acknowledged"
 

@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +36,7 @@ from byssus.store.sqlite import store as sqlite
 from byssus.threads import erasure, retention
 from byssus.values.thread_key import ThreadKey
 from tests.crash.faults import FULL, failing_writes
+from tests.support import forked
 from tests.support.backups import Writers, opened, rows_in, say
 from tests.support.databases import Database
 
@@ -621,8 +620,8 @@ to_the_end(backups.backup(Blocking(store), target, incremental=incremental, prog
 
 def kill(place: str, target: Path, incremental: bool, share: str) -> None:
     """Kill a backup when so much of it is done, or at a commit."""
-    command = [sys.executable, "-c", CHILD, place, str(target), str(incremental), share]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = ["-c", CHILD, place, str(target), str(incremental), share]
+    with forked.Process(command, stdin=forked.PIPE, stdout=forked.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGKILL)

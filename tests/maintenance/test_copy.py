@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +29,7 @@ from byssus.queries.moving.tables import TABLES
 from byssus.store import opening, sharing
 from byssus.store.database import Row, Store, Tx
 from byssus.values.thread_key import ThreadKey
-from tests.support import postgres
+from tests.support import forked, postgres
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import DATABASES
 from tests.support.exports import fill_tasks
@@ -430,8 +428,7 @@ copying.copy(source, target)
 @pytest.mark.processes
 def test_killed_at_any_commit_and_run_again_it_ends_equal(filled: str, target: str, small_pages: None) -> None:
     for number in (0, 1, 2, 3, 4, 5, 7, 12, 19, 20):
-        command = [sys.executable, "-W", "error", "-c", COPY_AND_DIE, filled, target, str(number)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = forked.run(["-W", "error", "-c", COPY_AND_DIE, filled, target, str(number)])
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     missing = {name: len(found) for name, found in everything(filled).items()}
     for name, found in everything(target).items():

@@ -18,7 +18,7 @@ from byssus.memory import InMemoryMemory, Msg
 from tests.support.databases import Database
 from tests.support.memories import Driven, ids, msg, msgs, snapshot, stored, texts
 
-EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "8"))
 
 
 class Mark(str, enum.Enum):  # noqa: UP042 - its str() is not its value

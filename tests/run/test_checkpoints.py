@@ -11,11 +11,14 @@ from byssus import NotDone, ToolCall, ToolContext, UserMessage, tool
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_last
 from byssus.errors import InputError, NotFound, ThreadBusy
 from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.following import rows as following
 from byssus.values.decisions import Answer
+from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, Hanging, make, sent
 from tests.support.approvals import Deleting, delete, look, statuses
 from tests.support.checkpointers import texts, with_cp, with_users
 from tests.support.databases import Database
+from tests.support.following import Following
 from tests.support.leases import agent_on, die
 from tests.support.tool_calls import UNKNOWN, Acting, act, interrupt
 
@@ -72,18 +75,27 @@ def test_without_being_asked_an_agent_makes_none(database: Database) -> None:
     with_cp(database, use)
 
 
-def test_a_plain_turn_costs_no_more_commits_with_a_checkpoint_than_without(database: Database) -> None:
-    async def commits(cp: Checkpointer, **options: Any) -> int:
-        agent = agent_on(cp, ["a", "b"], f"t{len(options)}", **options)
+def test_a_plain_turn_costs_no_more_commits_with_a_checkpoint_a_key_or_a_follower_than_without(
+    database: Database,
+) -> None:
+    async def commits(cp: Checkpointer, thread_id: str, key: str | None = None, **options: Any) -> int:
+        agent = agent_on(cp, ["a", "b"], thread_id, **options)
         await agent.prompt("first")  # loads
         seen: list[str] = []
         cp.store.boundary = seen.append
-        await agent.prompt("second")
+        await agent.prompt("second", key=key)
         cp.store.boundary = None
         return seen.count("after commit")
 
     async def use(cp: Checkpointer) -> None:
-        assert await commits(cp, checkpoint_every="turn") == await commits(cp) == 2
+        assert await commits(cp, "plain") == 2
+        assert await commits(cp, "checkpoint", checkpoint_every="turn") == 2
+        assert await commits(cp, "key", key="k") == 2
+        follower = Following(cp, "followed")
+        assert await commits(cp, "followed") == 2
+        await follower.until_type("run_ended", 2)
+        assert not await cp.store.read(following.is_watched, ThreadKey("", "followed"))
+        await follower.stop()
 
     with_cp(database, use)
 

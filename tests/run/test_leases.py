@@ -98,12 +98,17 @@ def test_a_run_that_waits_comes_after_the_other_one_and_sees_its_messages(databa
         await slow.begun.wait()
         provider = ScriptedProvider(["after you"])
         second = agent_on(other, provider, wait=30)
+        heard = Heard(second)
         waiting = asyncio.create_task(second.prompt("me too") if way == "prompt" else second.resume())
         await asyncio.sleep(0.05)  # it may be refused once or several times
         assert not waiting.done()
         slow.let_go.set()
         assert (await first).stop_reason == "turn_limit"
-        assert (await waiting).text == "after you"
+        result = await waiting
+        assert result.text == "after you"
+        assert result.run_id != (await first).run_id  # which has ended: this is another run, from its first event on
+        assert [event.run_id for event in heard if isinstance(event, AgentStart | AgentEnd)] == [result.run_id] * 2
+        check_whole(heard)
         lines = ["user: go", "assistant: ", "tool_result: slow is done"]
         assert sent(provider) == lines + (["user: me too"] if way == "prompt" else [])
         assert await is_free(cp)
@@ -119,7 +124,7 @@ def test_a_resume_that_waited_for_a_run_to_end_leaves_no_run_of_its_own(database
         second = agent_on(other, wait=30)
         heard = Heard(second)
         waiting = asyncio.create_task(second.resume())
-        await until(lambda: heard.of(AgentStart))
+        await until(lambda: "not loaded" not in repr(second.state))  # as a thread with a run that it would continue
         slow.let_go.set()
         result = await first
         with pytest.raises(NothingToResume):

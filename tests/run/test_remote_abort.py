@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -18,6 +16,7 @@ from byssus.events import (
 )
 from byssus.providers.base import Request
 from byssus.providers.history import valid_history
+from tests.support import forked
 from tests.support.agents import Acted, Hanging, Heard, check_whole, saying, sent, within
 from tests.support.checkpointers import loaded
 from tests.support.databases import Database
@@ -252,8 +251,8 @@ asyncio.run(main())
 
 async def elsewhere(database: Database, expression: str) -> str:
     """What another process gets when it awaits the expression."""
-    command = [sys.executable, "-W", "error", "-c", ELSEWHERE, database.place, expression]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=30)
+    done = await asyncio.to_thread(forked.run, ["-W", "error", "-c", ELSEWHERE, database.place, expression])
+    assert done.returncode == 0, done.stderr
     return str(done.stdout).strip()
 
 

@@ -94,7 +94,7 @@ def test_a_thread_that_ends_with_a_reply_that_broke_off_is_answered_anew(
 
 
 def test_a_thread_that_ends_with_an_answer_cannot_be_continued(database: Database) -> None:
-    said = r"Cannot continue from message role: assistant; .* waits for a prompt\(\)"
+    said = r"Cannot continue from message role: assistant; .* its last reply is complete; prompt\(\) continues"
     with pytest.raises(NothingToResume, match=said) as raised:
         within(resumed(database, [UserMessage("hi"), AssistantMessage("hello")]))
     assert isinstance(raised.value, InputError)

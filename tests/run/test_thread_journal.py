@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -18,6 +16,7 @@ from byssus.errors import InputError, StoreNotOpen
 from byssus.events import AgentStart
 from byssus.providers.scripted import ScriptedProvider
 from byssus.storage import AgentStorage
+from tests.support import forked
 from tests.support.agents import Acted, Hanging, Heard, check_whole, history, make, sent, within
 from tests.support.databases import Database
 
@@ -41,13 +40,8 @@ CHAT = """
 
 def chat(place: str, thread_id: str, prompt: str) -> list[str]:
     """One prompt in a process of its own; returns what the model was sent."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(CHAT), place, thread_id, prompt],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = forked.run(["-W", "error", "-c", textwrap.dedent(CHAT), place, thread_id, prompt])
+    assert done.returncode == 0, done.stderr
     found: list[str] = json.loads(done.stdout)
     return found
 

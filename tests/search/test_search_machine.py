@@ -29,7 +29,7 @@ from tests.support.databases import DATABASES, Database
 
 T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "10"))
 TABLES = ("hidden", "inherited", "checkpoints", "tool_calls", "messages", "segments", "branches", "threads", "users")
 PIECES = [
     *(

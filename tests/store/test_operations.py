@@ -7,8 +7,6 @@ import gc
 import inspect
 import os
 import pydoc
-import subprocess
-import sys
 import threading
 import typing
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from byssus.storage import AgentStorage
 from byssus.store.database import Store
 from byssus.store.operations import Blocking, Runner, _Method, awaited, blocking, to_the_end
 from byssus.store.sqlite.store import SQLiteStore
+from tests.support import forked
 from tests.support.databases import Database
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +38,7 @@ def storage(database: Database) -> Iterator[AgentStorage]:
 
 def run_child(code: str, *args: str) -> str:
     """What a process says that runs this and ends well, without a warning."""
-    command = [sys.executable, "-W", "error", "-c", code, *args]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.run(["-W", "error", "-c", code, *args])
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -364,9 +362,8 @@ with AgentStorage(sys.argv[1]) as storage:
         storage.save_message(sys.argv[3], "user", str(n))
     print(spent)
 """
-    command = [sys.executable, "-W", "error", "-c", code, database.place, user, session]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    command, pipe = ["-W", "error", "-c", code, database.place, user, session], forked.PIPE
+    children = [forked.Process(command, stdin=pipe, stdout=pipe) for _ in range(2)]
     try:
         for child in children:
             assert child.stdout is not None

@@ -57,7 +57,7 @@ class SQLiteFile:
     def __init__(self, directory: Path, *, is_made: bool = True) -> None:
         self._path = directory / "contract.db"
         if is_made:
-            self._path.write_bytes(_made_file())
+            self._path.write_bytes(made_file())
             with contextlib.closing(apsw.Connection(str(self._path))) as connection:  # no two databases have the same
                 connection.execute("UPDATE identity SET id = ?", [uuid.uuid4().hex])
 
@@ -87,7 +87,7 @@ class SQLiteFile:
 
 
 @functools.cache
-def _made_file() -> bytes:
+def made_file() -> bytes:
     """A file in which the migrations have made the tables."""
     with tempfile.TemporaryDirectory(dir=ramdisk()) as directory:
         path = Path(directory) / "made.db"

@@ -16,18 +16,23 @@ from byssus.values.following.items import (
     MessageAdded,
     ReplyDelta,
     ReplyReset,
+    RunBegan,
+    RunEnded,
     ThreadDeleted,
     ThreadRewound,
+    TitleChanged,
 )
 
 T = TypeVar("T")
 
 
 class Client:
-    """What a client shows: the messages by their seq, and the text of a reply that is arriving."""
+    """What a client shows: the messages by their seq, the text of a reply that is arriving, runs, and the title."""
 
     def __init__(self) -> None:
         self.messages: dict[int, Message] = {}
+        self.runs: dict[str, str | None] = {}  # why each stopped
+        self.title = ""
         self.arriving: dict[int, str] = {}  # by block
         self.reply: str | None = None
         self.cursor: str | None = None
@@ -51,8 +56,15 @@ class Client:
                 self.messages = {seq: message for seq, message in self.messages.items() if seq <= item.seq}
                 self._forget_reply()
             case ThreadDeleted():
-                self.messages = {}
+                self.messages, self.runs, self.title = {}, {}, ""
                 self._forget_reply()
+            case RunBegan():
+                self.runs[item.run_id] = None
+            case RunEnded():
+                assert item.run_id in self.runs, "a run ended that had not begun"
+                self.runs[item.run_id] = item.stop_reason
+            case TitleChanged():
+                self.title = item.title
             case ReplyReset():
                 self._forget_reply()
             case ReplyDelta():

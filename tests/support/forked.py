@@ -24,19 +24,21 @@ PIPE = subprocess.PIPE
 class Process:
     """As `subprocess.Popen` of a Python in UTF-8 mode, with these arguments; its streams are text.
 
-    What takes long to import, the server can import once for many programs that use it.
+    What takes long to import, the server can import once for many programs that use it. With `has_terminal`, the
+    standard input is a terminal, which the program then owns.
     """
 
     def __init__(
         self,
         arguments: Sequence[str],
         *,
-        env: Mapping[str, str],
-        cwd: Path,
+        env: Mapping[str, str] = os.environ,
+        cwd: Path = _ROOT,
         imports: Sequence[str] = (),
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        has_terminal: bool = False,
     ) -> None:
         self.args = [*arguments]
         self.returncode: int | None = None
@@ -48,7 +50,7 @@ class Process:
             "environment": dict(env),
             "directory": str(cwd),
             "imports": [*imports],
-            "has_terminal": False,
+            "has_terminal": has_terminal,
         }
         with contextlib.ExitStack() as ends:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -177,8 +179,8 @@ def start(
 def run(
     arguments: Sequence[str],
     *,
-    env: Mapping[str, str],
-    cwd: Path,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path = _ROOT,
     imports: Sequence[str] = (),
     input: str = "",
     timeout: float = 60,

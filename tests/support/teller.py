@@ -3,6 +3,7 @@
 tell FILE      streams a file in pieces of seven characters; at each form feed it waits until the file "go" is there
 run X          calls a tool that asks for approval
 hang           calls a tool that never ends
+block          calls a tool whose thread never ends
 fail KIND      the key is refused, there is no such model, or no network
 say X, or else  is repeated
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PROGRAM = '''
-import asyncio, os
+import asyncio, os, threading
 from pathlib import Path
 
 from byssus import Agent, Model, ToolCall, tool
@@ -45,6 +46,13 @@ async def hang() -> str:
     await asyncio.sleep(3600)
 
 
+@tool
+async def block() -> str:
+    """Never end, even if it is cancelled."""
+    await asyncio.to_thread(threading.Event().wait)
+    return "never"
+
+
 class Teller:
     name = "teller"
 
@@ -57,7 +65,7 @@ class Teller:
         if word == "fail":
             raise FAILURES[rest]
         yield StreamStart("teller-1")
-        if word in ("run", "hang"):
+        if word in ("run", "hang", "block"):
             call = ToolCall(f"c{len(request.messages)}", word, {"command": rest} if rest else {})
             yield ToolCallStart(0, call.id, call.name)
             yield ToolCallEnd(0, call)
@@ -80,7 +88,7 @@ class Teller:
 
 
 def agent(thread_id, user_id):
-    return Agent(provider=Teller(), model=Model("teller-1"), tools=[run, hang], max_retries=0)
+    return Agent(provider=Teller(), model=Model("teller-1"), tools=[run, hang, block], max_retries=0)
 '''
 
 

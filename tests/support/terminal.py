@@ -11,26 +11,49 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from tests.support import forked
+
+_OWN_THE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
 
 class Terminal:
     """A pseudo-terminal with a program on it, driven by what appears there."""
 
     def __init__(
-        self, *command: str, env: dict[str, str], without: Collection[str] = (), cwd: Path | None = None
+        self,
+        *command: str,
+        env: dict[str, str],
+        without: Collection[str] = (),
+        cwd: Path | None = None,
+        new_python: bool = True,
     ) -> None:
+        """Start the program. Without `new_python`, it is one for Python, and forked, which saves the start of that."""
         self._master, slave = os.openpty()
-        code = (
-            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *command],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**{name: each for name, each in os.environ.items() if name not in without}, "TERM": "dumb", **env},
-            cwd=cwd,
-            start_new_session=True,
-        )
+        inherited = {name: each for name, each in os.environ.items() if name not in without}
+        environment = {**inherited, "TERM": "dumb", **env}
+        self.process: subprocess.Popen[bytes] | forked.Process
+        if new_python:
+            self.process = subprocess.Popen(
+                [sys.executable, "-ISc", _OWN_THE_TERMINAL, *command],
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        else:
+            self.process = forked.Process(
+                command,
+                env=environment,
+                cwd=cwd or Path.cwd(),
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                has_terminal=True,
+            )
         os.close(slave)
         self.screen = ""
 

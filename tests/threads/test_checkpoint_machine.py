@@ -33,7 +33,7 @@ from tests.support.databases import Database
 
 T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "8"))
 TABLES = ("hidden", "inherited", "checkpoints", "tool_calls", "messages", "segments", "branches", "threads")
 any_number = st.integers(0, 40)
 any_values = st.lists(st.sampled_from([value for text in "ab" for value in spoken(text)]), max_size=3)

@@ -563,7 +563,7 @@ async def move(
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_done_to_threads_each_has_the_marks_that_it_should(database: Database, seed: int) -> None:
     async def main() -> None:
         chance = random.Random(seed)

@@ -12,6 +12,7 @@ import pathlib
 import types
 import uuid
 from collections import OrderedDict, deque, namedtuple
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ from byssus import (
 from byssus.messages import encode
 from byssus.providers.scripted import ScriptedProvider
 from byssus.tools import Tool
+from tests.support.cases import case
+from tests.support.checkpointers import loaded
 from tests.support.databases import Database
 from tests.support.tools import call, results_of, returning, run
 
@@ -287,41 +290,56 @@ ODD: dict[str, tuple[Any, Any]] = {
 
 def stored_result(database: Database, made: Any) -> tuple[ToolResultMessage, RunResult[Any]]:
     """Run the tool on a stored thread; its result, equal before and after a reload."""
+    (found,) = stored_results(database, [made])
+    return found
 
-    async def main() -> tuple[ToolResultMessage, RunResult[Any]]:
+
+def stored_results(database: Database, tools: Sequence[Any]) -> list[tuple[ToolResultMessage, RunResult[Any]]]:
+    """Run each tool on a stored thread of its own; their results, equal before and after a reload."""
+
+    async def main() -> list[tuple[ToolResultMessage, RunResult[Any]]]:
+        found, before = [], []
         async with database.checkpointer() as cp:
-            script = ScriptedProvider([[ToolCall("1", "t")], "done"])
-            agent = Agent(
-                provider=script, model=Model("m"), tools=[Tool(made, name="t")], checkpointer=cp, thread_id="t"
-            )
-            result = await agent.prompt("go")
-            before = list(agent.state.messages)
+            for number, made in enumerate(tools):
+                script = ScriptedProvider([[ToolCall("1", "t")], "done"])
+                agent = Agent(
+                    provider=script,
+                    model=Model("m"),
+                    tools=[Tool(made, name="t")],
+                    checkpointer=cp,
+                    thread_id=f"t{number}",
+                )
+                found.append(await agent.prompt("go"))
+                before.append(list(agent.state.messages))
         async with database.checkpointer() as cp:
-            thread = await cp.load("t")
-        assert thread is not None
-        assert thread.messages == before
-        return results_of(thread.messages)[0], result
+            threads = [await loaded(cp, f"t{number}") for number in range(len(tools))]
+        assert [thread.messages for thread in threads] == before
+        return [(results_of(thread.messages)[0], result) for thread, result in zip(threads, found, strict=True)]
 
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_details_of_any_type_are_stored_readable_and_reload_equal(name: str, database: Database) -> None:
-    value, expected = ODD[name]
-    stored, result = stored_result(database, lambda: ToolResult("done", details=value))
-    assert result.text == "done"
-    assert (stored.text, stored.is_error) == ("done", False)
-    if expected is not None:
-        assert stored.details == expected
+def giving(value: Any) -> Any:
+    return lambda: value
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_a_value_of_any_type_can_be_returned_and_is_no_failure(name: str, database: Database) -> None:
-    value, _ = ODD[name]
-    stored, result = stored_result(database, lambda: value)
-    assert result.text == "done"
-    assert not stored.is_error
-    assert stored.text
+def test_details_of_any_type_are_stored_readable_and_reload_equal(database: Database) -> None:
+    results = stored_results(database, [giving(ToolResult("done", details=value)) for value, _ in ODD.values()])
+    for (name, (_, expected)), (stored, result) in zip(ODD.items(), results, strict=True):
+        with case(name):
+            assert result.text == "done"
+            assert (stored.text, stored.is_error) == ("done", False)
+            if expected is not None:
+                assert stored.details == expected
+
+
+def test_a_value_of_any_type_can_be_returned_and_is_no_failure(database: Database) -> None:
+    results = stored_results(database, [giving(value) for value, _ in ODD.values()])
+    for name, (stored, result) in zip(ODD, results, strict=True):
+        with case(name):
+            assert result.text == "done"
+            assert not stored.is_error
+            assert stored.text
 
 
 PICTURE = ImageContent("iVBORw0KGgo=", "image/png")

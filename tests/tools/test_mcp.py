@@ -28,6 +28,7 @@ pytestmark = pytest.mark.processes
 
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 STDIO = [sys.executable, SERVER, "stdio"]
+ALL_KINDS = ["stdio", "http", "stdio of 2025", "http of 2025"]
 Tools: TypeAlias = list[Tool[..., Any]]
 Listen: TypeAlias = Callable[[Agent, Event], None]
 
@@ -61,9 +62,12 @@ def http() -> Iterator[HttpServer]:
     server.stop()
 
 
-@pytest.fixture(params=["stdio", "http", "stdio of 2025", "http of 2025"])
+@pytest.fixture(params=["stdio", "http", "http of 2025"])
 def options(request: pytest.FixtureRequest) -> Callable[[], dict[str, Any]]:
-    """What to pass to mcp_tools: for both transports, and for the protocol as it was before 2026."""
+    """What to pass to mcp_tools: for both transports, and for the protocol as it was before 2026.
+
+    Of that, a process of its own ("stdio of 2025") is tried where calls begin and where they are cancelled.
+    """
     parameters = StdioServerParameters(command=STDIO[0], args=STDIO[1:])
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "stdio": lambda: {"command": STDIO},
@@ -106,6 +110,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", ALL_KINDS, indirect=True)
 def test_all_calls_go_to_one_process_however_many_tasks_they_come_from(options: Callable[[], dict[str, Any]]) -> None:
     async def main() -> None:
         async with mcp_tools(**options()) as tools:
@@ -133,6 +138,7 @@ def test_the_model_is_told_what_the_server_says_of_its_tools() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("options", ["stdio", "http of 2025"], indirect=True)
 def test_structured_content_is_in_the_details_and_survives_storage(
     options: Callable[[], dict[str, Any]], database: Database
 ) -> None:
@@ -315,6 +321,7 @@ def pipe(tmp_path: Path) -> str:
     return str(tmp_path / "pipe")
 
 
+@pytest.mark.parametrize("options", ALL_KINDS, indirect=True)
 def test_abort_cancels_the_call_at_the_server_which_serves_on(options: Callable[[], dict[str, Any]], pipe: str) -> None:
     async def main() -> None:
         def abort(agent: Agent, event: Event) -> None:

@@ -53,6 +53,7 @@ _COMMANDS = [
         (r", or wait longer with (idle_timeout=\.\.\.|client=\S*\(timeout=\.\.\.\))", ""),
         (r"PostgresCheckpointer\(dsn, schema=\.\.\.\)", "add ?schema=NAME to the DSN"),
         (r"page with offset=\.\.\.", "choose a smaller --limit"),
+        (r"\b(since|until) must be a datetime or a text", r"--\1 must be a time"),
         (r"resume\(\) goes on", "byssus resume goes on"),
         (r"pass incremental=True \(--incremental\)", "add --incremental"),
     )

@@ -145,7 +145,7 @@ class Summarize(Middleware):
     ) -> list[Message]:
         """Put a summary in place of the older messages, once they are too many."""
         assert context is not None
-        summary = self._stored(context.extra)
+        summary = self._summary_in(context.extra)
         messages, before = await summary.with_earlier(messages, context)
         covered = summary.reach(messages, before)
         seen = summary.in_place_of(messages, covered)
@@ -159,7 +159,7 @@ class Summarize(Middleware):
         context.extra[self._key] = msgspec.to_builtins(summary)
         return summary.in_place_of(messages, start)
 
-    def _stored(self, extra: dict[str, Any]) -> _Summary:
+    def _summary_in(self, extra: dict[str, Any]) -> _Summary:
         try:
             return msgspec.convert(extra.get(self._key) or {}, _Summary)
         except msgspec.ValidationError as error:

@@ -312,11 +312,14 @@ def entry_of(
 
 
 def nothing_to_resume(thread_id: str | None, messages: Sequence[Message]) -> NothingToResume:
-    """The error of a resume of a thread that waits for a prompt."""
+    """The error of a resume of a thread in which nothing is left to answer."""
     where = f"thread {thread_id!r}" if thread_id else "the agent"
     if not messages:
         return NothingToResume(f"{where} has no messages to continue from; prompt() it first")
-    return NothingToResume(f"Cannot continue from message role: {messages[-1].role}; {where} waits for a prompt()")
+    why = "its last reply is complete" if isinstance(messages[-1], AssistantMessage) else "it has nothing to answer"
+    return NothingToResume(
+        f"Cannot continue from message role: {messages[-1].role}; {where}: {why}; prompt() continues the thread"
+    )
 
 
 def answer_needed(thread_id: str | None, journal: Journal) -> AnswerNeeded:

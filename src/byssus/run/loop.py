@@ -64,9 +64,8 @@ from byssus.values import clock
 from byssus.values.checkpoints import NewCheckpoint
 from byssus.values.output import Output, Reading
 from byssus.values.release import Release
-from byssus.values.results import RunResult, StopReason, usage_of
+from byssus.values.results import RunResult, StopReason, ending_of, usage_of
 
-_ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 _NOT_RECORDED = "The run was aborted during this call. How the call ended is not recorded yet."
 _ATTEMPTS = 10  # to write the first message without taking the lease first, while others write to the thread too
 
@@ -104,6 +103,7 @@ class Run:
         self._turns = 0
         self._retries = 0  # model calls that were repeated, and are not recorded yet
         self._stop_reason: StopReason = "stop"
+        self._is_announced = False  # whether `agent_start` was published
         self._open_turn = False
         self._is_due = False  # whether the turn ends with a checkpoint
         self._is_ended = False  # by a tool that an earlier run had begun
@@ -140,7 +140,7 @@ class Run:
             if await history.is_current():
                 raise
             # Else another run is at work on the calls: they are looked at again once this run has the lease.
-        if prompts is not None and is_waiting(ledger):
+        if prompts is not None and (is_waiting(ledger) or ledger.questions):
             raise answer_needed(self._setup.thread_id, self._journal)
         # A long thread, for the first time. What hooks make of one is another list, which is made valid by itself.
         if not self._setup.middleware.changes_messages and self._history.is_far_behind(history.messages):
@@ -161,7 +161,6 @@ class Run:
 
     async def go(self, prompts: list[UserMessage] | None) -> RunResult[Any]:
         """Append the prompts, or continue where an earlier run stopped, and run until there is nothing left to do."""
-        self._publish(AgentStart(self.id, self._setup.thread_id))
         failure: Failure | None = None
         seconds = self._setup.limits.seconds
         timer = asyncio.get_running_loop().call_later(seconds, self.signal.abort, "time_limit") if seconds else None
@@ -241,7 +240,7 @@ class Run:
                 has_taken = await self._take_from_inbox(stopping=not reply.tool_calls)
                 if not has_taken and not reply.tool_calls:  # it was withdrawn, or another run took it
                     if self._is_satisfied(reply):
-                        self._stop_reason = "error" if self._error else _ending_of(reply)
+                        self._stop_reason = "error" if self._error else ending_of(reply)
                         break
                     await self._take_from_inbox(stopping=True)
                 reply, outcomes = await self._turn()
@@ -254,7 +253,7 @@ class Run:
             self._stop_reason, self._error = "quota_limit", error
             self._end_turn(None, [])
         except _NothingToSay:
-            ended = "stop" if self._reply_before is None else _ending_of(self._reply_before)
+            ended = "stop" if self._reply_before is None else ending_of(self._reply_before)
             self._stop_reason = "waiting" if self._is_waiting else "stopped" if self._is_ended else ended
             self._end_turn(None, [])
         if self.signal.reason == LOST:
@@ -262,7 +261,9 @@ class Run:
 
     async def _turn(self, begin: Callable[[], Any] | None = None) -> tuple[AssistantMessage, list[Outcome]]:
         """Ask the model and run the tools that it calls. What the run starts with belongs to its first turn."""
-        self._start_turn()
+        self._turns += 1
+        if begin is None or self._driver.cause == "prompt":  # else it starts with the lease: see `_take_thread`
+            self._start_turn()
         with telemetry.turn(self._turns) as span:
             if begin is not None:
                 if self.signal.aborted:  # while the thread was loaded: nothing is stored yet
@@ -274,9 +275,8 @@ class Run:
             span.ended_with(reply)
             outcomes = await self._run_tools(reply)
             if reply.tool_calls and self._is_due and not self._is_waiting:
-                await self._journal.history.checkpoint(
-                    self._new_checkpoint(reply)
-                )  # the lease is held: it does not fail for lack of knowledge
+                # The lease is held: it does not fail for lack of knowledge.
+                await self._journal.history.checkpoint(self._new_checkpoint(reply))
             self._end_turn(reply, [outcome.message for outcome in outcomes])
         return reply, outcomes
 
@@ -321,6 +321,8 @@ class Run:
             self.id = self._journal.history.unfinished or clock.new_id()
             self._driver = self._driver._replace(run_id=self.id)
             await self._journal.history.begin(self._driver)
+        if not self._is_announced:  # a resume is announced when it is known which run it is
+            self._start_turn()
 
     async def _go_on_from(self, mended: Results | None) -> None:
         """Find something for the model to answer in what an earlier run has left."""
@@ -386,12 +388,12 @@ class Run:
         elif self._is_waiting:
             self._stop_reason = "waiting"
         elif reply.failed:
-            self._stop_reason = _ending_of(reply)
+            self._stop_reason = ending_of(reply)
         elif stops:
             self._stop_reason = "stopped"
             self._error = self._reading.end(reply.text) or self._error
         elif done and self._is_satisfied(reply):
-            self._stop_reason = "error" if self._error else _ending_of(reply)
+            self._stop_reason = "error" if self._error else ending_of(reply)
         elif limit := setup.limits.reached(self._turns, self._usage):
             self._stop_reason = limit
             self._error = self._reading.end(reply.text) or self._error
@@ -427,7 +429,9 @@ class Run:
         return bool(taken)
 
     def _start_turn(self) -> None:
-        self._turns += 1
+        if not self._is_announced:
+            self._is_announced = True
+            self._publish(AgentStart(self.id, self._setup.thread_id))
         self._open_turn = True
         self._publish(TurnStart(self._turns))
 
@@ -465,7 +469,7 @@ class Run:
         spent = self._taken_from_unsettled() + message.usage.total
         ending = Ending(release, checkpoint, spent)
         if release is not None:
-            ends_as = self._abort_reason() if self.signal.aborted else _ending_of(message)
+            ends_as = self._abort_reason() if self.signal.aborted else ending_of(message)
             ending = ending._replace(stop=self._stop(ends_as, self._error))
         await self._journal.history.append_reply(message, ending)
         self._open_reply = None
@@ -583,16 +587,13 @@ class Run:
             self._publish(MessageEnd(message))
 
     def _close_what_is_open(self) -> None:
+        if not self._is_announced:
+            self._start_turn()
         if self._open_reply is not None:
             self._publish(MessageEnd(self._open_reply, stored=False))
             self._open_reply = None
         if self._open_turn:
             self._end_turn(None, [])
-
-
-def _ending_of(reply: AssistantMessage) -> StopReason:
-    """The stop reason of a run that ends with this reply. A provider's own stop reason is only in the reply."""
-    return _ENDINGS.get(reply.stop_reason, "stop")
 
 
 def _nothing(event: Event, signal: Signal) -> None:

@@ -142,7 +142,7 @@ class ThreadHistory:
             self._origin = None
         if self._user_id is not None and not self._is_owned:
             await known.store.read(users.require, self._user_id)
-        stored, known.reply_before = await self._stored()
+        stored, known.reply_before = await self._read()
         self._check_owner(stored.owner)
         self._has_ttl, self._is_owned = stored.has_ttl, stored.owner is not None
         self.payer = self._user_id or stored.owner
@@ -157,7 +157,7 @@ class ThreadHistory:
         known.geometry, known.reply_id = _geometry_of(stored), history.last_reply_id(stored.messages)
         await self._ledger.refresh()
 
-    async def _stored(self) -> Tail:
+    async def _read(self) -> Tail:
         """The thread as it is stored, or the end of it."""
         store, key = self._thread.store, self._thread.key
         if self._last is None:

@@ -31,6 +31,7 @@ StopReason: TypeAlias = Literal[
     "handed_over",
 ]
 RunState: TypeAlias = Literal["running", "waiting", "interrupted", "ended"]
+_ENDINGS: dict[str, StopReason] = {"length": "length", "error": "error", "aborted": "aborted"}
 
 
 class ToolResult(Struct):
@@ -80,7 +81,7 @@ class RunInfo(Struct, frozen=True):
     last_seq: int | None
     began_at: str
     ended_at: str | None
-    stop_reason: str | None
+    stop_reason: StopReason | None
     error: str | None
     cause: str
     started_by: str | None
@@ -147,6 +148,11 @@ class RunResult(Struct, Generic[T], frozen=True):
         if self.error is not None:
             ending = f"{ending}, {type(self.error).__name__}: {self.error}"
         return column_text(f"{shown.safe_markdown(self.text)}\n\n*{shown.escaped(ending)}*")
+
+
+def ending_of(reply: AssistantMessage) -> StopReason:
+    """The stop reason of a run that ends with this reply. A provider's own stop reason is only in the reply."""
+    return _ENDINGS.get(reply.stop_reason, "stop")
 
 
 def usage_of(messages: Iterable[Message]) -> Usage:

@@ -23,7 +23,7 @@ SEED = random.SystemRandom().randrange(10**6)
 @pytest.mark.timeout(400)
 def test_sqlite_answers_as_upstream_does(tmp_path: Path) -> None:
     with sqlite_files(tmp_path) as opener:
-        assert asyncio.run(compare(opener, seed=SEED, sequences=200)) == 200 * 12
+        assert asyncio.run(compare(opener, seed=SEED, sequences=100)) == 100 * 12
 
 
 # --- the comparison itself --------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class MistakesOneForTrue(Copying):
 
 
 def test_no_difference_is_found_where_there_is_none() -> None:
-    assert asyncio.run(compare(kept(Copying), seed=SEED, sequences=200)) == 200 * 12
+    assert asyncio.run(compare(kept(Copying), seed=SEED, sequences=100)) == 100 * 12
 
 
 @pytest.mark.parametrize("kind", Copying.__subclasses__())

@@ -16,4 +16,4 @@ SEED = random.SystemRandom().randrange(10**6)
 @pytest.mark.timeout(400)
 def test_postgres_answers_as_upstream_does() -> None:
     with postgres_schema() as opener:
-        assert asyncio.run(compare(opener, seed=SEED, sequences=80)) == 80 * 12
+        assert asyncio.run(compare(opener, seed=SEED, sequences=40)) == 40 * 12

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ from pydantic import BaseModel
 
 from tests.adapters.agentscope import acting
 from tests.adapters.agentscope.acting import LONG, SUMMARY, Scripted, asked, calls, says
+from tests.support import forked
 from tests.support.databases import Database
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
 HINT = "Structured output is required"
+# What takes long to import, once for all processes that ask.
+IMPORTED = [f"agentscope.{part}" for part in ("agent", "formatter", "memory", "message", "model", "token", "tool")]
 
 
 class Weight(BaseModel):
@@ -156,15 +158,8 @@ def test_a_session_of_upstream_moves_into_a_database(database: Database, tmp_pat
 
 def _asked_elsewhere(place: str) -> list[str]:
     """The prompts of an agent in another process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.adapters.agentscope.acting", place],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    command = ["-m", "tests.adapters.agentscope.acting", place]
+    done = forked.run(command, env=os.environ, cwd=ROOT, imports=IMPORTED, timeout=100)
     assert done.returncode == 0, done.stderr
     prompts: list[str] = json.loads(done.stdout)
     return prompts

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import SQLiteCheckpointer
+from tests.support import forked
 from tests.support.commands import Command, command, slow_command
 from tests.support.terminal import Terminal
 
@@ -92,9 +92,9 @@ def test_a_finished_copy_is_only_verified(byssus: Command, db: Path) -> None:
     assert "was a finished copy already: nothing was written." in byssus("copy", db, "backup.db").stdout
 
 
-def slowly(commits: int, *args: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOWLY, str(commits), *map(str, args)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def slowly(commits: int, *args: object) -> forked.Process:
+    command, pipe = ["-c", SLOWLY, str(commits), *map(str, args)], forked.PIPE
+    return forked.Process(command, env=os.environ, cwd=Path.cwd(), stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(byssus: Command, db: Path, tmp_path: Path) -> None:
@@ -112,8 +112,7 @@ def test_ctrl_c_keeps_what_was_copied_and_says_how_to_go_on(byssus: Command, db:
 
 def test_a_person_sees_a_bar_that_goes_away(db: Path, tmp_path: Path) -> None:
     target = str(tmp_path / "backup.db")
-    command = [sys.executable, "-c", SLOWLY, "-1", "copy", str(db), target]
-    tty = Terminal(*command, env={"PYTHONUTF8": "1"})
+    tty = Terminal("-c", SLOWLY, "-1", "copy", str(db), target, env={}, new_python=False)
     try:
         tty.wait_for(r"\r(comparing|copying  ) \[#* *\] +\d+%  \d+ of \d+ rows \(\w+\)")
         tty.wait_for(r"\r +\rThe copy of [^\r]+ is complete\.")

@@ -166,7 +166,7 @@ def removal(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def tty(trip: Database, removal: list[str]) -> Iterator[Terminal]:
-    terminal = Terminal(sys.executable, "-m", "byssus", *removal, env={"BYSSUS_DB": trip.place, "PYTHONUTF8": "1"})
+    terminal = Terminal("-m", "byssus", *removal, env={"BYSSUS_DB": trip.place}, new_python=False)
     yield terminal
     terminal.close()
 

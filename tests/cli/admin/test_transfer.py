@@ -16,6 +16,7 @@ import pytest
 
 from byssus import UserMessage
 from byssus.checkpointer import Checkpoint, CheckpointMetadata, SQLiteCheckpointer
+from tests.support import forked
 from tests.support.commands import Command, command, command_here, slow_command
 from tests.support.terminal import Terminal
 
@@ -74,7 +75,7 @@ def test_all_threads_of_a_user_go_through_a_file(byssus: Command, db: Path, tmp_
 def test_an_export_is_for_its_owner_alone_whatever_the_umask(
     db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], umask: int
 ) -> None:
-    file = tmp_path / "trip.jsonl"
+    file = tmp_path / ("t" * 255)  # the longest name that a file can have
     before = os.umask(umask)
     try:
         command_here(capsys, str(db))("export", "trip", "-o", file)
@@ -123,8 +124,7 @@ def test_without_trust_an_import_says_what_it_left_out_and_how_to_get_it(byssus:
 
 
 def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
-    command = [sys.executable, "-m", "byssus", "export", "trip", "--db", str(db)]
-    tty = Terminal(*command, env={"PYTHONUTF8": "1"})
+    tty = Terminal("-m", "byssus", "export", "trip", "--db", str(db), env={}, new_python=False)
     try:
         tty.wait_for(re.escape(r'"text":"\u009b2J \u001b[2J"'))
         tty.wait_for('"sha256"')
@@ -143,6 +143,7 @@ def test_nothing_in_an_export_drives_the_terminal(db: Path) -> None:
         (["import", "."], "there is no file '.'"),
         (["import", "diary.txt"], "line 1: this is not JSON"),
         (["import", "half.jsonl"], "line 6 is missing: a thread has no end"),
+        (["export", "trip", "-o", "/proc/trip.jsonl"], "'/proc/trip.jsonl' cannot be used"),
         (["export", "trip", "-o", "."], "'.' is a directory; name a file in it"),
         (["export", "trip", "-o", "chat.db"], "'chat.db' belongs to a database of byssus; name another"),
         (["export", "trip", "-o", "chat.db-wal"], "'chat.db-wal' belongs to a database of byssus; name another"),
@@ -178,10 +179,9 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(byssus: Command, db
 
 def test_ctrl_c_leaves_nothing_of_an_import(byssus: Command, db: Path, tmp_path: Path) -> None:
     byssus("export", "trip", "-o", "trip.jsonl", "--db", db)
-    command = [sys.executable, "-c", SLOWLY, "9", "import", tmp_path / "trip.jsonl", "--db", tmp_path / "new.db"]
-    with subprocess.Popen(
-        [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = ["-c", SLOWLY, "9", "import", str(tmp_path / "trip.jsonl"), "--db", str(tmp_path / "new.db")]
+    pipe = forked.PIPE
+    with forked.Process(command, env=os.environ, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "commit\n"
         process.send_signal(signal.SIGINT)

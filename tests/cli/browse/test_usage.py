@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_on_a_terminal_there_are_plots(
     with AgentStorage(told.place) as storage:
         storage.set_price("m", input=1e6, output=2e6)
         storage.save_message("bob's", "user", "How long?", token_count=5)
-    screen = screen_of(monkeypatch, columns=60, encoding=encoding)
+    screen = screen_of(monkeypatch, columns=70, encoding=encoding)
     assert main(["usage", "--days", "3", "--no-pager", "--db", told.place]) == 0
     titles = ["TOKENS BY DAY", "COST BY DAY", "TOKENS BY MODEL", "COST BY MODEL", "CALLS BY TOOL", "LATENCY BY TOOL"]
     plots = {
@@ -97,7 +98,8 @@ def test_on_a_terminal_there_are_plots(
     assert plots["COST BY MODEL"][1].split()[:2] == ["m", "5"]
     assert plots["CALLS BY TOOL"][1].startswith("look  2  " + block)
     assert " ms  " in plots["LATENCY BY TOOL"][1]
-    assert max(map(len, screen.lines[1:])) <= 60
+    assert re.search(r"\nDAY +MESSAGES +TOKENS +INPUT +OUTPUT +CACHE READ +COST\n\d{4}-\d\d-\d\d  ", screen.text)
+    assert max(map(len, screen.lines[1:])) <= 70
     assert "\x1b" not in screen.text
 
 

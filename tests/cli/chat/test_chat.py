@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from byssus import checkpointer
 from byssus.cli import main
+from byssus.cli.chat import chat
 from byssus.cli.screen import terminal
 from byssus.messages import (
     AssistantMessage,
@@ -179,6 +181,25 @@ def test_a_chat_leaves_an_approved_call_to_the_program_that_has_the_tool(byssus:
     assert asyncio.run(main()) == ["answered"]
 
 
+@pytest.mark.parametrize(
+    ("term", "missing", "draws"),
+    [("xterm", None, True), ("dumb", None, False), (None, None, False), ("xterm", "prompt_toolkit", False)],
+)
+def test_the_chat_draws_where_the_terminal_can_and_its_extra_is_installed(
+    monkeypatch: pytest.MonkeyPatch, term: str | None, missing: str | None, draws: bool
+) -> None:
+    find, (keys, screen) = importlib.util.find_spec, os.openpty()
+    with open(keys, "r+b", buffering=0), open(screen) as stdin, open(os.dup(screen), "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+        monkeypatch.delenv("TERM", raising=False)
+        if term is not None:
+            monkeypatch.setenv("TERM", term)
+        assert chat._can_draw() is draws
+        monkeypatch.undo()
+
+
 def test_a_chat_without_the_key_that_it_needs_says_so(byssus: Command) -> None:
     run = byssus("chat", "--provider", "anthropic", say="hello\n", ANTHROPIC_API_KEY="", ANTHROPIC_AUTH_TOKEN="")
     fails(run, "ANTHROPIC_API_KEY")
@@ -199,7 +220,8 @@ WAITING_PARENT = [sys.executable, "-c", "import subprocess, sys; sys.exit(subpro
 
 @pytest.fixture
 def tty(database: Database, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    terminal = Terminal(*getattr(request, "param", CHAT), env={"BYSSUS_DB": database.place})
+    new = getattr(request, "param", None)
+    terminal = Terminal(*(new or CHAT[1:]), env={"BYSSUS_DB": database.place}, new_python=new is not None)
     yield terminal
     terminal.close()
 
@@ -227,7 +249,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_leave_in_peace(tty: Terminal, key: str)
 
 
 def test_pasted_lines_are_one_prompt(database: Database, byssus: Command) -> None:
-    tty = Terminal(*CHAT, "--plain", env={"BYSSUS_DB": database.place, "TERM": "xterm"})
+    tty = Terminal(*CHAT[1:], "--plain", env={"BYSSUS_DB": database.place, "TERM": "xterm"}, new_python=False)
     try:
         tty.wait_for(r"Ctrl-D leaves\.\s+(\x1b\[\?2004h)?> ")
         tty.type("\x1b[200~Tell a long story\nabout the sea.\x1b[201~\r")
@@ -255,7 +277,7 @@ def test_sigterm_ends_a_reply_in_good_order_and_the_chat_with_143(tty: Terminal,
     assert shown["messages"][1]["content"][0]["text"]
 
 
-def terminate(process: subprocess.Popen[Any]) -> int:
+def terminate(process: subprocess.Popen[Any] | forked.Process) -> int:
     """Send SIGTERM, and again where it falls before Python's wait for input, and is not seen; the exit code."""
     for _ in range(60):
         process.terminate()
@@ -281,6 +303,7 @@ def test_sigterm_leaves_a_piped_chat_that_waits_for_a_line_with_143(database: Da
 TERMINATED_TWICE = """
 import atexit, os, signal, sys
 from byssus.cli import main
+from byssus.cli.chat import chat
 
 class Stdin:
     def isatty(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from byssus import AssistantMessage, ToolCall, UserMessage, cli
 from byssus.checkpointer import checkpointer_for
+from tests.support import forked
 from tests.support.commands import command_here
 from tests.support.databases import Database
 from tests.support.programs import pipe, program
@@ -100,13 +100,14 @@ def factory(thread_id, user_id):
 
 
 @pytest.fixture
-def streaming(database: Database, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def streaming(database: Database, tmp_path: Path) -> Iterator[forked.Process]:
     """Another process in the middle of a reply, of which something is stored."""
     (tmp_path / "slow.py").write_text(SLOW, "utf-8")
     typed = ["ask", "What is Oslo?", "--thread", "trip", "--app", "slow:factory", "--db", database.place]
-    with subprocess.Popen(
-        [sys.executable, "-m", "byssus", *typed], cwd=tmp_path, stdin=subprocess.DEVNULL, env=clean(tmp_path)
-    ) as process:
+    with (
+        open(os.devnull) as nothing,
+        forked.Process(["-m", "byssus", *typed], cwd=tmp_path, stdin=nothing.fileno(), env=clean(tmp_path)) as process,
+    ):
         asyncio.run(_until_something_arrived(database))
         yield process
         process.kill()
@@ -118,6 +119,7 @@ async def _until_something_arrived(database: Database) -> None:
             thread = await cp.load("trip")
             if thread is not None and thread.partial is not None and thread.partial.text:
                 return
+            await asyncio.sleep(0.01)
 
 
 def clean(home: Path) -> dict[str, str]:
@@ -126,7 +128,7 @@ def clean(home: Path) -> dict[str, str]:
 
 @pytest.mark.processes
 def test_all_agree_about_a_run_in_another_process_and_after_its_death(
-    streaming: subprocess.Popen[bytes], database: Database, capsys: pytest.CaptureFixture[str]
+    streaming: forked.Process, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     byssus = command_here(capsys, database.place)
 
@@ -160,7 +162,7 @@ def test_all_agree_about_a_run_in_another_process_and_after_its_death(
 @pytest.mark.processes
 @pytest.mark.parametrize(("answer", "roles"), [("y", 3), ("n", 1)], ids=["yes", "no"])
 def test_a_chat_shows_the_question_and_the_half_answer_and_offers_to_go_on(
-    streaming: subprocess.Popen[bytes],
+    streaming: forked.Process,
     database: Database,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -169,8 +171,8 @@ def test_a_chat_shows_the_question_and_the_half_answer_and_offers_to_go_on(
 ) -> None:
     streaming.kill()
     streaming.wait()
-    chat = [sys.executable, "-m", "byssus", "chat", "trip", *APP]
-    tty = Terminal(*chat, env={"BYSSUS_DB": database.place, "HOME": str(tmp_path)})
+    env = {"BYSSUS_DB": database.place, "HOME": str(tmp_path)}
+    tty = Terminal("-m", "byssus", "chat", "trip", *APP, env=env, new_python=False)
     try:
         shown = tty.wait_for(r"Finish it\? \[Y/n\] ")
         assert "The last run on this thread was interrupted." in shown
@@ -189,7 +191,7 @@ def test_a_chat_shows_the_question_and_the_half_answer_and_offers_to_go_on(
 
 @pytest.mark.processes
 def test_a_chat_without_a_person_says_what_was_interrupted_and_goes_on(
-    streaming: subprocess.Popen[bytes],
+    streaming: forked.Process,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from byssus import cli
+from byssus.cli.screen.pager import paged as through_the_pager
 from byssus.storage import AgentStorage
 from tests.support.databases import Database
 from tests.support.screens import screen_of
@@ -80,6 +81,23 @@ def test_else_it_goes_to_the_screen(
     assert paged(tmp_path) is None
 
 
+@pytest.mark.parametrize("lines", [1, 100], ids=["it fits", "it is long"])
+def test_afterwards_the_screen_is_there_for_what_is_printed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAGER", TO_FILE)
+    screen = screen_of(monkeypatch, term="xterm", rows=10)
+    with through_the_pager(True):
+        page = sys.stdout
+        page.write("hello\n" * lines + "\n")
+    assert (paged(tmp_path) is None) is (lines == 1)
+    print("late", file=page)
+    assert screen.lines[-1] == "late"
+    screen.close()
+    page.close()  # as Python does when nothing refers to it any more; from 3.13 on it reports an error of that
+
+
 def test_a_pipe_and_an_error_have_no_pager(
     threads: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +136,8 @@ def test_the_pager_is_less_and_a_ctrl_c_belongs_to_it(threads: Database, tmp_pat
         "COLUMNS": "80",
         "HOME": str(tmp_path),
     }
-    tty = Terminal(sys.executable, "-m", "byssus", "threads", "--db", threads.place, env=env, without=("PAGER", "LESS"))
+    command, without = ["-m", "byssus", "threads", "--db", threads.place], ("PAGER", "LESS")
+    tty = Terminal(*command, env=env, without=without, new_python=False)
     try:
         assert re.search(r"less FRX\s+\S*THREAD", tty.wait_for("ready"))
         tty.process.send_signal(signal.SIGINT)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from byssus import ToolCall, cli
 from byssus.checkpointer import SQLiteCheckpointer
 from byssus.cli.tools.chosen import Tools
 from byssus.cli.tools.names import GROUPS, groups_of
+from tests.support import forked
 from tests.support.commands import command
 from tests.support.databases import Database
 from tests.support.postgres import wait_until
@@ -112,7 +111,7 @@ def test_after_a_kill_in_the_middle_of_a_command_a_person_is_asked(
     assert 'shell with {"command":"echo $$ >> pids; sleep 600","folder":' in question
     assert "Run this command?" in question
     assert byssus("answer", "t", "c1", "approve").stderr.endswith("byssus resume t --tools shell\n")
-    killed = subprocess.Popen([sys.executable, "-m", "byssus", "resume", "t", *tools, "--db", database.place])
+    killed = forked.Process(["-m", "byssus", "resume", "t", *tools, "--db", database.place], cwd=Path.cwd())
     pids = tmp_path / "pids"
     wait_until(lambda: pids.is_file() and pids.read_text().endswith("\n"), "the command does not begin")
     killed.kill()

@@ -24,6 +24,10 @@ def test_the_local_model_is_not_chosen_where_there_are_tools(tmp_path: Path) -> 
         window.press("ctrl-c")
         window.enter("/model openai:gpt-y")
         window.wait_for("(from now on openai:gpt-y answers)")
+        window.enter("/system Be brief.")
+        window.wait_for("(the system prompt is another one from now on")
+        window.enter("/system")
+        window.wait_for("system prompt: Be brief.")
 
 
 @pytest.mark.processes

@@ -411,6 +411,9 @@ def test_a_question_in_a_child_lets_the_parent_wait_and_an_answer_resumes_both(d
         assert deleting.deleted == ["a"]
         assert (await history(other, "t"))[2] == "tool_result: gone"
         assert len(await other.runs(CHILD)) == 1
+        (run,) = await other.runs("t")  # the prompt that was refused has begun none
+        (called,) = [step.text for step in await other.timeline(run.id) if step.kind == "tool_call"]
+        assert called.endswith("; its thread was resumed")  # and its outcome was never unknown
 
     with_two(database, use)
 

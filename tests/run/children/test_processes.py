@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 from byssus import Agent
 from byssus.checkpointer import TakeOver
 from tests.run.children import program
+from tests.support import forked
 from tests.support.agents import history
 from tests.support.children import CHILD
 from tests.support.databases import Database
@@ -27,16 +25,10 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextlib.contextmanager
-def under_way(database: Database, diary: Path) -> Iterator[subprocess.Popen[str]]:
+def under_way(database: Database, diary: Path) -> Iterator[forked.Process]:
     """The program, when the second tool of its child runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-u", "-m", "tests.run.children.program", database.place, str(diary)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
+    command = ["-W", "error", "-m", "tests.run.children.program", database.place, str(diary)]
+    process = forked.Process(command, stdin=forked.PIPE, stdout=forked.PIPE)
     try:
         read_until(process, "ready")
         yield process
@@ -45,7 +37,7 @@ def under_way(database: Database, diary: Path) -> Iterator[subprocess.Popen[str]
         process.communicate()
 
 
-def read_until(process: subprocess.Popen[str], line: str) -> None:
+def read_until(process: forked.Process, line: str) -> None:
     assert process.stdout is not None
     for said in process.stdout:
         if line in said:

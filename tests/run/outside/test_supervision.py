@@ -9,7 +9,7 @@ import pytest
 
 from byssus import Agent, Ask
 from byssus.checkpointer import Checkpointer, TakeOver
-from byssus.errors import InputError, ThreadQuarantined
+from byssus.errors import ByssusError, InputError, ThreadQuarantined
 from byssus.providers.scripted import ScriptedProvider
 from byssus.run.outside.supervision import MAX_DEATHS, Supervision
 from tests.support.agents import make
@@ -138,7 +138,7 @@ def test_at_most_so_many_run_at_once(database: Database) -> None:
     with_two(database, use)
 
 
-@pytest.mark.parametrize("failure", ["raises", "no agent", "another thread"])
+@pytest.mark.parametrize("failure", ["raises", "no agent", "another thread", "what it waits for is cancelled"])
 def test_a_factory_that_fails_for_one_thread_is_reported_and_the_others_go_on(database: Database, failure: str) -> None:
     async def use(cp: Checkpointer, other: Checkpointer) -> None:
         await leave(cp, "bad", "good")
@@ -149,13 +149,16 @@ def test_a_factory_that_fails_for_one_thread_is_reported_and_the_others_go_on(da
                 raise KeyError(thread_id)
             if thread_id == "bad" and failure == "no agent":
                 return "agent"  # type: ignore[return-value]
+            if thread_id == "bad" and "cancelled" in failure:
+                raise asyncio.CancelledError
             return agent_on(other, ["ok"], "good")
 
         async with other.supervise(factory, report=taken.append, every=OFTEN):
             await until(lambda: {each.thread_id for each in taken} == {"bad", "good"})
         failed = [each for each in taken if each.error is not None]
         assert {each.thread_id for each in failed} == {"bad"}
-        assert isinstance(failed[0].error, KeyError if failure == "raises" else InputError)
+        kinds = {"raises": KeyError, "what it waits for is cancelled": ByssusError}
+        assert isinstance(failed[0].error, kinds.get(failure, InputError))
         assert [each.thread_id for each in taken if each.result is not None] == ["good"]
         assert [info.id for info in await cp.unfinished()] == ["bad"]
 

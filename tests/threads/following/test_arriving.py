@@ -12,7 +12,7 @@ import pytest
 
 from byssus import Middleware, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
-from byssus.errors import InputError, LeaseLost, StoreBusy
+from byssus.errors import HookFailed, InputError, LeaseLost, StoreBusy
 from byssus.events import (
     MessageUpdate,
     TextDelta,
@@ -30,7 +30,7 @@ from byssus.threads.following import arriving, hub, news
 from byssus.threads.following.arriving import PartialWriter
 from byssus.threads.thread import partial_of
 from byssus.values.following.growth import Growth
-from byssus.values.following.items import Lagged, MessageAdded, ReplyDelta, ReplyReset
+from byssus.values.following.items import CaughtUp, InboxPut, Lagged, MessageAdded, ReplyDelta, ReplyReset
 from byssus.values.thread_key import ThreadKey
 from tests.support.agents import Acted, make
 from tests.support.checkpointers import loaded, with_cp
@@ -166,7 +166,8 @@ def test_a_follower_that_stops_reading_holds_little_of_a_long_reply(
 
     async def use(cp: Checkpointer) -> None:
         scene, watcher = Told(), Following(cp)
-        run = asyncio.create_task(agent_on(cp, Acted(scene), save_partial=0.005).prompt("go"))
+        saves = None if where == "here" else 0.005  # a save under way would count as held
+        run = asyncio.create_task(agent_on(cp, Acted(scene), save_partial=saves).prompt("go"))
         for count in range(1, 41):
             scene.say("x" * 50_000)
             await watcher.until(lambda count=count: len(watcher.client.text) == count * 50_000)  # type: ignore[misc]
@@ -186,6 +187,21 @@ def test_a_follower_that_stops_reading_holds_little_of_a_long_log(database: Data
         items = cp.follow("t")
         assert await _held(items, MessageAdded) < MOST_HELD
         await items.aclose()
+
+    with_cp(database, use)
+
+
+def test_a_follower_that_stops_reading_holds_little_of_what_is_queued(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await asyncio.gather(*(cp.steer("t", UserMessage("x" * 50_000, id=f"{n:02}")) for n in range(20)))
+        items = cp.follow("t")
+        assert await _held(items, InboxPut) < MOST_HELD
+        rest: list[Any] = []
+        while not rest or not isinstance(rest[-1], CaughtUp):
+            rest.append(await anext(items))
+        await items.aclose()
+        assert sorted(item.message_id for item in rest[:-1] if isinstance(item, InboxPut)) == sorted(rest[-1].inbox[1:])
+        assert len(rest) == 20
 
     with_cp(database, use)
 
@@ -220,6 +236,28 @@ def test_a_reply_that_a_hook_shortens_is_reset(database: Database) -> None:
         await follower.until_texts("go", "no")
         assert len(follower.of(ReplyReset)) == 1
         await follower.stop()
+
+    with_cp(database, use)
+
+
+def test_a_reply_that_a_hook_refuses_is_reset_and_does_not_come_again(database: Database) -> None:
+    class Refusing(Middleware):
+        async def after_model_response(self, message: AssistantMessage, **_: Any) -> AssistantMessage:
+            raise ValueError("no")
+
+    async def use(cp: Checkpointer) -> None:
+        scene, follower = Told(), Following(cp)
+        run = asyncio.create_task(agent_on(cp, Acted(scene), middleware=[Refusing()]).prompt("go"))
+        scene.say("secret")
+        await follower.until(lambda: follower.client.text == "secret")
+        scene.end()
+        with pytest.raises(HookFailed):
+            await run
+        await follower.until_type("run_ended")
+        await cp.append("t", UserMessage("later"))
+        await follower.until_texts("go", "later")
+        story = [item.type for item in await follower.stop() if item.type in ("reply_delta", "reset", "run_ended")]
+        assert story == ["reply_delta", "reset", "run_ended"]
 
     with_cp(database, use)
 

@@ -24,6 +24,7 @@ from byssus.values.following.items import (
     CallWaiting,
     CaughtUp,
     CheckpointAdded,
+    FollowItem,
     InboxHeard,
     InboxPut,
     InboxWithdrawn,
@@ -35,6 +36,7 @@ from byssus.values.following.items import (
     TitleChanged,
 )
 from byssus.values.thread_key import ThreadKey
+from tests.support import forked
 from tests.support.agents import make
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import loaded, with_cp
@@ -180,9 +182,7 @@ def test_what_was_read_behind_the_place_of_a_slow_tool_is_not_read_again(databas
 def test_what_another_process_does_is_told(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         following = Following(cp)
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITE, database.place], stdin=subprocess.PIPE, text=True
-        ) as writer:
+        with forked.Process(["-c", WRITE, database.place], stdin=forked.PIPE) as writer:
             assert writer.stdin is not None
             for number in range(3):
                 writer.stdin.write(f"{number}\n")
@@ -255,9 +255,11 @@ def test_a_question_that_is_put_again_between_two_reads_is_told_again(database: 
             pass
         await cp.answer("t", "a", Approve({"file": "a"}))
         assert (await agent.resume()).stop_reason == "waiting"
-        again = await anext(items)
+        goes_on, again, waits = [await anext(items) for _ in range(3)]
+        assert isinstance(goes_on, RunBegan)
         assert isinstance(again, CallWaiting)
         assert "do not fit the tool" in again.question
+        assert isinstance(waits, RunEnded)
         await items.aclose()
 
     with_cp(database, use)
@@ -333,6 +335,48 @@ def test_runs_that_a_rewind_left_behind_hide_none_of_those_that_count(database: 
     with_cp(database, use)
 
 
+@pytest.mark.parametrize("how", ["prompt", "rewind to before it", "rewind into it"])
+def test_a_run_that_waited_and_is_given_up_is_told_to_have_been_interrupted(database: Database, how: str) -> None:
+    async def use(cp: Checkpointer) -> None:
+        deleting = Deleting()
+        await cp.append("t", UserMessage("before"))
+        waited = await agent_on(cp, [[delete("a")]], tools=[deleting.tool]).prompt("go")
+        await cp.answer("t", "a", "deny")
+        await cp.append("t", UserMessage("meanwhile"))
+        follower = Following(cp)
+        await follower.until_type("caught_up")
+        cursor = follower.items[-1].cursor
+        if how == "prompt":
+            await agent_on(cp, ["ok"], tools=[deleting.tool]).prompt("next")
+        else:
+            await cp.rewind("t", to=1 if "before" in how else 2)
+        ends = ["waiting", "interrupted"]
+        await follower.until(lambda: _ends_of(waited.run_id, follower.items) == ends)
+        await follower.stop()
+        if how == "prompt":  # a rewind leaves what is behind it
+            assert _ends_of(waited.run_id, await told(cp, after=cursor)) == ["interrupted"]
+
+    with_cp(database, use)
+
+
+def _ends_of(run_id: str, items: list[FollowItem]) -> list[str | None]:
+    return [item.stop_reason for item in items if isinstance(item, RunEnded) and item.run_id == run_id]
+
+
+def test_a_cursor_from_before_a_rewind_hides_none_of_the_runs_that_came_after_it(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        for _ in range(3):
+            await agent_on(cp, ["ok"]).prompt("go")
+        before = (await told(cp))[-1].cursor
+        await cp.rewind("t", to=2)
+        kept = (await agent_on(cp, ["ok"]).prompt("go")).run_id
+        items = await told(cp, after=before)
+        story = [item.type for item in items if getattr(item, "run_id", "") in (kept, "")]
+        assert story == ["rewound", "run_began", "message", "message", "run_ended", "title"]
+
+    with_cp(database, use)
+
+
 # --- what stands beside the log ---------------------------------------------------------------------------------------
 
 
@@ -368,8 +412,10 @@ def test_checkpoints_and_titles_are_told(database: Database) -> None:
         await following.until_type("checkpoint", 2)
         assert [(item.seq, item.step) for item in following.of(CheckpointAdded)] == [(2, 1), (4, 2)]
         assert [item.title for item in following.of(TitleChanged)] == ["a trip"]
-        await following.stop()
+        cursor = (await following.stop())[-1].cursor
         assert [item.seq for item in await told(cp) if isinstance(item, CheckpointAdded)] == [2, 4]
+        await cp.set_title("t", None)  # who follows again still shows the old one
+        assert [item.title for item in await told(cp, after=cursor) if isinstance(item, TitleChanged)] == [""]
 
     with_cp(database, use)
 

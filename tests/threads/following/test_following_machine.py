@@ -1,4 +1,4 @@
-"""A follower that is cut anywhere, any number of times, in any of three processes, sees the log.
+"""A follower that is cut anywhere, any number of times, in any of three processes, sees the log, runs and the title.
 
 Between its parts, threads are rewound, forked and deleted, and replies arrive, end or die with their process.
 """
@@ -19,19 +19,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from byssus import Agent, AssistantMessage, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import CursorUnknown
-from byssus.queries.log import threads
+from byssus.queries.following import rows as following
+from byssus.queries.log import branches, threads
+from byssus.store.database import Tx
 from byssus.threads.encoding import message_row
 from byssus.values.following.items import FollowItem, item_from_json
 from byssus.values.thread_key import ThreadKey
 from tests.support import processes
 from tests.support.agents import Acted
+from tests.support.approvals import Deleting, delete
 from tests.support.databases import Database
 from tests.support.following import Client, Told, told
 from tests.support.leases import agent_on, die, expire, until
 from tests.support.processes import Child
 
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "8"))
 names = st.sampled_from(["t", "u"])
 whichever = st.integers(0, 2)  # 0: the one in which everything happens
 parts = st.none() | st.integers(0, 30)  # how many items a follower reads; None: until it has caught up
@@ -96,7 +99,32 @@ class Followed(RuleBasedStateMachine):
 
     @rule(name=names)
     def talk(self, name: str) -> None:
-        self.run(agent_on(self.cp, [self._new()], name, checkpoint_every="turn").prompt(self._new()))
+        """A run; the one that an answered question had stopped is given up for it."""
+        self._prompt(name, [self._new()], checkpoint_every="turn")
+
+    @rule(name=names, answered=st.booleans())
+    def give_up(self, name: str, *, answered: bool) -> None:
+        """A run asks a person, the client sees that, and another run begins or the thread is rewound."""
+        self.ask(name)
+        self._read(name, 0, None)
+        if answered:
+            self.answer(name)
+            self.talk(name)
+        elif self.run(self._head(name)):
+            self.rewind(name, self.number, then=True)
+
+    @rule(name=names)
+    def ask(self, name: str) -> None:
+        self._prompt(name, [[delete(self._new())]])
+
+    def _prompt(self, name: str, script: list[Any], **options: Any) -> None:
+        if not self.run(self.cp.pending(name)):
+            self.run(agent_on(self.cp, script, name, tools=[Deleting().tool], **options).prompt(self._new()))
+
+    @rule(name=names)
+    def answer(self, name: str) -> None:
+        for call in self.run(self.cp.pending(name)):
+            self.run(self.cp.answer(name, call.call_id, "deny"))
 
     @rule(name=names, calls=st.integers(1, 3))
     def leave_slots(self, name: str, calls: int) -> None:
@@ -107,11 +135,14 @@ class Followed(RuleBasedStateMachine):
         result = message_row(UserMessage(self._new()))
         self.cp.store.write_now(threads.fill, place, [(position.head, result)])
 
-    @rule(name=names, at=st.integers(0, 60))
-    def rewind(self, name: str, at: int) -> None:
+    @rule(name=names, at=st.integers(0, 60), then=st.booleans())
+    def rewind(self, name: str, at: int, *, then: bool) -> None:
+        """To any place; perhaps another run begins there."""
         head = self.run(self._head(name))
         if head:
             self.run(self.cp.rewind(name, to=at % (head + 1)))
+            if then:
+                self.talk(name)
 
     @rule(at=st.integers(0, 60))
     def fork(self, at: int) -> None:
@@ -132,8 +163,10 @@ class Followed(RuleBasedStateMachine):
     @rule(name=names, looks=st.lists(st.tuples(whichever, parts), min_size=1, max_size=3), ends=st.booleans())
     def arrive(self, name: str, looks: list[tuple[int, int | None]], ends: bool) -> None:
         """A reply arrives, while the client reads parts of it in any process; it ends, or dies with its process."""
+        if self.run(self.cp.pending(name)):
+            return
         scene = Told()
-        agent = agent_on(self.cp, Acted(scene), name, save_partial=0.005)
+        agent = agent_on(self.cp, Acted(scene), name, save_partial=0.005, tools=[Deleting().tool])
         run = self.run(self._prompted(agent, self._new()))
         for number, (process, count) in enumerate(looks):
             scene.say(f"{number} said ")
@@ -185,10 +218,23 @@ class Followed(RuleBasedStateMachine):
         self._read(name, process, None)
         thread = self.run(self.cp.load(name))
         assert self.clients[name].log == ([] if thread is None else thread.messages)
+        if thread is not None:
+            title, runs = self.cp.store.read_now(_beside, ThreadKey("", name))
+            assert self.clients[name].title == title
+            assert {run: self.clients[name].runs[run] for run in runs} == runs
 
     @invariant()
     def nothing_came_twice(self) -> None:
         assert [client.twice for client in self.clients.values()] == [[], []]
+
+
+def _beside(tx: Tx, thread_key: ThreadKey) -> tuple[str, dict[str, str | None]]:
+    """The title of a thread, and why its runs stopped that no rewind has left."""
+    row = following.find(tx, thread_key)
+    assert row is not None
+    segments = branches.segments_of(tx, row.branch)
+    rows = tx.all("SELECT id, branch, first_seq, stop_reason FROM runs WHERE thread = :thread", thread=row.key)
+    return row.title, {name: why for name, at, seq, why in rows if any(each.has(at, seq) for each in segments)}
 
 
 async def finished(run: asyncio.Task[Any]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import textwrap
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +13,7 @@ from byssus import ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError, StoreNotOpen
 from byssus.messages import Message
+from tests.support import forked
 from tests.support.checkpointers import texts, with_cp
 from tests.support.databases import Database
 from tests.support.leases import agent_on
@@ -74,11 +74,7 @@ def test_it_begins_with_what_is_there_and_goes_on_with_what_is_added(database: D
 def test_what_another_process_writes_is_heard(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         following = Following(cp)
-        with subprocess.Popen(
-            [sys.executable, "-c", "import textwrap; exec(textwrap.dedent(" + repr(WRITE) + "))", database.place],
-            stdin=subprocess.PIPE,
-            text=True,
-        ) as writer:
+        with forked.Process(["-c", textwrap.dedent(WRITE), database.place], stdin=forked.PIPE) as writer:
             assert writer.stdin is not None
             for number in range(3):
                 writer.stdin.write(f"{number}\n")

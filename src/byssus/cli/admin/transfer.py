@@ -119,7 +119,7 @@ async def _print(cp: Checkpointer, args: argparse.Namespace) -> None:
 
 def _save(args: argparse.Namespace, path: Path, known: list[str]) -> None:
     """Write the file beside its place first: what is there stays until the export is whole."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with _draft_of(path) as file:
         try:
             Path(file.name).chmod(0o600)  # a umask may take from the owner, too
             count = work_on(args, lambda cp: _write(cp, args, file), *known)
@@ -131,6 +131,15 @@ def _save(args: argparse.Namespace, path: Path, known: list[str]) -> None:
                 Path(file.name).unlink()
             raise
     terminal.remark(f"{terminal.line(str(path))}: {count:,} lines\n")
+
+
+def _draft_of(path: Path) -> Any:
+    """A new file beside this one. An error names the file that was asked for, and not the draft."""
+    try:
+        return tempfile.NamedTemporaryFile(dir=path.parent, prefix=".byssus-export-", delete=False)
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _save_in_place(args: argparse.Namespace, path: Path, known: list[str]) -> None:

@@ -129,5 +129,5 @@ def _figure(value: float | None) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         print()
-        headers = [name.upper().replace("_", " ") for name in head]
-        print_table(headers, rows, right=range(1, len(headers)))
+        headers = [name.upper().replace("_", " ").removesuffix(" TOKENS") for name in head]
+        print_table(headers, rows, right=range(1, len(headers)), whole=[0] if head[0] == "day" else ())

@@ -100,6 +100,9 @@ class _Page(io.TextIOBase):
                 self.was_left = self._pager is not None
                 raise
 
+    def close(self) -> None:
+        """Do nothing: the screen stays open. Python closes what nobody uses, and 3.13 reports an error then."""
+
     def _start(self) -> None:
         env = {**os.environ, "LESS": os.environ.get("LESS", "FRX"), "LV": os.environ.get("LV", "-c")}
         try:
@@ -114,14 +117,15 @@ class _Page(io.TextIOBase):
 
     def finish(self) -> None:
         """Show what was held back, or wait until the person leaves the pager."""
+        to, self._to = self._to, self._screen  # a log handler may have kept this output, and write to it later
         if self._pager is None:
             self._screen.write(self._held)
             return
-        assert self._to is not None
+        assert to is not None
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the key is the pager's: it stops a search there
         try:
             with suppress(BrokenPipeError):
-                self._to.close()
+                to.close()
             self._pager.wait()
         finally:
             signal.signal(signal.SIGINT, before)

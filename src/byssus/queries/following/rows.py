@@ -6,15 +6,17 @@ the writes to the log, and `touched`, which counts the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from byssus.queries.log.branches import Segment
+from byssus.queries.log.inbox import InboxRow
 from byssus.queries.log.threads import END, MADE_AT
 from byssus.store.database import Row, Tx
 from byssus.values.thread_key import ThreadKey
 
 _AT_ONCE = 250  # names or rows in one statement
+_FEW_RUNS = 8  # so few that Postgres reads them from the end of the index, also without statistics
 
 
 class FollowedRow(NamedTuple):
@@ -68,6 +70,14 @@ class RanRow(NamedTuple):
     attempts: int
 
 
+class Mail(NamedTuple):
+    """The messages that wait in the inbox: the ids of all, in order, and some that the follower does not know yet."""
+
+    ids: Sequence[str] = ()
+    new: Sequence[InboxRow] = ()
+    is_all: bool = True  # False: there are more that it does not know
+
+
 class MadeRow(NamedTuple):
     """A checkpoint that this thread has made."""
 
@@ -83,6 +93,7 @@ _MADE = ", ".join(f"c.{name}" for name in MadeRow._fields)
 _RUNS = (
     f"SELECT {', '.join(RanRow._fields)} FROM runs WHERE thread = :thread AND key >= :first ORDER BY key LIMIT :limit"
 )
+_RUNS_BACK = _RUNS.replace("key >= :first ORDER BY key", "key < :before AND last_seq < :seq ORDER BY key DESC")
 _FIND = (
     f"SELECT t.key, {MADE_AT}, t.branch, t.head, t.version, t.version + t.touched, t.title, t.run, t.lease_epoch,"
     " CASE WHEN t.lease_until > :now THEN 1 ELSE 0 END, t.latest, p.saved_at,"
@@ -137,6 +148,21 @@ def partial(tx: Tx, thread: int) -> str | None:
     return row[0] if row else None
 
 
+def mail(tx: Tx, thread: int, known: Container[str], *, chars: int) -> Mail:
+    """What waits in a thread's inbox. Of what is not known, so much that it has more than these characters, or all."""
+    rows = tx.all("SELECT key, id FROM inbox WHERE thread = :thread ORDER BY key", thread=thread)
+    ids, unknown = [name for _, name in rows], [key for key, name in rows if name not in known]
+    new = list[InboxRow]()
+    for key in unknown:
+        row = tx.one("SELECT kind, id, body, created_at FROM inbox WHERE key = :key", key=key)
+        assert row is not None
+        new.append(InboxRow(*row))
+        chars -= len(new[-1].body)
+        if chars < 0:
+            break
+    return Mail(ids, new, len(new) == len(unknown))
+
+
 def last_seq(tx: Tx, branch: int) -> int:
     """The last seq of a branch that holds a message; 0 if it has none, or if there is no such branch."""
     return _highest(tx, "messages", "seq", branch, upto=END)
@@ -187,27 +213,37 @@ def _highest(tx: Tx, table: str, column: str, branch: int, *, upto: int) -> int:
 
 
 def runs(tx: Tx, thread: int, segments: Sequence[Segment], *, first: int, upto: int) -> list[RanRow]:
-    """The runs of a thread from a key on that began up to a seq, in order.
+    """The runs of a thread that began up to a seq, in order, and the one with the first key wherever it began.
 
     The runs along a branch have keys in the order of their seqs. So the first one that began later ends the search.
     """
-    found: list[RanRow] = []
+    found, known = list[RanRow](), first
     while True:
         rows = tx.all(_RUNS, thread=thread, first=first, limit=_AT_ONCE)
         for run in map(RanRow._make, rows):
-            if run.first_seq <= upto:
+            if run.first_seq <= upto or run.key == known:
                 found.append(run)
-            elif any(s.source == run.branch and s.after < run.first_seq <= s.upto for s in segments):
+            elif any(segment.has(run.branch, run.first_seq) for segment in segments):
                 return found
         if len(rows) < _AT_ONCE:
             return found
         first = rows[-1][0] + 1
 
 
-def first_run(tx: Tx, thread: int, seq: int) -> int:
-    """A key: all runs of a thread with lower ones had ended before a seq. It looks back from the last run."""
-    row = tx.one("SELECT MAX(key) FROM runs WHERE thread = :thread AND last_seq < :seq", thread=thread, seq=seq)
-    return ((row[0] if row else None) or 0) + 1
+def first_run(tx: Tx, thread: int, segments: Sequence[Segment], seq: int) -> int:
+    """A key: all runs along a branch with lower ones had ended before a seq. It looks back from the last run.
+
+    Runs of other branches do not count: after a rewind, the runs that are new end at lower seqs. Nor do those that were
+    closed as interrupted: they may have waited at that seq.
+    """
+    before = END
+    while rows := tx.all(_RUNS_BACK, thread=thread, before=before, seq=seq, limit=_FEW_RUNS):
+        for run in map(RanRow._make, rows):
+            has_ended = run.ended_at is not None and run.stop_reason != "interrupted"
+            if has_ended and any(segment.has(run.branch, run.first_seq) for segment in segments):
+                return run.key + 1
+        before = rows[-1][0]
+    return 1
 
 
 def made(tx: Tx, thread: FollowedRow, *, after: int, upto: int, version: int) -> list[MadeRow]:

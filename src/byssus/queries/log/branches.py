@@ -2,8 +2,8 @@
 
 - A branch reads the log along its segments. A new branch gets those of the one that it leaves, up to the point where it
   leaves it, and its own behind them: the list stays flat, and no message is touched.
-- A place that was reserved for a tool result and is still empty belongs to both sides: on each, the result of that side
-  goes there. So an empty place becomes the new branch's own.
+- A slot that is still empty belongs to both sides: on each, the result of that side goes there. So it becomes the new
+  branch's own.
 - A message is needed while a thread's branch, or a branch that a checkpoint reads, leads past it. `collect` removes the
   others. A transaction that starts to use a branch holds the row of a thread that uses it already, so nothing becomes
   needed while `collect` runs. One that continues a branch that no thread reads locks its row, as `collect` does.
@@ -30,6 +30,10 @@ class Segment(NamedTuple):
     source: int
     after: int
     upto: int
+
+    def has(self, branch: int | None, seq: int) -> bool:
+        """Whether it reads what a branch has at a seq."""
+        return self.source == branch and self.after < seq <= self.upto
 
 
 class Point(NamedTuple):
@@ -139,7 +143,7 @@ def write_segments(tx: Tx, branch: int, segments: Iterable[Segment]) -> None:
 
 def segments_upto(tx: Tx, point: Point) -> list[Segment]:
     """The segments of a branch that leaves another one at a point."""
-    empty = empty_places(tx, point)
+    empty = empty_slots(tx, point)
     pieces: list[Segment] = []
     for source, after, upto in segments_of(tx, point.branch, point.seq):
         start = after
@@ -166,18 +170,18 @@ def joined(pieces: Iterable[Segment]) -> list[Segment]:
 
 
 class Gap(NamedTuple):
-    """Places without a message: after one seq and up to another."""
+    """Slots without a message: after one seq and up to another."""
 
     after: int
     upto: int
 
 
-def empty_places(tx: Tx, point: Point) -> list[Gap]:
-    """The places behind the last reply, up to the point, that hold no message. Only there can one still be filled.
+def empty_slots(tx: Tx, point: Point) -> list[Gap]:
+    """The slots behind the last reply, up to the point, that hold no message. Only there can one still be filled.
 
     They are returned as ranges: a thread that was imported may have as many as there are numbers.
     """
-    if point.messages == point.seq:  # the usual case: no place is empty anywhere
+    if point.messages == point.seq:  # the usual case: no slot is empty anywhere
         return []
     last = last_reply(tx, point)
     if last == 0:

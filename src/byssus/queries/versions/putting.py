@@ -154,8 +154,8 @@ def following(tx: Tx, thread: ThreadState, new: NewCheckpointRow) -> NewCheckpoi
 
 
 def insert(tx: Tx, thread: ThreadState, new: NewCheckpointRow, point: Point, *, line: int | None = None) -> None:
-    """Add the row. Where results may still arrive before its point, it gets a branch where those places stay empty."""
-    branch = branches.make(tx, thread.key, point) if branches.empty_places(tx, point) else point.branch
+    """Add the row. Where results may still arrive before its point, it gets a branch where those slots stay empty."""
+    branch = branches.make(tx, thread.key, point) if branches.empty_slots(tx, point) else point.branch
     now: Moment | str = tx.now() if new.created_at is None else new.created_at
     tx.run(
         "INSERT INTO checkpoints (line, id, step, version, parent, branch, seq, message_count, about, body, extra,"

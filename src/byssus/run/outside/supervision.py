@@ -23,7 +23,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
-from byssus.errors import InputError, NothingToResume, ThreadBusy, ThreadInactive, ThreadMoved, ThreadQuarantined
+from byssus.errors import (
+    ByssusError,
+    InputError,
+    NothingToResume,
+    ThreadBusy,
+    ThreadInactive,
+    ThreadMoved,
+    ThreadQuarantined,
+)
 from byssus.queries.log import listing
 from byssus.queries.log.listing import InterruptedRow
 from byssus.run import termination
@@ -217,6 +225,10 @@ class Supervision:
         except _FASTER as error:
             _log.debug("thread %r is not taken over: %s", row.id, error)
             self._failures[row.id] = _Failures(0, asyncio.get_running_loop().time() + self._every)
+        except asyncio.CancelledError:
+            if self._is_stopping or _is_cancelled():
+                raise
+            self._failed(row, ByssusError(f"the agent of thread {row.id!r} waited for something that was cancelled"))
         except Exception as error:  # noqa: BLE001 - of one thread: the others go on
             self._failed(row, error)
         else:
@@ -271,6 +283,12 @@ class Supervision:
             while self._tasks:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait(set(self._tasks.values()))
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task was asked to end. Else a CancelledError comes from something that it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _log_it(taken: TakeOver) -> None:

@@ -319,7 +319,7 @@ class _Writer(_Worker):
             raise
         self._is_in_doubt = False
         if tx.outcome != "COMMIT":
-            raise StoreError(f"{self._store.name!r} rolled back what a query had tried in vain, and all with it")
+            raise StoreError(f"{self._store.name!r} rolled back a transaction, because a statement in it had failed")
         self._store.reach("after commit")
 
     def _attempt_one(self, job: Job[Any], tx: PostgresTx) -> None:

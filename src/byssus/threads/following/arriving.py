@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from byssus.errors import LeaseLost, StoreNotOpen
-from byssus.events import AgentEnd, Event, MessageEnd, MessageStart, MessageUpdate
+from byssus.events import AgentEnd, AgentStart, Event, MessageEnd, MessageStart, MessageUpdate
 from byssus.messages import AssistantMessage, encode
 from byssus.queries.following import rows as following
 from byssus.queries.log import threads
@@ -105,11 +105,12 @@ def beside(store: Store, thread_key: ThreadKey, publish: Publish) -> Publish:
             if isinstance(message, AssistantMessage) and not message.content and message.id is not None:
                 live[:] = [LiveReply(message.id, Growth())]
                 center.live[thread_key] = live[0]
-        elif isinstance(event, MessageEnd | AgentEnd) and live:
-            if center.live.get(thread_key) is live[0]:
-                del center.live[thread_key]
-            live.clear()
-            center.ring(thread_key)
+        elif isinstance(event, AgentStart):
+            center.here.add(thread_key)
+        elif isinstance(event, MessageEnd | AgentEnd):
+            center.reply_ended(thread_key, live)
+            if isinstance(event, AgentEnd):
+                center.here.discard(thread_key)
         return backlog
 
     return show

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from byssus.errors import CursorUnknown, StoreUnreachable
 from byssus.messages import AssistantMessage, Message, decode
 from byssus.queries.following import rows as following
-from byssus.queries.following.rows import FollowedRow
-from byssus.queries.log import branches, inbox, threads
+from byssus.queries.following.rows import FollowedRow, Mail
+from byssus.queries.log import branches, threads
 from byssus.store.database import Tx
 from byssus.store.operations import Runner
 from byssus.threads.following import hub
@@ -52,8 +52,9 @@ async def _follow(store: Runner, thread_key: ThreadKey, cursor: Cursor | None) -
             follower.begin_at(cursor, *await store.read(_position, thread_key, cursor))
         while True:
             live = center.live.get(thread_key)  # before the read: what was stored before it began is read first
+            was_here = thread_key in center.here
             async for found in _read_all(store, thread_key, follower, is_local=live is not None):
-                if found is not None and found.row.is_driven and live is None:
+                if found is not None and found.row.is_driven and not (was_here or thread_key in center.here):
                     center.note_watching(thread_key)
                 for item in follower.tell_deleted() if found is None else follower.tell(found):
                     yield item
@@ -83,6 +84,7 @@ async def _read_all(
             follower.made_after,
             follower.runs_from,
             follower.saved,
+            follower.inbox,
             is_local,
         )
         try:
@@ -117,6 +119,7 @@ class _Known(NamedTuple):
     made_after: int
     runs_from: int
     saved: tuple[str, int]
+    inbox: frozenset[str]
     is_local: bool
 
 
@@ -149,9 +152,9 @@ def _look(tx: Tx, thread_key: ThreadKey, known: _Known, limit: int) -> _Look:
     after, version = (min(made_after, seen.upto) - 1, known.version) if is_live else (made_after, -1)
     made = following.made(tx, row, after=after, upto=last, version=version) if row.latest is not None else []
     runs = following.runs(tx, row.key, path.segments, first=known.runs_from, upto=last + 1)
-    waiting = inbox.waiting(tx, thread_key) if is_all and row.has_mail else []
+    mail = following.mail(tx, row.key, known.inbox, chars=_PAGE_CHARS) if is_all and row.has_mail else Mail()
     arriving = _arriving(tx, row, known.saved) if is_all and row.saved_at is not None and not known.is_local else None
-    return _Look(LogPage(row, path, seen, page, last, is_all, calls, made, runs, waiting, arriving), chars)
+    return _Look(LogPage(row, path, seen, page, last, is_all, calls, made, runs, mail, arriving), chars)
 
 
 def _arriving(tx: Tx, row: FollowedRow, saved: tuple[str, int]) -> SavedPieces | None:
@@ -205,4 +208,4 @@ def _position(tx: Tx, thread_key: ThreadKey, cursor: Cursor) -> tuple[Path, int,
         raise unknown("the thread does not reach that far")
     path = Path(row.key, row.made_at, cursor.branch, segments)
     upto = cursor.seen.upto
-    return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, upto)
+    return path, following.last_call(tx, cursor.branch, upto), following.first_run(tx, row.key, segments, upto)

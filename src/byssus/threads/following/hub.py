@@ -51,6 +51,7 @@ class Hub:
     def __init__(self, store: Store) -> None:
         self._store = weakref.ref(store)
         self.live: dict[ThreadKey, LiveReply] = {}
+        self.here: set[ThreadKey] = set()  # threads with a run in this process: its replies need not be saved for us
         self._noted: dict[ThreadKey, float] = {}  # when it was noted last that a thread is watched from here
         self._bells: dict[ThreadKey, list[Bell]] = {}
         self._digests: dict[str, set[ThreadKey]] = {}
@@ -116,6 +117,14 @@ class Hub:
         """The thread may have changed, or a reply of it has grown."""
         for bell in tuple(self._bells.get(thread_key, ())):
             bell.ring()
+
+    def reply_ended(self, thread_key: ThreadKey, live: list[LiveReply]) -> None:
+        """A reply, if there is one, arrives no longer."""
+        if live:
+            if self.live.get(thread_key) is live[0]:
+                del self.live[thread_key]
+            live.clear()
+            self.ring(thread_key)
 
     # --- on the worker ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from byssus.messages import (
     AssistantMessage,
@@ -19,10 +19,9 @@ from byssus.messages import (
     UserMessage,
     decode,
 )
-from byssus.queries.following.rows import CallRow, FollowedRow, MadeRow, RanRow
+from byssus.queries.following.rows import CallRow, FollowedRow, MadeRow, Mail, RanRow
 from byssus.queries.log import branches
 from byssus.queries.log.branches import Segment
-from byssus.queries.log.inbox import InboxRow
 from byssus.queries.log.tool_calls import ANSWERED, OPEN, WAITING
 from byssus.threads.following.hub import LiveReply
 from byssus.values.following.cursors import Cursor, Offset, Seen, reply_mark, thread_mark
@@ -48,6 +47,7 @@ from byssus.values.following.items import (
     ThreadRewound,
     TitleChanged,
 )
+from byssus.values.results import StopReason
 from byssus.values.thread_key import ThreadKey
 
 _MOST_UNREAD = 256_000  # characters of a reply: a follower that is behind by more gets `Lagged`
@@ -81,13 +81,18 @@ class LogPage(NamedTuple):
     calls: list[CallRow]
     made: list[MadeRow]
     runs: list[RanRow]
-    inbox: list[InboxRow]
+    mail: Mail
     arriving: SavedPieces | None = None  # what another process has saved of a reply
 
     @property
     def is_whole(self) -> bool:
         """Whether there is nothing more to read."""
-        return self.is_all and (self.arriving is None or self.arriving.is_all)
+        return self.is_all and self.mail.is_all and (self.arriving is None or self.arriving.is_all)
+
+    def last_seq_of(self, run: RanRow) -> int:
+        """The last seq of a run along the path: a rewind may have left the rest of it, or all of it (0)."""
+        along = [segment.upto for segment in self.path.segments if segment.has(run.branch, run.first_seq)]
+        return min(run.last_seq or 0, *along) if along else 0
 
 
 class SavedPieces(NamedTuple):
@@ -113,13 +118,14 @@ class Follower:
         self.made_after = -1  # checkpoints up to this seq were sent
         # Status, attempts, and when it was asked about last, by reply and index.
         self._calls: dict[tuple[int, int], tuple[str, int, str | None]] = {}
-        self._inbox: set[str] = set()
-        self._title = ""
+        self.inbox: frozenset[str] = frozenset()  # the messages that waited when they were read last
+        self._title: str | None = ""  # None: what the client knows may be old
         self.runs_from = 0  # the key of the run that was sent last
-        self._runs: dict[int, tuple[int, bool]] = {}  # attempts, and whether the end of the last one was sent, by key
+        self._runs: dict[int, tuple[int, str | None]] = {}  # attempts, and how the last one was said to end, by key
         self._is_caught_up = False
         self.saved = ("", 0)  # up to which saved piece of a reply it was read: see `SavedPieces`
         self._last_reply: str | None = None  # the id of the reply that was stored last
+        self._is_driven = False  # whether a run held the thread when its row was found last
         self._reply: str | None = None  # the mark of the reply that is arriving
         self._offsets: dict[Strand, int] = {}
 
@@ -138,6 +144,7 @@ class Follower:
         """Go on behind a cursor, on the branch that it is of."""
         self.path, self.seen, self.calls_from, self.runs_from = path, cursor.seen, calls_from, runs_from
         self.made_after = cursor.seen.upto - 1  # one that is there may have been made since
+        self._title = None
         self._reply = cursor.reply
         self._offsets = {(block, offset.kind): offset.length for block, offset in cursor.offsets}
 
@@ -164,8 +171,9 @@ class Follower:
         for seq, message in found.page:
             while made and made[0].seq < seq:
                 yield self._checkpoint(made.pop(0))
-            yield from self._runs_before(seq, found.runs)
+            yield from self._runs_before(seq, found)
             yield from self._message(seq, message, calls)
+        yield from self._begun_again(found)
         for call in found.calls:
             if not (found.is_all and call.status == ANSWERED):
                 yield from self._call(call)
@@ -183,7 +191,7 @@ class Follower:
             yield from self.tell_arriving(found.arriving)
         elif self._reply is not None and found.row.saved_at is None and not found.row.is_driven:
             yield from self._reset()  # its run has ended without it
-        yield from self._runs_before(found.last + 1, found.runs)
+        yield from self._runs_before(found.last + 1, found)
         for call in found.calls:
             if call.status == ANSWERED:  # the run that waited for the answer has stopped before it
                 yield from self._call(call)
@@ -191,6 +199,7 @@ class Follower:
 
     def _go_along(self, found: LogPage) -> Iterator[FollowItem]:
         before, self.path, self.seen = self.path, found.path, found.seen
+        self._is_driven = bool(found.row.is_driven)
         if before is not None and before.branch != found.path.branch:
             parting = branches.parting(before.segments, found.path.segments)
             self._calls = {key: sent for key, sent in self._calls.items() if key[0] <= parting}
@@ -203,8 +212,8 @@ class Follower:
             for call in calls.get(message.tool_call_id, ()):
                 if call.reply < seq:
                     yield from self._call(call)
-        if isinstance(message, UserMessage) and message.id in self._inbox:
-            self._inbox.discard(message.id)
+        if isinstance(message, UserMessage) and message.id in self.inbox:
+            self.inbox -= {message.id}
             yield InboxHeard(self.cursor, message.id)
         if self._reply is not None:
             yield from self._close_reply(message)
@@ -222,8 +231,8 @@ class Follower:
 
     def tell_live(self, reply: LiveReply) -> Iterator[FollowItem]:
         """What is new of a reply that arrives in this process."""
-        if self.path is None or self._last_reply == reply.id:
-            return
+        if self.path is None or not self._is_driven or self._last_reply == reply.id:
+            return  # without a run that holds the thread, the reply was refused or left: it is never stored
         if self.is_behind(reply):
             yield Lagged(self.cursor)
         is_all = False
@@ -294,18 +303,25 @@ class Follower:
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def _runs_before(self, seq: int, runs: list[RanRow]) -> Iterator[FollowItem]:
-        """The runs that began at this seq or before it, and ended before it."""
-        for run in runs:
-            attempts, is_ended = self._runs.get(run.key, (0, False))
-            if run.first_seq <= seq and run.attempts > attempts:
-                attempts, is_ended, self.runs_from = run.attempts, False, max(self.runs_from, run.key)
+    def _begun_again(self, found: LogPage) -> Iterator[FollowItem]:
+        """Another attempt of the last run: before the calls, which it may have started or asked about again."""
+        for run in found.runs[-1:]:
+            if run.attempts > self._runs.get(run.key, (run.attempts, None))[0]:
+                self._runs[run.key] = (run.attempts, None)
                 yield RunBegan(self.cursor, run.id, run.cause, run.attempts)
-            if attempts and run.stop_reason is not None and not is_ended and (run.last_seq or 0) < seq:
-                is_ended = True
-                yield RunEnded(self.cursor, run.id, run.stop_reason, run.error)
+
+    def _runs_before(self, seq: int, found: LogPage) -> Iterator[FollowItem]:
+        """The runs that began at this seq or before it, and ended before it."""
+        for run in found.runs:
+            attempts, ending = self._runs.get(run.key, (0, None))
+            if run.first_seq <= seq and run.attempts > attempts:
+                attempts, ending, self.runs_from = run.attempts, None, max(self.runs_from, run.key)
+                yield RunBegan(self.cursor, run.id, run.cause, run.attempts)
+            if attempts and run.stop_reason not in (None, ending) and found.last_seq_of(run) < seq:
+                ending = run.stop_reason
+                yield RunEnded(self.cursor, run.id, cast("StopReason", ending), run.error)
             if attempts:
-                self._runs[run.key] = (attempts, is_ended)
+                self._runs[run.key] = (attempts, ending)
 
     def _call(self, call: CallRow) -> Iterator[FollowItem]:
         """What is new of a tool call."""
@@ -346,16 +362,14 @@ class Follower:
         if row.title != self._title:
             self._title = row.title
             yield TitleChanged(cursor, row.title)
-        waiting = {each.id: each for each in found.inbox}
-        for message_id in sorted(self._inbox - waiting.keys()):
+        for message_id in sorted(self.inbox.difference(found.mail.ids)):
             yield InboxWithdrawn(cursor, message_id)
-        for message_id, each in waiting.items():
-            if message_id not in self._inbox:
-                message = decode(each.body)
-                assert isinstance(message, UserMessage)
-                yield InboxPut(cursor, message_id, each.kind, message, each.created_at)
-        self._inbox = set(waiting)
-        if not self._is_caught_up:
+        for each in found.mail.new:
+            message = decode(each.body)
+            assert isinstance(message, UserMessage)
+            yield InboxPut(cursor, each.id, each.kind, message, each.created_at)
+        self.inbox = self.inbox.intersection(found.mail.ids) | {each.id for each in found.mail.new}
+        if found.mail.is_all and not self._is_caught_up:
             self._is_caught_up = True
             questions = [call.call_id for call in found.calls if call.status == WAITING]
-            yield CaughtUp(cursor, row.run, list(waiting), questions)
+            yield CaughtUp(cursor, row.run, list(found.mail.ids), questions)

@@ -6,6 +6,8 @@ that of a thread is (`threads/listing.py`): by its lease, and by whether the lea
 
 from __future__ import annotations
 
+from typing import cast
+
 from byssus.errors import InputError, NotFound
 from byssus.messages import Message, decode
 from byssus.queries.log import listing, runs
@@ -14,7 +16,7 @@ from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import ThreadId, checked_count, checked_thread, readable_id
-from byssus.values.results import RunAttempt, RunInfo, RunState
+from byssus.values.results import RunAttempt, RunInfo, RunState, StopReason
 from byssus.values.thread_key import ThreadKey
 
 _FIRST = 2**62  # above any key
@@ -79,12 +81,13 @@ async def messages(store: Runner, row: RunRow) -> list[Message]:
 
 async def _info_of(store: Runner, row: RunRow) -> RunInfo:
     """A run as it was read just now."""
+    stop_reason = cast("StopReason | None", row.stop_reason)
     return RunInfo(
         row.id,
         row.thread_id,
         row.namespace,
         await _state_of(store, row),
-        *(row.branch, row.first_seq, row.last_seq, row.began_at, row.ended_at, row.stop_reason, row.error),
+        *(row.branch, row.first_seq, row.last_seq, row.began_at, row.ended_at, stop_reason, row.error),
         *(row.cause, row.started_by, row.request_key, row.attempts, row.retries),
     )
 

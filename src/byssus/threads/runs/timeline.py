@@ -106,7 +106,11 @@ def _decision(call: TimelineCall) -> str:
             return f"{unknown if call.reason == RECOVERY else 'it needs an approval'}: a person is asked"
         if call.status == "unknown":
             return f"{unknown}, and the model was told so (recovery={call.recovery!r})"
-        return f"{unknown}: it was tried again (recovery={call.recovery!r})" if call.attempts > 1 else ""
+        if call.attempts <= 1:
+            return ""
+        if call.thread_id is not None:  # its child knows what was done
+            return "its thread was resumed"
+        return f"{unknown}: it was tried again (recovery={call.recovery!r})"
     answer = decode_answer(call.answer)
     what = "approved" if answer.is_approved else "gave the result" if answer.result is not None else "denied"
     who = call.answered_by or "a person"

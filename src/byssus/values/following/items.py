@@ -9,12 +9,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from byssus.messages import Message, UserMessage
 from byssus.values.following.records import Record, read
+
+if TYPE_CHECKING:
+    from byssus.values.results import StopReason
+else:
+    StopReason = str  # a newer version may know others, and its items are read all the same
 
 
 class _Item(Record, frozen=True, gc=False):
@@ -182,7 +187,7 @@ class RunEnded(_Item, frozen=True, tag="run_ended"):
 
     type: ClassVar[Literal["run_ended"]] = "run_ended"
     run_id: str
-    stop_reason: str | None = None
+    stop_reason: StopReason | None = None
     error: str | None = None
 
 

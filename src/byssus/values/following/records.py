@@ -53,13 +53,13 @@ def read(text: str | bytes, kinds: Mapping[str, type[Struct]], what: str) -> Any
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"this is no {what} as JSON ({error}): {text[:80]!r}") from error
+        raise InputError(f"this is no {what} as JSON ({error}): {text!r:.80}") from error
 
 
 def _from_value(value: Any, kinds: Mapping[str, type[Struct]], what: str) -> Any:
-    name = value.get("type") if isinstance(value, dict) else None
-    kind = kinds.get(name) if isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(value, dict) or not isinstance(name := value.get("type"), str):
+        raise TypeError("it has no type")
+    if (kind := kinds.get(name)) is None:
         raise InputError(
             f"the {what} type {name!r:.80} is unknown in this version; skip the {what}, or upgrade byssus to read it"
         )

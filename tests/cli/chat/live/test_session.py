@@ -27,6 +27,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
         window = Window("chat", thread, "--app", app, home=tmp_path, cwd=tmp_path, columns=columns, env=env)
         windows.append(window)
         window.wait_for("› ")
+        window.wait_for(f"Thread {thread}: ")  # it is loaded
         return window
 
     yield start
@@ -46,6 +47,9 @@ def test_an_answer_is_drawn_and_kept(chat: Chat) -> None:
     again.wait_for("You said: say this.")
     again.press("up")
     again.wait_for_on_screen("› say **this**")
+    again.press("ctrl-c", "ctrl-r")
+    again.type("**th")
+    again.wait_for_on_screen("› say **this**", "I-search backward: **th")
 
 
 def test_what_is_typed_while_an_answer_arrives_reaches_the_run_or_waits_for_its_end(chat: Chat) -> None:
@@ -193,7 +197,7 @@ def test_a_second_chat_watches_the_run_of_the_first_and_can_steer_it(chat: Chat)
     second.wait_for("(that run has ended)")
 
 
-def test_a_second_chat_that_watches_a_call_is_not_said_to_wait_for_the_model(chat: Chat, tmp_path: Path) -> None:
+def test_other_chats_watch_a_call_or_wait_for_its_end_or_fork_and_miss_nothing(chat: Chat, tmp_path: Path) -> None:
     first = chat()
     first.enter("work")
     first.wait_for_on_screen("waiting for go")
@@ -202,8 +206,20 @@ def test_a_second_chat_that_watches_a_call_is_not_said_to_wait_for_the_model(cha
     second.enter("w")
     second.wait_for_match(r"[\u2800-\u28ff] work +1 s")
     assert "waiting for the model" not in second.screen
+    third = chat()
+    third.wait_for_on_screen("watch?")
+    third.enter("l")
+    third.wait_for("(waiting for its end; Ctrl-C stops waiting)")
+    fourth = chat()
+    fourth.wait_for_on_screen("watch?")
+    fourth.enter("f")
+    fourth.wait_for("Thread main-fork-1: ")
     (tmp_path / "go").touch()
-    second.wait_for("(that run has ended)")
+    for other in (second, third):
+        other.wait_for("✓ work")
+        other.wait_for("The tool said: step 0")
+        other.wait_for("(that run has ended)")
+        assert other.transcript.count("› work") == 1
 
 
 def test_a_second_chat_shows_no_call_that_has_ended_as_running(chat: Chat) -> None:
@@ -244,7 +260,7 @@ def test_a_prompt_on_a_busy_thread_is_kept_and_the_thread_is_not_shown_again(cha
     assert second.transcript.count("› slow 300") == 1
 
 
-def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat) -> None:
+def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat: Chat, tmp_path: Path) -> None:
     first, second = chat(), chat()
     second.enter("say it there")
     second.wait_for("thread 120 tok")
@@ -255,6 +271,11 @@ def test_what_was_said_elsewhere_meanwhile_is_shown_before_the_next_answer(chat:
     first.enter("say more")
     first.wait_for("You said: say more.")
     assert first.transcript.count("(meanwhile, from elsewhere:)") == 1
+    with Window("rewind", "main", "seq:4", home=tmp_path) as other:
+        assert other.wait_for_its_end() == 0
+    first.enter("say again")
+    first.wait_for("(meanwhile, this thread was rewound elsewhere, to message 4)")
+    first.wait_for("You said: say again.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -312,8 +333,13 @@ def test_what_a_tool_prints_is_a_line_of_the_transcript(chat: Chat) -> None:
     window.wait_for("The tool said: done.")
 
 
-def test_the_arguments_of_a_call_that_were_cut_short_can_be_shown(chat: Chat) -> None:
+def test_thinking_and_arguments_that_were_cut_short_can_be_shown(chat: Chat) -> None:
     window = chat(columns=40)
+    window.enter("think")
+    window.wait_for_match(r"✻ thought for \d s, 4 words \(Ctrl-O shows\nthem\)\n\nYou said: think")
+    assert "first this" not in window.transcript
+    window.press("ctrl-o")
+    window.wait_for("  first this, then that")
     window.enter("print the first and the last of many words")
     window.wait_for("✓ print text=the first and the")
     window.wait_for("The tool said: done.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_a_database_that_is_locked_is_one_line_and_the_text_is_kept(stage: Stage
     window = stage.chat()
     window.enter("first")
     window.wait_for("You said: first.")
-    with sqlite3.connect(stage.database) as other:
+    with closing(sqlite3.connect(stage.database)) as other:
         other.execute("BEGIN IMMEDIATE")
         window.enter("second")
         window.wait_for_match("✗ another process held the write lock")
@@ -63,7 +65,7 @@ def test_a_database_of_a_newer_version_is_refused_in_one_line(stage: Stage) -> N
     window = stage.chat()
     window.press("ctrl-d")
     window.wait_for_its_end()
-    with sqlite3.connect(stage.database) as made:
+    with closing(sqlite3.connect(stage.database)) as made:
         made.execute("PRAGMA user_version = 9999")
     env = {"BYSSUS_DB": str(stage.database)}
     with Window("chat", "--app", stage.app, home=stage.folder, env=env) as refused:
@@ -72,7 +74,26 @@ def test_a_database_of_a_newer_version_is_refused_in_one_line(stage: Stage) -> N
         assert "newer" in refused.transcript
 
 
-def test_a_tool_that_hangs_can_be_stopped(stage: Stage) -> None:
+def test_a_database_that_is_read_only_is_one_line_and_the_text_is_kept(stage: Stage) -> None:
+    window = stage.chat()
+    window.enter("first")
+    window.wait_for("You said: first.")
+    stage.leave(window)
+    with stage.database.open("r+b") as file:  # the version that a program must know to write it
+        file.seek(18)
+        file.write(b"\x03")
+    window = stage.chat()
+    for number, typed in enumerate(("second", "/mark good"), 1):
+        window.enter(typed)
+        window.wait_for("✗", number)
+        window.wait_for_on_screen(f"{PROMPT} {typed}")
+        window.press("ctrl-c")
+        window.wait_until_gone(f"{PROMPT} {typed}")
+    assert re.search(r"chat\.db'\s+cannot\s+be\s+written;", window.transcript)
+    assert len(stage.messages()) == 2
+
+
+def test_a_tool_that_hangs_can_be_stopped_and_left(stage: Stage) -> None:
     window = stage.chat()
     window.enter("hang")
     window.wait_for_on_screen("hang 1 s")
@@ -80,3 +101,8 @@ def test_a_tool_that_hangs_can_be_stopped(stage: Stage) -> None:
     window.wait_for_match("✗ hang .*")
     window.enter("say hello")
     window.wait_for("You said: hello.")
+    window.enter("block")
+    window.wait_for_on_screen("block 1 s")
+    window.press("ctrl-c")
+    window.wait_for_match("✗ block .*")
+    assert stage.leave(window)[-1].text.startswith("The run was aborted during this call")

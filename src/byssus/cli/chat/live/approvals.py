@@ -99,8 +99,8 @@ def told(decided: Decided) -> str:
             return "denied"
         case Approve(arguments=dict() as arguments):
             return f"approved with other arguments: {terminal.as_json(arguments)}"
-        case ToolResult():
-            return "answered by hand"
+        case ToolResult(content=content):
+            return f"it was done: {content}"
     return "approved, always for this tool in this thread" if decided.always else "approved"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from byssus.checkpointer import CaughtUp, RunEnded, Thread
+from byssus.checkpointer import CaughtUp, MessageAdded, RunEnded, Thread
 from byssus.cli.chat.live.drawn.drawing import Drawer, Line
-from byssus.cli.chat.live.session import Conversation
+from byssus.cli.chat.live.session import Conversation, seen_in
 from byssus.cli.ids import free_fork_id
 from byssus.cli.subcommand import count
-from byssus.messages import UserMessage
+from byssus.messages import AssistantMessage, UserMessage
 from byssus.providers.history import interrupted
-from byssus.values.following.cursors import Cursor, Seen, thread_mark
+from byssus.values.following.cursors import Cursor, thread_mark
 
 _SHOWN = 8  # messages of the past
 _LOOK = 100  # messages among which is the question of an interrupted run
@@ -28,7 +28,7 @@ async def open_thread(session: Conversation) -> None:
     view.calls.end_all()
     if thread is None:
         return
-    session.seen = thread.position.head
+    session.seen = seen_in(thread)
     if state == "running":
         await _driven(session, thread)
     elif state == "interrupted":
@@ -144,12 +144,14 @@ async def _watch(session: Conversation, thread: Thread, *, is_shown: bool) -> No
     watching = "(watching; Enter says something to that run, Ctrl-C looks away)"
     view.note(watching if is_shown else "(waiting for its end; Ctrl-C stops waiting)")
     mark = thread_mark("", session.thread_id, thread.made[1])
-    after = str(Cursor(mark, thread.position.branch, Seen(min(session.seen, thread.position.head))))
+    after = str(Cursor(mark, thread.position.branch, session.seen.cut(thread.position.head)))
     ended = False
     try:
         async for item in session.cp.follow(session.thread_id, after):
             if is_shown:
                 view.follow(item)
+                if isinstance(item, MessageAdded):
+                    session.seen = session.seen.with_seq(item.seq, is_reply=isinstance(item.message, AssistantMessage))
             is_over = isinstance(item, RunEnded) or (isinstance(item, CaughtUp) and item.run_id is None)
             if is_over:
                 ended = True
@@ -167,5 +169,6 @@ async def _watch(session: Conversation, thread: Thread, *, is_shown: bool) -> No
 async def after_run(session: Conversation) -> None:
     """A run of another process is over: what it has left."""
     await session.look()
+    await session.show_news()  # all of it, if the run was not watched
     if await session.cp.state(session.thread_id) == "waiting":
         session.spawn_run(session.settle())

@@ -19,7 +19,7 @@ from typing import Any
 from prompt_toolkit.application import in_terminal
 
 from byssus import Agent, UserMessage
-from byssus.checkpointer import Checkpointer, Receipt, Waiting
+from byssus.checkpointer import Checkpointer, Receipt, Thread, Waiting
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live import approvals
 from byssus.cli.chat.live.drawn import status
@@ -35,8 +35,9 @@ from byssus.cli.screen import table, terminal
 from byssus.cli.words import in_words
 from byssus.errors import AlreadyAnswered, AnswerNeeded, ByssusError, LeaseLost, NothingToResume, ThreadBusy
 from byssus.events import Event, MessageEnd, MessageStart, MessageUpdate, StreamDone
-from byssus.messages import Usage
+from byssus.messages import AssistantMessage, Usage
 from byssus.values.decisions import Pending
+from byssus.values.following.cursors import Seen
 from byssus.values.results import RunResult
 
 _SECOND = 1.0  # between two Ctrl-C that leave
@@ -79,7 +80,7 @@ class Conversation:
         self._turn = Usage()
         self._spent = ThreadCosts()
         self._model = ""  # of the last agent
-        self.seen = 0  # the seq of the last message that was shown
+        self.seen = Seen()  # the messages that are shown
         self._was_taken = False  # the run has stored the prompt
         self._interrupted_at = float("-inf")
         self._is_stopping = False
@@ -154,8 +155,8 @@ class Conversation:
         """Ctrl-C: clear the line, else stop the answer; twice within a second: leave."""
         now = time.monotonic()
         is_second, self._interrupted_at = now - self._interrupted_at < _SECOND, now
-        if self.board.picker is not None:
-            self.board.picker.leave()
+        if self.board.leave_picker():
+            pass
         elif self.board.question is not None:
             self.board.answer(None)
         elif self.board.input.text:
@@ -263,13 +264,10 @@ class Conversation:
         except ByssusError:
             self.give_back(text)
             raise
-        self._was_taken, seen = False, self.seen
+        self._was_taken = False
         try:
-            seen = await self._show_news()
+            await self.show_news()
             await self.run(lambda agent: agent.prompt(message, raise_errors=False))
-        except ThreadBusy:
-            self.seen = seen  # what was said since is shown where that run is watched
-            raise
         except AnswerNeeded:
             self.give_back(text)
             self.view.note("(first, this thread needs an answer from you; your message is kept)")
@@ -288,7 +286,7 @@ class Conversation:
             while await self._goes_on(agent, result):
                 result = await agent.resume(raise_errors=False)
         except NothingToResume:  # another process was faster
-            await self.look()
+            await self.show_news()
         finally:
             self.view.end()
             with suppress(Exception):  # the run has said what is wrong with its database
@@ -298,6 +296,7 @@ class Conversation:
         """Say how a run has ended; whether another one has to follow it at once."""
         self.view.end()
         await self.look()
+        await self.know_end()
         if result.error is not None:
             self.fail(result.error)
             self.view.note("(/retry tries again)")
@@ -444,20 +443,29 @@ class Conversation:
         self.waiting = await self._inbox()
         user = self.agent.user_id if self.agent is not None else self.source.user
         self._spent = await status.spent_on(self.cp, self.thread_id, user)
-        last = await self.cp.load(self.thread_id, last=1)
-        self.seen = last.seqs[-1] if last is not None and last.seqs else 0
         self.screen.refresh()
 
-    async def _show_news(self) -> int:
-        """Show what others have added to the thread since the last look: the model will read it too. Returns the seq
-        of the last message that is shown."""
+    async def know_end(self) -> None:
+        """All messages of the thread are shown."""
+        self.seen = seen_in(await self.cp.load(self.thread_id, last=_NEWS))
+
+    async def show_news(self) -> None:
+        """Show what others have added to the thread: the model will read it too."""
         end = await self.cp.load(self.thread_id, last=_NEWS)
-        news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq > self.seen] if end else []
+        stored = seen_in(end)
+        if stored.last < self.seen.last:
+            what = f"rewound elsewhere, to message {stored.last}" if stored.last else "emptied or deleted elsewhere"
+            self.view.note(f"(meanwhile, this thread was {what})")
+            self.seen = stored
+        if end is None:
+            return
+        news = [message for message, seq in zip(end.messages, end.seqs, strict=True) if seq not in self.seen]
         if news:
             self.view.note("(meanwhile, from elsewhere:)")
         for message in news:
             self.view.show_message(message)
-        return end.seqs[-1] if end is not None and end.seqs else self.seen
+        self.view.calls.end_all()
+        self.seen = stored
 
     def give_back(self, text: str) -> None:
         """Put a line back that could not be used, unless something else was typed meanwhile."""
@@ -471,7 +479,7 @@ class Conversation:
         self.renew()
         self._model = ""
         self.thread_id, self.waiting, self._turn, self._spent = thread_id, [], Usage(), ThreadCosts()
-        self._sending = {}
+        self._sending, self.seen = {}, Seen()
         await self.look()
         self.known_threads = [(info.id, info.title) for info in await self.cp.threads(_KNOWN)]
         assert self.opened is not None
@@ -495,14 +503,14 @@ class Conversation:
         lines = []
         for number, each in enumerate(self.waiting, 1):
             sign = terminal.drawn("↳", ">") if each.kind == "steer" else terminal.drawn("⏲", "~")
-            text = table.cut(terminal.line(each.message.text), max(drawer.width - 14, 8))
+            text = table.cut(terminal.line(attachments.typed_in(each.message)), max(drawer.width - 14, 8))
             lines.append(drawer.line(("ask", f"{sign} {number} {WHEN[each.kind]} "), ("faint", text)))
         return lines
 
     def _status(self, drawer: Drawer) -> Line:
         model = self._model or self.source.name
         state = "watching" if self.watching is not None else ""
-        name = self.cp.name if "://" in self.cp.name else self.cp.name.rpartition("/")[2]
+        name = status.database_name(self.cp.name)
         now = Status(self.thread_id, model, state, self._spent, self._turn, len(self.waiting), name)
         return status.line(drawer, now)
 
@@ -514,7 +522,7 @@ class Conversation:
             ticks += 1
             if self.view.is_moving or self._commanded is not None:
                 self.screen.refresh()
-            if self.is_running and ticks % _LOOKS == 0:
+            if (self.is_running or self.waiting) and ticks % _LOOKS == 0:
                 with suppress(Exception):  # a database that does not answer for a moment; the run tells the rest
                     await self._look_at_inbox()
                     if self._asked is not None:
@@ -539,3 +547,13 @@ class Conversation:
             await asyncio.wait({self._run}, timeout=_LAST_WORDS)
         for task in list(self._tasks):
             task.cancel()
+
+
+def seen_in(end: Thread | None) -> Seen:
+    """All messages up to the end of a thread, without the results of calls that are still to come."""
+    if end is None or not end.seqs:
+        return Seen()
+    seen = Seen(end.seqs[0] - 1)
+    for message, seq in zip(end.messages, end.seqs, strict=True):
+        seen = seen.with_seq(seq, is_reply=isinstance(message, AssistantMessage))
+    return seen

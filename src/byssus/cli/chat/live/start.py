@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
+import sys
+import threading
+from contextlib import suppress
 
 from byssus.cli import database
 from byssus.cli.chat import plain
@@ -15,6 +19,7 @@ from byssus.cli.chat.live.printed import to_transcript
 from byssus.cli.chat.live.session import Conversation
 from byssus.cli.screen import signals, terminal
 
+_PATIENCE = 2.0  # seconds for tools that go on when the chat is left
 _HUNG_UP = 128 + signal.SIGHUP  # as a shell reports it
 
 
@@ -38,11 +43,31 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
             with to_transcript(session.view.printed):
                 return await session.talk()
 
-    with terminal.keys_to_ourselves(), asyncio.Runner() as runner:
-        code = runner.run(main())
-    if code == _HUNG_UP:
-        terminal.abandon_output()  # else Python reports the lost output at exit
+    runner, code = asyncio.Runner(), 1
+    try:
+        with terminal.keys_to_ourselves():
+            code = runner.run(main())
+        if code == _HUNG_UP:
+            terminal.abandon_output()  # else Python reports the lost output at exit
+    finally:
+        _close(runner, code)
     return code
+
+
+def _close(runner: asyncio.Runner, code: int) -> None:
+    """Close the event loop. If a tool goes on although it was stopped, as a thread can, end the process without it:
+    all is stored by now."""
+
+    def end() -> None:
+        with suppress(OSError, ValueError):  # the terminal is gone
+            sys.stdout.flush()
+        os._exit(code)
+
+    timer = threading.Timer(_PATIENCE, end)
+    timer.daemon = True
+    timer.start()
+    runner.close()
+    timer.cancel()
 
 
 def _end_with(session: Conversation) -> None:

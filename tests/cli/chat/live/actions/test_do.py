@@ -41,7 +41,10 @@ def test_threads_can_be_made_listed_renamed_and_opened(window: Window) -> None:
     window.wait_for_on_screen("user: say apples")
     window.press("enter")
     window.wait_for("Thread trip: 2 messages so far (Fruit)")
-    window.enter("/open oth")
+    window.type("/open oth")
+    window.press("tab")
+    window.wait_for_on_screen("› /open other")
+    window.press("enter")
     window.wait_for("Thread other: 2 messages so far")
 
 
@@ -93,11 +96,10 @@ def test_the_thread_goes_back_and_forth(window: Window) -> None:
     window.enter("/tree")
     window.wait_for_on_screen("tree:", "early")
     window.press("escape")
-    window.wait_until_gone("tree:")
-    assert "left left" not in window.transcript
-    window.enter("/fork early")
+    window.enter("/fork early")  # at once: it is no key with Alt
     window.wait_for("(a copy of trip: trip-fork-1)")
     window.wait_for("Thread trip-fork-1:")
+    assert "left left" not in window.transcript
     window.enter("/checkpoint there")
     window.enter("/fork")
     window.wait_for("(a copy of trip-fork-1: trip-fork-2)")
@@ -169,6 +171,9 @@ def test_what_there_is_can_be_shown_and_written(window: Window, tmp_path: Path) 
     window.press("ctrl-c")
     window.enter("/help fork")
     window.wait_for("/fork [POINT]")
+    window.enter("/theme plain")
+    window.enter("/theme blue")
+    window.wait_for("there is no theme 'blue'; choose one of dark, light, plain")
 
 
 def test_an_attached_file_is_folded_and_edit_brings_back_what_was_typed(window: Window, tmp_path: Path) -> None:
@@ -193,15 +198,19 @@ def test_a_search_shows_its_hit_beside_it_and_says_that_nothing_was_found(window
     window.wait_for_on_screen("nothing was found")
 
 
-def test_queued_messages_can_be_withdrawn(window: Window) -> None:
+def test_queued_messages_can_be_withdrawn(window: Window, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a line", "utf-8")
     window.enter("slow 100")
     window.wait_for("word3")
-    window.enter("/later say never")
-    window.wait_for_on_screen("1 later say never")
-    window.enter("/inbox")
-    window.wait_for("1  later: say never")
     window.enter("/inbox 1")
-    window.wait_for("(withdrawn: say never)")
+    window.wait_for("no message waits, so there is none to withdraw")
+    window.press("ctrl-c")
+    window.enter("/later say never @notes.txt")
+    window.wait_for_on_screen("1 later say never @notes.txt\n›")
+    window.enter("/inbox")
+    window.wait_for("1  later: say never @notes.txt\n")
+    window.enter("/inbox 1")
+    window.wait_for("(withdrawn: say never @notes.txt)")
     window.wait_for_on_screen("›\ntrip")  # what is typed next is not behind it
     window.press("ctrl-c")
     window.wait_for("[stopped]")

@@ -120,6 +120,16 @@ def test_code_is_printed_piece_by_piece_before_its_end() -> None:
     assert (last.source, last.is_last) == ("x = 1\nx = 1\nx = 1\n```", True)
 
 
+def test_code_that_arrives_is_drawn_with_a_few_lines_before_it_however_long_it_is() -> None:
+    def drawn_with(lines: int) -> str:
+        splitter = Splitter()
+        splitter.feed("```python\n" + "x = 1\n" * lines + "x")
+        (block,) = splitter.tail()
+        return block.before
+
+    assert drawn_with(50) == drawn_with(500) != ""
+
+
 def test_a_list_is_printed_item_by_item_with_its_numbers() -> None:
     splitter = Splitter()
     found = [*splitter.feed("1. a\n1. b\n\n   more of b\n1. c\n"), *splitter.end()]

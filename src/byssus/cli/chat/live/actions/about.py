@@ -115,6 +115,8 @@ async def do_inbox(session: Conversation, argument: str) -> None:
         if waiting:
             session.view.note("(/inbox N withdraws one)")
         return
+    if not session.waiting:
+        raise InputError("no message waits, so there is none to withdraw")
     if not argument.isdecimal() or not 1 <= int(argument) <= len(session.waiting):
         raise InputError(
             f"/inbox takes the number of a message that waits (1 to {len(session.waiting)}), got {argument!r}"

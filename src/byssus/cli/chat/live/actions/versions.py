@@ -143,6 +143,7 @@ async def _go_back(session: Conversation, to: str | int) -> None:
     stood = await session.cp.rewind(session.thread_id, to)
     session.view.note(f"(rewound; nothing is lost: /rewind {stood} goes back)")
     await session.look()
+    await session.know_end()
 
 
 def _nothing(drawer: Drawer) -> list[Line]:  # noqa: ARG001

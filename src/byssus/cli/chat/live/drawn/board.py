@@ -58,6 +58,7 @@ class ChatBoard:
         self.chips: Callable[[Drawer], list[Line]] = lambda drawer: []  # noqa: ARG005
         self.status: Callable[[Drawer], Line] = lambda drawer: []  # noqa: ARG005
         self.picker: Picker | None = None
+        self._kept = Document()  # what was being typed before the list
         self.question: ChatQuestion | None = None
         self.input = Buffer(
             history=history,
@@ -135,15 +136,27 @@ class ChatBoard:
 
     async def pick(self, picker: Picker) -> Any:
         """What a person picks; None if they leave."""
-        self.picker, kept = picker, self.input.document
+        self.picker, self._kept = picker, self.input.document
         self.input.set_document(Document(picker.text), bypass_readonly=True)
         picker.on_change = self._screen.refresh
         try:
             return await picker.choice()
         finally:
-            self.picker = None
-            self.input.set_document(kept, bypass_readonly=True)
-            self._screen.refresh_now()
+            if self.picker is picker:
+                self._end_picker()
+
+    def leave_picker(self) -> bool:
+        """Leave the list, if there is one. Keys that come next, however soon, go to the line as it was before."""
+        if self.picker is None:
+            return False
+        self.picker.leave()
+        self._end_picker()
+        return True
+
+    def _end_picker(self) -> None:
+        self.picker = None
+        self.input.set_document(self._kept, bypass_readonly=True)
+        self._screen.refresh_now()
 
     def _filter(self) -> None:
         if self.picker is not None:

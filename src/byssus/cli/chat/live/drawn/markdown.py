@@ -24,6 +24,7 @@ Kind = Literal["text", "item", "code", "plain"]
 
 PIECE = 8  # lines of code that are printed at once
 _CONTEXT = 200  # lines of code before a piece, for its colors
+_OPEN_CONTEXT = 24  # the same while the piece arrives: it is drawn many times a second
 _FEW = 8  # lines of an open block that are parsed again with each new one
 _ITEM = re.compile(r" {0,3}(?:[-+*]|\d{1,9}[.)]) {1,4}(?=\S)")
 _STAND_INS = {  # a short block that is continued and ended by the same lines as a long one of its kind
@@ -206,7 +207,8 @@ class _Fence:
         return [self._piece(line)]
 
     def tail(self, rest: list[str]) -> list[Block]:
-        return [self._block([*self._lines, *rest])]
+        block = self._block([*self._lines, *rest])
+        return [block._replace(before="\n".join(self._printed[-_OPEN_CONTEXT:]))]
 
     def _piece(self, closing: str | None = None) -> Block:
         block = self._block(self._lines, closing=closing)

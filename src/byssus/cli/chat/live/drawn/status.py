@@ -43,6 +43,13 @@ async def spent_on(cp: Checkpointer, thread_id: str, user_id: str | None) -> Thr
     return ThreadCosts(session["total_tokens"], session["total_cost"], left)
 
 
+def database_name(name: str) -> str:
+    """What of a path or a DSN tells it from others: the file, or the server and its database."""
+    if "://" not in name:
+        return name.rpartition("/")[2]
+    return name.partition("?")[0].rpartition("@")[2].rpartition("://")[2]
+
+
 def line(drawer: Drawer, status: Status) -> Line:
     """The parts that fit, the important ones first."""
     parts = [("bold", terminal.line(status.thread))]

@@ -285,7 +285,7 @@ class View:
         took = "" if seconds is None else f" for {seconds:.0f} s"
         self.folded.append(lambda drawer: [[], *drawer.text(text.strip(), "faint", indent=2)])
         label = f"{terminal.drawn('✻', '*')} thought{took}, {words:,} words (Ctrl-O shows them)"
-        self._screen.show(lambda drawer: [[], drawer.line(("faint", label))])
+        self._screen.show(lambda drawer: [[], *drawer.text(label, "faint")])
 
     def note(self, text: str) -> None:
         """A remark of the chat itself."""

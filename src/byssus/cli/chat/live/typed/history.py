@@ -28,13 +28,23 @@ def history() -> History:
         return InMemoryHistory()
     path = folder / _NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_private(folder)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o600))
         path.chmod(0o600)
         _shorten(path)
     except OSError:
         return InMemoryHistory()
     return _Kept(str(path))
+
+
+def _make_private(folder: Path) -> None:
+    """Make the directory as a database there would be made: what lies beside the history is private, too."""
+    if folder.is_dir():
+        return
+    _make_private(folder.parent)
+    with suppress(FileExistsError):  # another process was faster
+        folder.mkdir(0o700)
+        folder.chmod(0o700)  # a umask may take from the owner, too
 
 
 def _shorten(path: Path) -> None:

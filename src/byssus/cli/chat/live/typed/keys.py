@@ -61,8 +61,9 @@ def bindings(chat: Chat, board: ChatBoard) -> KeyBindings:
     add("escape", when=is_typing & Condition(lambda: board.question is not None), do=lambda: board.answer(None))
     for name, steps in (("up", -1), ("c-p", -1), ("down", 1), ("c-n", 1), ("pageup", -8), ("pagedown", 8)):
         add(name, when=is_picking, do=partial(_pick, board, "move", steps))
-    for name, what in (("enter", "take"), ("c-j", "take"), ("escape", "leave")):
-        add(name, when=is_picking, do=partial(_pick, board, what))
+    for name in ("enter", "c-j"):
+        add(name, when=is_picking, do=partial(_pick, board, "take"))
+    keys.add("escape", filter=is_picking, eager=True)(lambda _: board.leave_picker())  # no key with Alt is awaited
     add("c-c", when=~is_searching, do=chat.interrupt)
     add(Keys.SIGINT, do=chat.interrupt)
     add("c-d", when=is_typing & Condition(lambda: not board.input.text), do=lambda: _end(chat, board))
@@ -124,7 +125,5 @@ def _complete(board: ChatBoard) -> None:
 
 
 def _end(chat: Chat, board: ChatBoard) -> None:
-    if board.picker is not None:
-        board.picker.leave()
-    elif not board.answer(None):
+    if not board.leave_picker() and not board.answer(None):
         chat.leave()
