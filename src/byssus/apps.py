@@ -122,6 +122,18 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     return App(name, _checked(found, name))
 
 
+def app_of(app: App | Factory | Mapping[str, Factory] | str, agent: str | None = None) -> App:
+    """The app that is named (`module:factory`), or that a program passes as a factory or a dict of factories."""
+    if isinstance(app, str):
+        return load_app(app, agent=agent)
+    if isinstance(app, App):
+        return app
+    if isinstance(app, Mapping):
+        chosen = _chosen(app, agent, "app=")
+        return App(f"app= (agent {chosen!r})", _checked(app[chosen], "app="))
+    return App(getattr(app, "__qualname__", "app="), _checked(app, "app="))
+
+
 def _imported(name: str, folder: str, where: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)

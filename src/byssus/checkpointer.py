@@ -30,6 +30,7 @@ from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
 from byssus.tasks import schedules, tasks
+from byssus.tasks import steps as task_steps
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
@@ -348,6 +349,8 @@ class Checkpointer(abc.ABC):
     resume_task = awaited(tasks.resume_task)
     cancel_task = awaited(tasks.cancel_task)
     retry_task = awaited(tasks.retry_task)
+    send_event = awaited(task_steps.send_event)
+    task_steps = awaited(task_steps.task_steps)
 
     create_schedule = awaited(schedules.create_schedule)
     get_schedule = awaited(schedules.get_schedule)

@@ -41,6 +41,7 @@ from byssus.accounts.rows import (
     TaskError,
     TaskRow,
     TaskStatus,
+    TaskStepRow,
     ToolLogRow,
     ToolUsage,
     UsageCounts,
@@ -59,6 +60,7 @@ from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
 from byssus.tasks import schedules, tasks
+from byssus.tasks import steps as task_steps
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.following import follow, watching
@@ -92,6 +94,7 @@ __all__ = [
     "TaskError",
     "TaskRow",
     "TaskStatus",
+    "TaskStepRow",
     "ToolLogRow",
     "ToolUsage",
     "UsageCounts",
@@ -248,6 +251,8 @@ class AgentStorage:
     resume_task = blocking(tasks.resume_task)
     cancel_task = blocking(tasks.cancel_task)
     retry_task = blocking(tasks.retry_task)
+    send_event = blocking(task_steps.send_event)
+    task_steps = blocking(task_steps.task_steps)
 
     create_schedule = blocking(schedules.create_schedule)
     get_schedule = blocking(schedules.get_schedule)

@@ -9,7 +9,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"cli", "__main__"},
         {"worker", "doors", "memory", "maintenance", "threads", "tools", "providers", "values"},
     ),
-    "worker": ({"worker"}, {"doors", "run", "tasks", "threads", "queries", "store", "values"}),
+    "worker": (
+        {"worker"},
+        {"doors", "run", "tasks", "threads", "queries", "store", "middleware", "tools", "values"},
+    ),
     "adapters": ({"adapters"}, {"memory", "values"}),
     "doors": (
         {"__init__", "agent", "apps", "checkpointer", "config", "storage", "testing"},

@@ -14,6 +14,7 @@ from byssus.tasks.rows import ScheduleRow as ScheduleRow  # noqa: PLC0414 - like
 from byssus.tasks.rows import TaskError as TaskError  # noqa: PLC0414 - likewise
 from byssus.tasks.rows import TaskRow as TaskRow  # noqa: PLC0414
 from byssus.tasks.rows import TaskStatus as TaskStatus  # noqa: PLC0414
+from byssus.tasks.rows import TaskStepRow as TaskStepRow  # noqa: PLC0414
 
 if not TYPE_CHECKING and sys.version_info < (3, 12):
     with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along

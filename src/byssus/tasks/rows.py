@@ -8,9 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from byssus.queries.tasks.schedules import Schedule
+from byssus.queries.tasks.steps import StepKind, StepRow, StepStatus
 from byssus.queries.tasks.tasks import Asked as Asked  # noqa: PLC0414 - a part of these types
 from byssus.queries.tasks.tasks import Task
 from byssus.queries.tasks.tasks import TaskStatus as TaskStatus  # noqa: PLC0414 - likewise
+from byssus.values.decisions import Recovery
 
 if not TYPE_CHECKING and sys.version_info < (3, 12):
     with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along
@@ -107,6 +109,25 @@ def schedule_row(schedule: Schedule) -> ScheduleRow:
     )
 
 
+class TaskStepRow(TypedDict):
+    """A durable step of a task: a call, a sleep, or a wait for an event.
+
+    A call that is `started` is running, or may have run when its worker died. One that is `waiting` asks a person:
+    `send_event(task_id, "step:<name>", ...)` answers. `until` is when a sleep is over, or when a wait has failed.
+    """
+
+    kind: StepKind
+    name: str
+    status: StepStatus
+    recovery: Recovery | None
+    attempts: int
+    result: Any
+    error: TaskError | None
+    until: str | None
+    started_at: str
+    ended_at: str | None
+
+
 def task_row(task: Task) -> TaskRow:
     """A task as a dict."""
     return TaskRow(
@@ -135,4 +156,20 @@ def task_row(task: Task) -> TaskRow:
         asked=task.asked,  # type: ignore[typeddict-item]
         schedule=task.schedule,
         worker=None if task.lease_owner is None else task.lease_owner.split(" ", 1)[0],
+    )
+
+
+def step_row(step: StepRow) -> TaskStepRow:
+    """A step as a dict."""
+    return TaskStepRow(
+        kind=step.kind,  # type: ignore[typeddict-item]
+        name=step.name,
+        status=step.status,  # type: ignore[typeddict-item]
+        recovery=step.recovery,  # type: ignore[typeddict-item]
+        attempts=step.attempts,
+        result=None if step.result is None else json.loads(step.result),
+        error=None if step.error is None else json.loads(step.error),
+        until=step.until,
+        started_at=step.started_at,
+        ended_at=step.ended_at,
     )

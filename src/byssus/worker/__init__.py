@@ -24,6 +24,7 @@ from byssus.worker.outcomes import (
     WorkerDied,
 )
 from byssus.worker.processes import ProcessContext
+from byssus.worker.steps import StepResultInvalid, StepUnknown
 from byssus.worker.worker import Worker
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "ProcessFailed",
     "ResultTooLarge",
     "Retry",
+    "StepResultInvalid",
+    "StepUnknown",
     "TaskContext",
     "TaskStopped",
     "ThreadContext",

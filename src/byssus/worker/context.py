@@ -7,6 +7,7 @@ methods, which block.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from byssus.checkpointer import Checkpointer
@@ -15,27 +16,30 @@ from byssus.queries.tasks import claims
 from byssus.queries.tasks.tasks import Task
 from byssus.signals import Signal
 from byssus.store.operations import Blocking, Runner, to_the_end
+from byssus.values.decisions import Recovery
 from byssus.values.inputs import checked_text
 from byssus.values.thread_key import ThreadKey
 from byssus.worker.outcomes import TaskStopped
+from byssus.worker.steps import SteppedAttempt, Steps, bound, current, perform_beside, perform_here, seconds_of
 
 _LONGEST_NOTE = 1_000
 
 
-class Attempt(Protocol):
+class Attempt(SteppedAttempt, Protocol):
     """The task that runs, as far as its context has to know it (`running.py`)."""
 
     @property
     def task(self) -> Task: ...
-    @property
-    def epoch(self) -> int: ...
     @property
     def key(self) -> ThreadKey: ...
     @property
     def signal(self) -> Signal: ...
     @property
     def draining(self) -> Signal: ...
-    def lose(self) -> None: ...
+    @property
+    def grace(self) -> float: ...
+    @property
+    def max_result(self) -> int: ...
 
 
 class TaskContext:
@@ -57,6 +61,8 @@ class TaskContext:
         self.checkpointer = checkpointer
         self._running = running
         self._runner = runner
+        perform = perform_here if isinstance(runner, Blocking) else perform_beside
+        self._steps = Steps(self.id, running, runner, perform, max_result=running.max_result)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {self.type!r})"
@@ -72,8 +78,12 @@ class TaskContext:
         return self._running.draining.aborted
 
     def idempotency_key(self, name: str = "") -> str:
-        """A key for other services that stays the same in each attempt at this task, and at this step of it."""
-        return f"{self.id}:{checked_text('name', name)}" if name else self.id
+        """A key for other services that stays the same in each attempt at this task: of a step, or of the task.
+
+        Without a name it is the key of the step that is running.
+        """
+        name = checked_text("name", name) or current() or ""
+        return f"{self.id}:{name}" if name else self.id
 
     async def checkpoint(self) -> None:
         """A pause point: raises `TaskStopped` if the task is to stop."""
@@ -88,6 +98,37 @@ class TaskContext:
         if not await self._runner.write(claims.set_progress, running.key, self.id, running.epoch, amount, text):
             running.lose()
             raise TaskStopped
+
+    # The first two parameters are positional: the function may have parameters with these names.
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        recovery: Recovery = "never",
+        check: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function once: its result is stored as JSON, and returned from there when the handler starts again.
+
+        A function that raises is called again in the next attempt. `recovery` is for a call that was interrupted and
+        may have taken effect: "never" raises `StepUnknown`, "retry" calls it again (see `idempotency_key`), "check"
+        asks `check`, which gets the same arguments and returns `Done(result)`, `NotDone()` or `Unknown()`, and "ask"
+        waits for the event `step:<name>`. A name that is used again stands for another step.
+        """
+        return await self._steps.step(name, bound(function, args, kwargs), recovery, bound(check, args, kwargs))
+
+    async def sleep(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+        """Return when the time is over. The task holds no worker meanwhile; its handler starts again then."""
+        await self._steps.sleep(seconds_of(days=days, hours=hours, minutes=minutes, seconds=seconds))
+
+    async def wait_for(self, name: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - it outlives the process
+        """Return the value of an event, which `send_event(task_id, name, value)` sends. Holds no worker meanwhile.
+
+        After `timeout` seconds without the event it raises TimeoutError, now and whenever the handler starts again.
+        """
+        return await self._steps.wait_for(name, timeout)
 
 
 class ThreadContext:
@@ -109,6 +150,27 @@ class ThreadContext:
     def progress(self, fraction: float, note: str | None = None) -> None:
         """Store how far the task is, from 0 to 1, with a note. A pause point."""
         to_the_end(self._context.progress(fraction, note))
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        recovery: Recovery = "never",
+        check: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function once: see `TaskContext.step`. It is called here, on the handler's OS thread."""
+        return to_the_end(self._context.step(name, function, *args, recovery=recovery, check=check, **kwargs))
+
+    def sleep(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+        """Return when the time is over. The task holds no worker meanwhile; its handler starts again then."""
+        to_the_end(self._context.sleep(days=days, hours=hours, minutes=minutes, seconds=seconds))
+
+    def wait_for(self, name: str, timeout: float | None = None) -> Any:
+        """Return the value of an event: see `TaskContext.wait_for`."""
+        return to_the_end(self._context.wait_for(name, timeout))
 
 
 def thread_context(running: Attempt, checkpointer: Checkpointer) -> ThreadContext:

@@ -35,7 +35,7 @@ class TaskStopped(BaseException):
 
 
 class Suspended(BaseException):
-    """Raised by a context that has given its task back: nothing else is to be written about this attempt."""
+    """Unwinds a handler that sleeps or waits; its task is given back then. Let it pass; it is no `Exception`."""
 
 
 class UnknownTaskType(ByssusError):
@@ -81,7 +81,7 @@ class Stopped(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """The context has given the task back: it sleeps, or waits for an event."""
+    """The task is given back: it sleeps, or waits for an event."""
 
 
 Outcome: TypeAlias = Returned | Failed | Stopped | GivenBack
@@ -104,15 +104,22 @@ def outcome_of_value(value: Any, max_result: int) -> Outcome:
 
 def outcome_of_error(error: BaseException) -> Outcome:
     """What an exception of a handler comes to."""
-    if isinstance(error, TaskStopped):
+    if _is(error, TaskStopped):
         return STOPPED
-    if isinstance(error, Suspended):
+    if _is(error, Suspended):
         return GivenBack()
     return Failed(
         error_json(error),
-        may_retry=not isinstance(error, NoRetry),
+        may_retry=not _is(error, NoRetry),
         retry_after=error.after if isinstance(error, Retry) else None,
     )
+
+
+def _is(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an exception is of this kind, or a task group has raised one that is."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kind) is not None
+    return isinstance(error, kind)
 
 
 def error_json(error: BaseException) -> str:

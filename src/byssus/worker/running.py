@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from byssus.checkpointer import Checkpointer
 from byssus.errors import StoreError, StoreNotOpen
-from byssus.queries.tasks import claims
+from byssus.queries.tasks import claims, steps
 from byssus.queries.tasks.claims import ClaimedTask, HeldTask
 from byssus.signals import Signal
 from byssus.store import keeper
@@ -38,6 +38,7 @@ from byssus.worker.outcomes import (
     error_json,
 )
 from byssus.worker.processes import ProcessAttempt
+from byssus.worker.steps import Suspension
 
 Reason: TypeAlias = Literal["pause", "cancel", "deadline", "drain", "lost"]
 
@@ -70,6 +71,8 @@ class RunningTask:
         self.handler = handler
         self.signal = Signal()  # why the task is to stop
         self.draining = Signal()  # the worker is about to end
+        self.suspension: Suspension | None = None  # how the task is given back, if its handler was unwound by a wait
+        self.grace, self.max_result = host.grace, host.max_result
         self._host = host
         self._store = host.checkpointer.store
         self._loop = asyncio.get_running_loop()
@@ -86,12 +89,21 @@ class RunningTask:
     def __repr__(self) -> str:
         return f"RunningTask({self.task.id!r}, {self.task.type!r})"
 
+    @property
+    def must_stop(self) -> bool:
+        """Whether the handler is to stop at its next pause point."""
+        return self.signal.aborted
+
     async def run(self) -> None:
         """Do the task and write how it ended."""
         try:
             if self._seconds_left is not None:
                 self._later(max(self._seconds_left, 0), lambda: self.stop("deadline"))
             outcome = self._without_handler() if self.handler is None else await self._handled(self.handler)
+            if self.suspension is not None:
+                if isinstance(outcome, Failed):
+                    _log.warning("task %r failed while it was unwound to wait: %s", self.task.id, outcome.error)
+                outcome = GivenBack()
             await self._settle(outcome)
         finally:
             for timer in self._timers:
@@ -217,7 +229,7 @@ class RunningTask:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def _settle(self, outcome: Outcome) -> None:
-        while not self._is_lost and not isinstance(outcome, GivenBack):
+        while not self._is_lost:
             try:
                 if not await self._write(outcome):
                     _log.info("task %r was lost to another worker; its outcome is not written", self.task.id)
@@ -236,6 +248,8 @@ class RunningTask:
         if self.signal.reason == "deadline":
             late = DeadlineMissed(f"the deadline of the task was {self.task.deadline}, and it had not ended")
             outcome = Failed(error_json(late), may_retry=False)
+        if isinstance(outcome, GivenBack) and self.suspension is not None:
+            return await store.write(steps.give_back, self.key, *self.suspension)
         if isinstance(outcome, Failed):
             fail = claims.fail_limited if is_limited else claims.fail
             after = backoff(self.task.retry_count) if outcome.retry_after is None else outcome.retry_after

@@ -36,6 +36,7 @@ from byssus.store.jobs import TASKS
 from byssus.threads.following import hub
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import checked_choice
+from byssus.worker import ready
 from byssus.worker.handlers import Handler, HandlerLoop, checked_handler
 from byssus.worker.limits import Limit
 from byssus.worker.outcomes import (
@@ -47,6 +48,7 @@ from byssus.worker.outcomes import (
     WorkerDied,
     error_json,
 )
+from byssus.worker.ready import AppSource
 from byssus.worker.running import RunningTask, backoff
 from byssus.worker.ticking import ticking
 
@@ -69,8 +71,9 @@ class Worker:
     tasks; `@worker.task(type)` adds one. At most `concurrency` tasks run at once; `limits` has a `Limit` for each
     limited type. A task whose worker has died is taken by another one when its process is known to have ended, or after
     `lease_seconds`. A handler that is asked to stop has `grace` seconds. Tasks without a handler fail; with
-    `unknown="leave"` they are left to other workers. `max_result` is the largest result in characters of JSON. `app` is
-    for tasks of the type "agent".
+    `unknown="leave"` they are left to other workers. `max_result` is the largest result in characters of JSON. `app`
+    (`module:factory`, a factory, or a dict of factories) makes the agents of the ready-made types `agent`, `summarize`
+    and `title`, unless there are handlers for these types.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Worker:
         grace: float = 20.0,
         unknown: Literal["fail", "leave"] = "fail",
         max_result: int = MAX_RESULT,
-        app: Any = None,
+        app: AppSource | None = None,
     ) -> None:
         self.checkpointer = place if isinstance(place, Checkpointer) else checkpointer_for(place)
         self.app = app
@@ -97,6 +100,7 @@ class Worker:
         self._leaves_unknown = checked_choice("unknown", unknown, ("fail", "leave")) == "leave"
         self._has_rates = any(limit.per_second is not None for limit in self._limits.values())
         self._handlers: dict[str, Handler] = {}
+        self._ready = {} if app is None else ready.handlers(app)
         for kind, function in (handlers or {}).items():
             self.add(kind, function)
         self._running: dict[tuple[str, int], RunningTask] = {}
@@ -182,7 +186,7 @@ class Worker:
 
     def knows(self) -> list[str]:
         """The types of tasks that it has handlers for."""
-        return sorted(self._handlers)
+        return sorted({*self._handlers, *self._ready})
 
     def is_limited(self, kind: str) -> bool:
         """Whether there is a limit for this type."""
@@ -265,7 +269,7 @@ class Worker:
         for each in claimed:
             task = each.task
             self._served[task.type] = task.owner
-            running = RunningTask(self, each, self._handlers.get(task.type))
+            running = RunningTask(self, each, self._handlers.get(task.type) or self._ready.get(task.type))
             self._running[task.id, running.epoch] = running
             attempt = asyncio.create_task(running.run())
             self._attempts.add(attempt)
@@ -281,7 +285,7 @@ class Worker:
 
     def _types(self) -> list[str] | None:
         """The types that are claimed; None: all. Those without a handler are looked for at each scan."""
-        return list(self._handlers) if self._leaves_unknown or not self._takes_unknown else None
+        return self.knows() if self._leaves_unknown or not self._takes_unknown else None
 
     def _until_scan(self) -> float:
         return self._scanned_at + _SCAN - asyncio.get_running_loop().time() if self._scanned_at else 0.0

@@ -427,7 +427,7 @@ TASK_STEPS = Table(
         Column("started_at", "time"),
         Column("ended_at", "time", is_optional=True),
     ),
-    unique=("task", "name"),
+    unique=("task", "kind", "name"),
     parked="name = 'parked ' || CAST(key AS TEXT)",
     not_exported="part of the line of a task",
 )

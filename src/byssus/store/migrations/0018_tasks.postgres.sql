@@ -43,7 +43,7 @@ CREATE TABLE task_steps (
   until      TEXT,                     -- when a sleep is over, or a wait has taken too long
   started_at TEXT NOT NULL,
   ended_at   TEXT,
-  UNIQUE (task, name)
+  UNIQUE (task, kind, name)
 );
 
 -- Types of tasks that are limited: who claims one locks its row. How many may start now, and when that was counted.
