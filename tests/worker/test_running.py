@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from byssus.checkpointer import Checkpointer
+from byssus.checkpointer import Checkpointer, SQLiteCheckpointer
 from byssus.errors import IllegalMove, InputError
 from byssus.queries.tasks import claims
 from byssus.queries.tasks.claims import HeldTask, Wish
@@ -281,6 +282,20 @@ def test_a_lease_that_has_run_out_is_renewed_if_nobody_has_taken_the_task(databa
         dead = claims.Dead(task["id"], held.epoch, False, 0)
         assert await cp.store.write(claims.recover, KEY, [dead], "{}") == []
         assert await cp.store.write(claims.complete, KEY, held, "1")
+
+    with_cp(database, use)
+
+
+def test_a_task_that_ran_when_a_backup_was_taken_is_run_again_in_the_backup(database: Database, tmp_path: Path) -> None:
+    async def use(cp: Checkpointer) -> None:
+        task = await cp.create_task(None, "t", None)
+        await claimed(cp, task["id"], seconds=0)
+        await cp.backup(tmp_path / "backup.db")
+        async with SQLiteCheckpointer(tmp_path / "backup.db") as copy:
+            assert (await task_of(copy, task["id"]))["worker"] is None
+            async with Worker(copy, {"t": lambda ctx, payload: "done"}):
+                assert (await became(copy, task["id"], "pending", "completed"))["retry_count"] == 1
+        assert (await task_of(cp, task["id"]))["worker"] == "nobody"
 
     with_cp(database, use)
 

@@ -87,25 +87,6 @@ class TaskRow(TypedDict):
     worker: str | None
 
 
-class TaskStepRow(TypedDict):
-    """A durable step of a task: a call, a sleep, or a wait for an event.
-
-    A call that is `started` is running, or may have run when its worker died. One that is `waiting` asks a person:
-    `send_event(task_id, "step:<name>", ...)` answers. `until` is when a sleep is over, or when a wait has failed.
-    """
-
-    kind: StepKind
-    name: str
-    status: StepStatus
-    recovery: Recovery | None
-    attempts: int
-    result: Any
-    error: TaskError | None
-    until: str | None
-    started_at: str
-    ended_at: str | None
-
-
 def schedule_row(schedule: Schedule) -> ScheduleRow:
     """A schedule as a dict."""
     return ScheduleRow(
@@ -126,6 +107,25 @@ def schedule_row(schedule: Schedule) -> ScheduleRow:
         created_at=schedule.created_at,
         updated_at=schedule.updated_at,
     )
+
+
+class TaskStepRow(TypedDict):
+    """A durable step of a task: a call, a sleep, or a wait for an event.
+
+    A call that is `started` is running, or may have run when its worker died. One that is `waiting` asks a person:
+    `send_event(task_id, "step:<name>", ...)` answers. `until` is when a sleep is over, or when a wait has failed.
+    """
+
+    kind: StepKind
+    name: str
+    status: StepStatus
+    recovery: Recovery | None
+    attempts: int
+    result: Any
+    error: TaskError | None
+    until: str | None
+    started_at: str
+    ended_at: str | None
 
 
 def task_row(task: Task) -> TaskRow:
