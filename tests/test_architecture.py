@@ -321,7 +321,7 @@ TESTS = {file.relative_to(REPOSITORY).as_posix(): file for file in sorted((REPOS
 # call, or together with the modules that they were made for.
 COVERED_BY: dict[str, list[str]] = {
     "__init__.py": ["test_architecture.py"],
-    "__main__.py": ["cli/chat/test_chat.py"],
+    "__main__.py": ["cli/chat/test_chat.py", "cli/test_ending.py"],
     "errors.py": ["providers/test_failures.py", "run/test_failures.py", "store/test_operations.py"],
     "cli/chat/agents.py": ["cli/chat/test_ask.py", "cli/chat/test_resume.py"],
     "cli/chat/plain.py": ["cli/chat/test_chat.py"],

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from byssus.cli import ending
 from byssus.cli.parser import commands_of, parser_for
 from byssus.cli.screen import pager, terminal
 from byssus.cli.words import did_you_mean, in_words
@@ -38,6 +39,20 @@ _REPORTS = _Reports(logging.ERROR)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    code = 1
+    try:
+        code = _run(argv)
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as exiting:
+        code = exiting.code if isinstance(exiting.code, int) else 1
+        raise
+    finally:
+        ending.close_runners(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     terminal.prepare()
     typed = [terminal.typed(word) for word in (sys.argv[1:] if argv is None else argv)]
     parser = parser_for(typed)
@@ -59,8 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         terminal.abandon_output()
         return 141
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:  # noqa: BLE001 - a person at a shell gets one line, whatever it is
         terminal.abandon_output()
         if args.debug:

@@ -155,6 +155,9 @@ def test_an_interrupted_run_is_resumed_and_not_prompted_again(database: Database
         await die(cp, agent, first)
         result = await agent_on(cp, ["done"], tools=[acting.tool]).prompt("go", key="k")
         assert result.text == "done"
+        assert [message.text for message in result.messages] == ["did 1", "done"]  # since it was resumed
+        later = await agent_on(cp, []).prompt("go", key="k")
+        assert [message.text for message in later.messages] == ["go", "", "did 1", "done"]
         assert await texts(cp, "t") == ["go", "", "did 1", "done"]
         assert len(await cp.runs("t")) == 1
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from byssus import ToolCall, UserMessage
+from byssus import Approve, Ask, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer
 from byssus.errors import NetworkFailed
 from byssus.providers.scripted import ScriptedProvider
+from byssus.queries.log import listing
+from byssus.values.thread_key import ThreadKey
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
@@ -84,6 +86,70 @@ def test_a_timeline_tells_what_still_waits_and_who_approved(database: Database) 
         await cp.answer("t", "/a", "approve", by="ann")
         await agent_on(cp, ["gone"], tools=[deleting.tool]).resume()
         assert any("ann approved" in text for _, text in await steps(cp, waits.run_id))
+
+    with_cp(database, use)
+
+
+def test_a_timeline_has_each_answer_with_who_when_and_from_where(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        shared = Deleting(approval=Ask("sure?", approvers=2))
+        calls = [delete("/a"), delete("/b"), delete("/c")]
+        run_id = (await agent_on(cp, [calls], tools=[shared.tool]).prompt("go")).run_id
+        await cp.answer("t", "/a", "approve", by="ann", source="web")
+        assert any("a person is asked (1 of 2 approvals)" in text for _, text in await steps(cp, run_id))
+        await cp.answer("t", "/a", "approve", by="bob", source="cli")
+        await cp.answer("t", "/b", "approve", by="bob")
+        await cp.answer("t", "/b", "deny", by="ann")
+        await cp.answer("t", "/c", "deny")
+        await agent_on(cp, [[delete("/d")]], tools=[Deleting().tool]).resume()
+        await cp.answer("t", "/d", Approve({"path": "/e"}), by="cy")
+        await agent_on(cp, ["done"], tools=[Deleting().tool]).resume()
+        found = await cp.timeline(run_id)
+        assert [step.text for step in found if step.kind == "answer"] == [
+            "delete (/a): ann approved from web",
+            "delete (/a): bob approved from cli",
+            "delete (/b): bob approved",
+            "delete (/b): ann denied",
+            "delete (/c): a person denied",
+            "delete (/d): cy approved with edited arguments",
+        ]
+        calls_of = {step.details["call_id"]: step.details for step in found if step.kind == "tool_call"}
+        assert {call_id: call["decision"] for call_id, call in calls_of.items()} == {
+            "/a": "ann, bob approved",
+            "/b": "ann denied",
+            "/c": "a person denied",
+            "/d": "cy approved with edited arguments",
+        }
+        assert [call["edited_arguments"] for call in calls_of.values()] == [None, None, None, {"path": "/e"}]
+        assert [(each["by"], each["source"]) for each in calls_of["/a"]["approvals"]] == [
+            ("ann", "web"),
+            ("bob", "cli"),
+        ]
+
+    with_cp(database, use)
+
+
+def test_a_timeline_has_the_quarantine_of_its_run_and_its_lifting(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        earlier = (await agent_on(cp, ["Hi."]).prompt("hello")).run_id
+        acting = Acting(hangs=1)
+        agent = agent_on(cp, [[act(1)]], tools=[acting.tool])
+        running = asyncio.create_task(agent.prompt("go"))
+        await acting.begun.wait()
+        await die(cp, agent, running)
+        (run, _) = await cp.runs("t")
+        (died,) = await cp.store.read(listing.interrupted)
+        assert await cp.store.write(listing.quarantine, ThreadKey("", "t"), died.epoch)
+        assert (await steps(cp, run.id))[-1] == (
+            "quarantine",
+            "quarantined: too many of its processes died; a person must lift it",
+        )
+        assert await cp.lift_quarantine("t")
+        assert (await steps(cp, run.id))[-1] == ("quarantine", "a person lifted the quarantine")
+        await agent_on(cp, ["done"], tools=[Acting().tool]).resume()
+        later = (await agent_on(cp, ["Bye."]).prompt("go")).run_id
+        told = [[kind for kind, _ in await steps(cp, each)].count("quarantine") for each in (earlier, run.id, later)]
+        assert told == [0, 1, 0]
 
     with_cp(database, use)
 

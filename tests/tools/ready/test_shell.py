@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from byssus.events import ToolExecutionUpdate
 from byssus.providers.scripted import ScriptedProvider
 from byssus.tools.ready import shell
 from byssus.tools.ready.shell import PASSED_ON
+from tests.support.cases import case
 from tests.support.postgres import wait_until
 from tests.support.tools import run
 
@@ -82,25 +84,36 @@ def test_of_much_output_the_head_and_the_tail_are_kept(tmp_path: Path) -> None:
     assert result.details["bytes"] == 50_000_013
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo begun; sleep 600",
-        "trap '' TERM HUP INT; echo begun; while :; do sleep 600; done",
-        "echo begun; exec >&- 2>&-; sleep 600",
-        "echo begun; yes",
-        "echo begun; kill -STOP $$",
-        "for i in 1 2 3 4 5 6 7 8; do (trap '' TERM; sleep 600) & done; echo begun; wait",
-    ],
-    ids=["hangs", "ignores SIGTERM", "closes its output", "prints for ever", "stops", "forks"],
-)
-def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path, command: str) -> None:
-    result = done(tmp_path, f"echo $$ > group; {command}", seconds=1)
+ENDLESS = {
+    "hangs": "echo begun; sleep 600",
+    "ignores SIGTERM": "trap '' TERM HUP INT; echo begun; while :; do sleep 600; done",
+    "closes its output": "echo begun; exec >&- 2>&-; sleep 600",
+    "stops": "echo begun; kill -STOP $$",
+    "forks": "for i in 1 2 3 4 5 6 7 8; do (trap '' TERM; sleep 600) & done; echo begun; wait",
+}
+
+
+def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    def try_it(name: str) -> None:
+        with case(name):
+            (tmp_path / name).mkdir()
+            is_killed_in_time(tmp_path / name, ENDLESS[name])
+
+    with ThreadPoolExecutor(len(ENDLESS)) as pool:  # they mostly wait
+        assert len(list(pool.map(try_it, ENDLESS))) == len(ENDLESS)
+
+
+def test_a_command_that_prints_for_ever_is_killed(tmp_path: Path) -> None:
+    is_killed_in_time(tmp_path, "echo begun; yes")
+
+
+def is_killed_in_time(folder: Path, command: str) -> None:
+    result = done(folder, f"echo $$ > group; {command}", seconds=1)
     assert result.is_error
     assert result.text.startswith("begun")
     assert result.text.endswith("[killed after 1 s: it may have taken effect in part]")
     assert result.details["timed_out"]
-    group = pid_in(tmp_path / "group")
+    group = pid_in(folder / "group")
     wait_until(lambda: not members(group), f"{command} goes on")
 
 

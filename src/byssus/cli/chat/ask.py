@@ -14,7 +14,7 @@ from typing import Any
 
 from byssus import Agent
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database
+from byssus.cli import database, ending
 from byssus.cli.chat import agents
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.screen import terminal
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     checkpointer = database.checkpointer_of(args)
     thread_id = args.thread or f"ask-{clock.new_id()[:_ID_LENGTH]}"
     try:
-        result = asyncio.run(_ask(source, checkpointer, thread_id, prompt))
+        result = ending.closed_last(asyncio.Runner()).run(_ask(source, checkpointer, thread_id, prompt))
     except ByssusError as error:
         raise in_words(error, thread_id) from error
     if sys.stderr is not None and sys.stderr.isatty() and args.thread is None:

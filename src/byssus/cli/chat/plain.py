@@ -23,7 +23,7 @@ from typing import Any
 
 from byssus import Agent, AssistantMessage, ToolCall, UserMessage
 from byssus.checkpointer import Checkpointer, Thread
-from byssus.cli import database
+from byssus.cli import database, ending
 from byssus.cli.chat import agents
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.screen import terminal
@@ -39,7 +39,8 @@ _LOOK = 100  # messages: among the last ones is the question of an interrupted r
 def run(args: argparse.Namespace, source: AgentSource) -> int:
     """Talk until the input ends."""
     checkpointer = database.checkpointer_of(args)
-    with _sigterm_leaves(), terminal.keys_to_ourselves(), asyncio.Runner() as runner:
+    runner = ending.closed_last(asyncio.Runner())
+    with _sigterm_leaves(), terminal.keys_to_ourselves():
         runner.run(checkpointer.open())
         try:
             agent = runner.run(source.agent(checkpointer, args.thread))

@@ -9,7 +9,7 @@ from typing import Any
 
 from byssus import AssistantMessage, ToolCall, ToolResultMessage
 from byssus.checkpointer import Checkpointer
-from byssus.cli import database
+from byssus.cli import database, ending
 from byssus.cli.chat import agents
 from byssus.cli.chat.agents import AgentSource, NoModel
 from byssus.cli.ids import known_thread
@@ -40,17 +40,17 @@ def _run(args: argparse.Namespace) -> int:
     if args.lift and args.thread is None:
         raise InputError("--lift needs the thread: byssus resume THREAD --lift; 'byssus threads' shows which ones")
     cp = database.existing_checkpointer_of(args)
-    with asyncio.Runner() as runner:
-        runner.run(cp.open())
-        try:
-            threads = runner.run(_threads(cp, args.thread, lift=args.lift))
-            if not threads:  # and no model or app is needed to say so
-                terminal.remark("No run was interrupted.\n")
-                return 0
-            source = _source(args, runner, cp, threads)  # outside the event loop: an app may run one while it loads
-            finished = [runner.run(_is_finished(source, cp, thread)) for thread in threads]
-        finally:
-            runner.run(cp.close())
+    runner = ending.closed_last(asyncio.Runner())
+    runner.run(cp.open())
+    try:
+        threads = runner.run(_threads(cp, args.thread, lift=args.lift))
+        if not threads:  # and no model or app is needed to say so
+            terminal.remark("No run was interrupted.\n")
+            return 0
+        source = _source(args, runner, cp, threads)  # outside the event loop: an app may run one while it loads
+        finished = [runner.run(_is_finished(source, cp, thread)) for thread in threads]
+    finally:
+        runner.run(cp.close())
     return 0 if all(finished) else 1
 
 

@@ -360,10 +360,14 @@ class TimelineCall(NamedTuple):
     answer: str | None
     answered_by: str | None
     answered_at: str | None
+    answered_from: str | None
+    edited: str | None
+    approvers: int
     asked_at: str | None
     started_at: str | None
     ended_at: str | None
     elapsed_ms: float | None
+    key: int
     thread_id: str | None = None  # the child thread that it ran on
 
 
@@ -398,3 +402,21 @@ def calls(tx: Tx, run: RunRow) -> list[TimelineCall]:
         last=2**62 if run.last_seq is None else run.last_seq,
     )
     return [TimelineCall(*row) for row in rows]
+
+
+class Quarantine(NamedTuple):
+    """Since when the thread of a run is quarantined because of it, and when a person lifted that last."""
+
+    since: str | None
+    lifted_at: str | None
+
+
+def quarantine(tx: Tx, run: int) -> Quarantine:
+    """The quarantine of a run. The thread keeps no earlier ones."""
+    row = tx.one(
+        "SELECT CASE WHEN t.run = r.id THEN t.quarantined_at END,"
+        " CASE WHEN t.lifted_at >= r.began_at AND t.lifted_at <= COALESCE(r.ended_at, t.lifted_at) THEN t.lifted_at END"
+        " FROM runs r JOIN threads t ON t.key = r.thread WHERE r.key = :run",
+        run=run,
+    )
+    return Quarantine(*row) if row else Quarantine(None, None)

@@ -1,10 +1,11 @@
-"""What happened in a run, in order: attempts, messages, model calls, tool calls, and the end.
+"""What happened in a run, in order: attempts, messages, model calls, tool calls, answers of people, and the end.
 
 Nothing is stored for it. It is read from the run's rows, its messages and the ledger.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import accumulate
@@ -13,12 +14,13 @@ from typing import Any
 import msgspec
 
 from byssus.messages import AssistantMessage, Message, decode, plain
-from byssus.queries.log import runs
-from byssus.queries.log.runs import AttemptRow, RunRow, TimelineCall, TimelineMessage
+from byssus.queries.log import answers, runs
+from byssus.queries.log.answers import EXPIRY, ApprovalRow
+from byssus.queries.log.runs import AttemptRow, Quarantine, RunRow, TimelineCall, TimelineMessage
 from byssus.store.operations import Runner
 from byssus.threads.encoding import PAGE
 from byssus.threads.runs.records import found
-from byssus.values.decisions import RECOVERY, decode_answer
+from byssus.values.decisions import RECOVERY, kind_of
 from byssus.values.inputs import ThreadId
 from byssus.values.results import RunStep
 
@@ -38,8 +40,14 @@ async def timeline(store: Runner, run_id: str, thread_id: ThreadId | None = None
             turn += isinstance(message, AssistantMessage)
             messages.append(_message(logged, message, turn))
         after = page[-1].seq
-    calls = [_call(call) for call in await store.read(runs.calls, row)]
-    return [*_in_order(attempts, messages, *([call] for call in calls)), *_end(row)]
+    single = [*_quarantine(await store.read(runs.quarantine, row.key))]
+    calls = await store.read(runs.calls, row)
+    shared = [call.key for call in calls if call.approvers > 1]
+    given = await store.read(answers.approvals, shared) if shared else []
+    for call in calls:
+        approvals = [approval for approval in given if approval.call == call.key]
+        single += [_call(call, approvals), *_answers(call, approvals)]
+    return [*_in_order(attempts, messages, *([step] for step in single)), *_end(row)]
 
 
 def _in_order(*lines: Sequence[RunStep]) -> list[RunStep]:
@@ -88,9 +96,19 @@ def _message(logged: TimelineMessage, message: Message, turn: int) -> RunStep:
     return RunStep(began_at, "model_call", text, about)
 
 
-def _call(call: TimelineCall) -> RunStep:
-    about = {name: value for name, value in call._asdict().items() if name != "answer"}
-    about["decision"] = decision = _decision(call)
+def _quarantine(known: Quarantine) -> Iterator[RunStep]:
+    if known.lifted_at is not None:
+        yield RunStep(known.lifted_at, "quarantine", "a person lifted the quarantine", {"is_lifted": True})
+    if known.since is not None:
+        text = "quarantined: too many of its processes died; a person must lift it"
+        yield RunStep(known.since, "quarantine", text, {"is_lifted": False})
+
+
+def _call(call: TimelineCall, approvals: Sequence[ApprovalRow]) -> RunStep:
+    about = {name: value for name, value in call._asdict().items() if name not in ("answer", "edited", "key")}
+    about["edited_arguments"] = None if call.edited is None else json.loads(call.edited)
+    about["approvals"] = [{"by": each.person, "at": each.given_at, "source": each.source} for each in approvals]
+    about["decision"] = decision = _decision(call, approvals)
     took = "" if call.elapsed_ms is None else f", {call.elapsed_ms / 1_000:.1f} s"
     often = "" if call.attempts <= 1 else f", {call.attempts} attempts"
     where = "" if call.thread_id is None else f" on thread {call.thread_id}"
@@ -98,12 +116,37 @@ def _call(call: TimelineCall) -> RunStep:
     return RunStep(call.started_at or call.asked_at or call.ended_at or "", "tool_call", text, about)
 
 
-def _decision(call: TimelineCall) -> str:
+def _answers(call: TimelineCall, approvals: Sequence[ApprovalRow]) -> Iterator[RunStep]:
+    """Each approval of several, and the answer."""
+    given: list[tuple[str, str | None, str | None, str]]
+    given = [(each.given_at, each.person, each.source, "approve") for each in approvals]
+    kind = kind_of(call.answer)
+    if kind is not None and call.answered_at is not None and not (given and kind == "approve"):
+        given.append((call.answered_at, call.answered_by, call.answered_from, kind))
+    for at, by, source, answer in given:
+        where = "" if source in (None, EXPIRY) else f" from {source}"
+        text = f"{call.name} ({call.call_id}): {_who(by, source)} {_what(call, answer)}{where}"
+        yield RunStep(at, "answer", text, {"call_id": call.call_id, "answer": answer, "by": by, "source": source})
+
+
+def _who(by: str | None, source: str | None) -> str:
+    return by or ("no answer in time:" if source == EXPIRY else "a person")
+
+
+def _what(call: TimelineCall, answer: str) -> str:
+    if answer != "approve":
+        return "denied" if answer == "deny" else "gave the result"
+    return "approved" if call.edited is None else "approved with edited arguments"
+
+
+def _decision(call: TimelineCall, approvals: Sequence[ApprovalRow]) -> str:
     """What a person was asked and answered, or what became of a call whose outcome was unknown."""
     unknown = "its outcome was unknown after an interruption"
-    if call.answer is None:
+    answer = kind_of(call.answer)
+    if answer is None:
         if call.reason is not None and call.status == "waiting":
-            return f"{unknown if call.reason == RECOVERY else 'it needs an approval'}: a person is asked"
+            so_far = f" ({len(approvals)} of {call.approvers} approvals)" if call.approvers > 1 else ""
+            return f"{unknown if call.reason == RECOVERY else 'it needs an approval'}: a person is asked{so_far}"
         if call.status == "unknown":
             return f"{unknown}, and the model was told so (recovery={call.recovery!r})"
         if call.attempts <= 1:
@@ -111,10 +154,11 @@ def _decision(call: TimelineCall) -> str:
         if call.thread_id is not None:  # its child knows what was done
             return "its thread was resumed"
         return f"{unknown}: it was tried again (recovery={call.recovery!r})"
-    answer = decode_answer(call.answer)
-    what = "approved" if answer.is_approved else "gave the result" if answer.result is not None else "denied"
-    who = call.answered_by or "a person"
-    return f"{unknown}: {who} {what}" if call.reason == RECOVERY else f"{who} {what}"
+    who = _who(call.answered_by, call.answered_from)
+    if answer == "approve" and approvals:
+        who = ", ".join(each.person for each in approvals)
+    decided = f"{who} {_what(call, answer)}"
+    return f"{unknown}: {decided}" if call.reason == RECOVERY else decided
 
 
 def _end(row: RunRow) -> list[RunStep]:

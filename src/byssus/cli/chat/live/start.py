@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
-import sys
-import threading
-from contextlib import suppress
 
-from byssus.cli import database
+from byssus.cli import database, ending
 from byssus.cli.chat import plain
 from byssus.cli.chat.agents import AgentSource
 from byssus.cli.chat.live.actions import do
@@ -19,7 +15,6 @@ from byssus.cli.chat.live.printed import to_transcript
 from byssus.cli.chat.live.session import Conversation
 from byssus.cli.screen import signals, terminal
 
-_PATIENCE = 2.0  # seconds for tools that go on when the chat is left
 _HUNG_UP = 128 + signal.SIGHUP  # as a shell reports it
 
 
@@ -43,31 +38,11 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
             with to_transcript(session.view.printed):
                 return await session.talk()
 
-    runner, code = asyncio.Runner(), 1
-    try:
-        with terminal.keys_to_ourselves():
-            code = runner.run(main())
-        if code == _HUNG_UP:
-            terminal.abandon_output()  # else Python reports the lost output at exit
-    finally:
-        _close(runner, code)
+    with terminal.keys_to_ourselves():
+        code = ending.closed_last(asyncio.Runner()).run(main())
+    if code == _HUNG_UP:
+        terminal.abandon_output()  # else Python reports the lost output at exit
     return code
-
-
-def _close(runner: asyncio.Runner, code: int) -> None:
-    """Close the event loop. If a tool goes on although it was stopped, as a thread can, end the process without it:
-    all is stored by now."""
-
-    def end() -> None:
-        with suppress(OSError, ValueError):  # the terminal is gone
-            sys.stdout.flush()
-        os._exit(code)
-
-    timer = threading.Timer(_PATIENCE, end)
-    timer.daemon = True
-    timer.start()
-    runner.close()
-    timer.cancel()
 
 
 def _end_with(session: Conversation) -> None:
