@@ -106,8 +106,8 @@ class RunResult(Struct, Generic[T], frozen=True):
     calls wait for a person (`agent.pending`, `agent.answer`); or the limit that ended it: turn_limit, token_limit,
     cost_limit, time_limit, quota_limit (the user's). It is "interrupted" only where a request key names a run that
     another prompt has replaced, and "handed_over" if the run has not ended and another process goes on with it
-    (`agent.hand_over`). `messages` and `usage` are those of the run; after `resume()`, those since then. `output` is the
-    value that was asked for with `output=`.
+    (`agent.hand_over`). `messages` and `usage` are those of the run; after `resume()`, those since then. `output` is
+    the value that was asked for with `output=`.
     """
 
     run_id: str
