@@ -68,7 +68,8 @@ async def _use_tasks(cp: Checkpointer) -> None:
 
     async def work(ctx: TaskContext, payload: str) -> str:
         await ctx.progress(0.5, "half")
-        return await ctx.step("echo", str, payload) + await ctx.wait_for("more")
+        echo: str = await ctx.step("echo", str, payload)
+        return f"{echo}{await ctx.wait_for('more')}"
 
     await cp.create_session(None, session_id="tasks")
     made = await cp.create_task("tasks", "work", "hi", unique_key="once", message="Do it, please")
