@@ -88,8 +88,8 @@ def test_a_worker_is_woken_by_a_task(database: Database) -> None:
             await cp.cancel_task(paused["id"])
             await cp.update_task_status(paused["id"], "pending")
             assert (await became(cp, paused["id"]))["result"] == 3
-            assert worker.running == []
         assert doing.done == [1, 1, 3]
+        assert worker.running == []
 
     with_two(database, use)
 
