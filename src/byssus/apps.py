@@ -93,11 +93,8 @@ def load(config: Config) -> App | None:
     return load_app(config.app.value, agent=config.agent.value, folder=config.folder, origin=origin)
 
 
-def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
-    """Import `module:factory`, with this directory first in the places where modules are looked for.
-
-    `agent` is the name of one of several; `origin` tells errors where the target was written.
-    """
+def load_object(target: str, *, folder: str | None = None, origin: str = "") -> Any:
+    """Import `module:name`, with this directory first in the places where modules are looked for."""
     where = f" ({origin})" if origin else ""
     module_name, _, path = target.partition(":")
     if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
@@ -106,6 +103,16 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     found: Any = module
     for part in path.split("."):
         found = _member(found, part, target, where)
+    return found
+
+
+def load_app(target: str, *, agent: str | None = None, folder: str | None = None, origin: str = "") -> App:
+    """Import `module:factory`, with this directory first in the places where modules are looked for.
+
+    `agent` is the name of one of several; `origin` tells errors where the target was written.
+    """
+    where = f" ({origin})" if origin else ""
+    found = load_object(target, folder=folder, origin=origin)
     name = repr(target) + where
     if isinstance(found, Mapping):
         chosen = _chosen(found, agent, name)
@@ -113,6 +120,18 @@ def load_app(target: str, *, agent: str | None = None, folder: str | None = None
     elif agent:
         raise AppFailed(f"app {name} is one factory, not a dict of them; leave out --agent {agent}")
     return App(name, _checked(found, name))
+
+
+def app_of(app: App | Factory | Mapping[str, Factory] | str, agent: str | None = None) -> App:
+    """The app that is named (`module:factory`), or that a program passes as a factory or a dict of factories."""
+    if isinstance(app, str):
+        return load_app(app, agent=agent)
+    if isinstance(app, App):
+        return app
+    if isinstance(app, Mapping):
+        chosen = _chosen(app, agent, "app=")
+        return App(f"app= (agent {chosen!r})", _checked(app[chosen], "app="))
+    return App(getattr(app, "__qualname__", "app="), _checked(app, "app="))
 
 
 def _imported(name: str, folder: str, where: str) -> ModuleType:

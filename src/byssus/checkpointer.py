@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from byssus.accounts import sessions, tasks, tool_log, usage, users
+from byssus.accounts import sessions, tool_log, usage, users
 from byssus.errors import InputError, StoreNotOpen
 from byssus.run.outside.supervision import Factory, Supervision, TakeOver
 from byssus.signals import refuse_in_loop
@@ -29,6 +29,8 @@ from byssus.store.lazy import LazyModule
 from byssus.store.opening import exists, is_dsn
 from byssus.store.operations import awaited, direct
 from byssus.store.sqlite.file import check_busy_timeout, check_durability, check_path
+from byssus.tasks import schedules, tasks
+from byssus.tasks import steps as task_steps
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.approvals import ToolCallRecord
@@ -355,6 +357,19 @@ class Checkpointer(abc.ABC):
     update_task = awaited(tasks.update_task)
     update_task_status = awaited(tasks.update_task_status)
     delete_task = awaited(tasks.delete_task)
+    pause_task = awaited(tasks.pause_task)
+    resume_task = awaited(tasks.resume_task)
+    cancel_task = awaited(tasks.cancel_task)
+    retry_task = awaited(tasks.retry_task)
+    send_event = awaited(task_steps.send_event)
+    task_steps = awaited(task_steps.task_steps)
+
+    create_schedule = awaited(schedules.create_schedule)
+    get_schedule = awaited(schedules.get_schedule)
+    pause_schedule = awaited(schedules.pause_schedule)
+    resume_schedule = awaited(schedules.resume_schedule)
+    delete_schedule = awaited(schedules.delete_schedule)
+    schedules = awaited(schedules.list_schedules)
 
     get_usage_stats = awaited(usage.get_usage_stats)
     get_session_usage = awaited(usage.get_session_usage)

@@ -8,6 +8,7 @@ A message names the thing, the value and the next step. The tree branches by wha
     │   ├── ArgumentsInvalid               correct the arguments of an approval: they do not fit the tool
     │   ├── CursorUnknown                  follow without `after`: the cursor is of no position in this thread
     │   ├── ForksUndecided                 pass forks="keep" or "erase": what is to be erased has forks
+    │   ├── IllegalMove                    look at the task first: its state does not allow this move
     │   ├── KeyReused                      use a new key: this one began a run with another prompt
     │   ├── NotFound                       name one that exists: an unknown thread, checkpoint or call
     │   ├── NothingToResume                call prompt(): the last reply is complete, and nothing is open
@@ -100,6 +101,18 @@ class ForksUndecided(InputError):
     def __init__(self, message: str, forks: list[str]) -> None:
         super().__init__(message)
         self.forks = forks
+
+
+class IllegalMove(InputError):
+    """A task cannot make this move from the state that it is in. `legal` has the moves that it can make."""
+
+    def __init__(self, task_id: str, status: str, asked: str, legal: Sequence[str]) -> None:
+        moves = ", ".join(f"{move}_task" for move in legal) or "none"
+        super().__init__(f"task {task_id!r} is {status}, and {asked}_task is not possible; legal moves: {moves}")
+        self.task_id = task_id
+        self.status = status
+        self.asked = asked
+        self.legal = list(legal)
 
 
 class KeyReused(InputError):

@@ -17,7 +17,7 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-from byssus.accounts import sessions, tasks, tool_log, usage, users
+from byssus.accounts import sessions, tool_log, usage, users
 from byssus.accounts.rows import (
     BackupResult,
     CallStatus,
@@ -31,14 +31,17 @@ from byssus.accounts.rows import (
     ProblemRow,
     RepairResult,
     RestoreResult,
+    ScheduleRow,
     SearchHit,
     SearchKind,
     SearchOrder,
     SessionRow,
     SessionStatus,
     SessionUsage,
+    TaskError,
     TaskRow,
     TaskStatus,
+    TaskStepRow,
     ToolLogRow,
     ToolUsage,
     UsageCounts,
@@ -56,6 +59,8 @@ from byssus.store import opening
 from byssus.store.database import Durability, Store
 from byssus.store.handle import Handle
 from byssus.store.operations import blocking, iterated
+from byssus.tasks import schedules, tasks
+from byssus.tasks import steps as task_steps
 from byssus.threads import approvals, checkpoints, erasure, forks, listing, retention, thread
 from byssus.threads import inbox as inbox_operations
 from byssus.threads.following import follow, watching
@@ -79,14 +84,17 @@ __all__ = [
     "ProblemRow",
     "RepairResult",
     "RestoreResult",
+    "ScheduleRow",
     "SearchHit",
     "SearchKind",
     "SearchOrder",
     "SessionRow",
     "SessionStatus",
     "SessionUsage",
+    "TaskError",
     "TaskRow",
     "TaskStatus",
+    "TaskStepRow",
     "ToolLogRow",
     "ToolUsage",
     "UsageCounts",
@@ -239,6 +247,19 @@ class AgentStorage:
     update_task = blocking(tasks.update_task)
     update_task_status = blocking(tasks.update_task_status)
     delete_task = blocking(tasks.delete_task)
+    pause_task = blocking(tasks.pause_task)
+    resume_task = blocking(tasks.resume_task)
+    cancel_task = blocking(tasks.cancel_task)
+    retry_task = blocking(tasks.retry_task)
+    send_event = blocking(task_steps.send_event)
+    task_steps = blocking(task_steps.task_steps)
+
+    create_schedule = blocking(schedules.create_schedule)
+    get_schedule = blocking(schedules.get_schedule)
+    pause_schedule = blocking(schedules.pause_schedule)
+    resume_schedule = blocking(schedules.resume_schedule)
+    delete_schedule = blocking(schedules.delete_schedule)
+    schedules = blocking(schedules.list_schedules)
 
     get_usage_stats = blocking(usage.get_usage_stats)
     get_session_usage = blocking(usage.get_session_usage)

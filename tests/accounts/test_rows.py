@@ -47,7 +47,11 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
         store.log_tool_call("t", "look", {}, {"seen": 1}, 1, success=False, error_message="no", message_id="m")
         tasks = [store.create_task("t", "sum", {"of": [1]}), store.create_task("t", "sum", None, 1)]
         tasks.append(store.update_task_status(tasks[0]["id"], "completed", {"is": 1}))
+        assert store.send_event(tasks[1]["id"], "approval", {"by": "ann"}) is False
         store.set_price("gpt", input=1, output=2.5)
+        schedules = [store.create_schedule("a", "sum", {"of": [1]}, every=60, session_id="t")]
+        schedules.append(store.create_schedule("b", "sum", cron="0 9 * * *", zone="Europe/Oslo", user_id="ann"))
+        schedules.append(store.pause_schedule("b"))
         stats = [store.get_usage_stats("ann"), store.get_session_usage("t"), store.get_usage_stats(users[1]["id"])]
         backup = store.backup(tmp_path / "spare.db")
         orders = [store.search("needle"), store.search("needle", order="relevance")]
@@ -57,7 +61,9 @@ def told(database: Database, tmp_path: Path) -> dict[str, list[Any]]:
             "HistoryRow": known(store.get_conversation_history("t")),
             "FoundMessage": store.find_messages("look"),
             "TaskRow": [*tasks, *known(store.list_tasks("t"))],
+            "TaskStepRow": store.task_steps(tasks[1]["id"]),
             "ToolLogRow": [*known(store.list_tool_calls("t")), store.get_tool_call(logged)],
+            "ScheduleRow": schedules,
             "SearchHit": [hit for hits in orders for hit in hits],
             "UsageStats": stats,
             "PriceRow": list(store.get_prices().values()),
@@ -75,7 +81,7 @@ def test_every_row_is_what_its_type_says(told: dict[str, list[Any]]) -> None:
         assert some, name
         for row in some:
             check(row, KINDS[name])
-    inside = {"DayUsage", "ModelUsage", "SessionUsage", "ToolUsage", "UsageCounts", "ProblemRow"}
+    inside = {"TaskError", "DayUsage", "ModelUsage", "SessionUsage", "ToolUsage", "UsageCounts", "ProblemRow"}
     assert KINDS.keys() == told.keys() | inside, "a row of each kind belongs here"
     full = told["UsageStats"][0]
     assert all(full[name] for name in ("by_day", "by_model", "by_session", "tool_usage"))

@@ -58,6 +58,7 @@ FOR_PROGRAMS = (
     "threads/retention.py",
     "tools/",
     "values/",
+    "worker/",
 )
 BY_CLASS = {"errors.py", "run/loop.py"}  # told anew by the class of the error: see below
 

@@ -280,7 +280,7 @@ def test_an_import_makes_no_user_no_task_no_usage_and_delivers_no_message(
         assert tree is not None
         assert {*names} == {info.id for info in await there.threads()}
         (record,) = [record for record in caplog.records if record.name == "byssus.import"]
-        for what in ("users (1)", "tasks (4)", "usage (", "queued messages (1)", "owners (", "trusted=True"):
+        for what in ("users (1)", "tasks (10)", "usage (", "queued messages (1)", "owners (", "trusted=True"):
             assert what in record.getMessage()
 
     with_both(database, other, use)

@@ -31,6 +31,7 @@ from byssus.values.thread_key import ThreadKey
 from tests.support import forked
 from tests.support.approvals import Deleting, delete
 from tests.support.databases import DATABASES
+from tests.support.exports import fill_tasks
 from tests.support.leases import agent_on, claim, lease_of, unfinished, waiting
 from tests.support.marks import mark, marked, memory_on, summarize
 from tests.support.tool_calls import Acting, act, interrupt
@@ -197,9 +198,22 @@ async def fill_session(cp: Checkpointer) -> None:
         await cp.update_tool_call(call, output_data={"b": 2})
         task = await cp.create_task(name, "a type", {"a": "\0"}, priority=-3)
         await cp.update_task_status(task["id"], "failed", ["\ud800"])
+    await fill_tasks(cp, "session", "alice")
+    await cp.store.write(schedule)
     await cp.consume_quota("alice", 7)
     await cp.pause_session("session")
     await cp.delete_thread("deleted")
+
+
+def schedule(tx: Tx) -> None:
+    for name, thread in (("nightly", "NULL"), ("hourly", "(SELECT key FROM threads WHERE id = 'session')")):
+        tx.run(
+            "INSERT INTO schedules (id, thread, owner, type, payload, priority, max_retries, cron, every, zone, missed,"
+            f" status, next_at, created_at, updated_at) VALUES (:id, {thread}, 'alice', 't', '[]', 0, 3, NULL, 0.5,"
+            " 'UTC', 'one', 'active', :now, :now, :now)",
+            id=name,
+            now=tx.now(),
+        )
 
 
 async def fill_versions(cp: Checkpointer) -> None:

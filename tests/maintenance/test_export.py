@@ -497,7 +497,7 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
             ([*lines, lines[1]], "nothing can come behind the end"),
             ([*lines, *lines], "nothing can come behind the end"),
             ([lines[0].replace("alice", "carol"), *lines[1:]], "something in the lines of this user was changed"),
-            ([lines[0].replace('"format":5', '"format":6'), *lines[1:]], "line 1: this was exported by a newer"),
+            ([lines[0].replace('"format":6', '"format":7'), *lines[1:]], "line 1: this was exported by a newer"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":[[9')], "cannot be a fork of"),
             ([*lines[:-1], lines[-1].replace('"forks":[[', '"forks":["x",[')], "the forks cannot be"),
             ([*lines[begin : ends[0]], *lines], "line \\d+: this is no beginning of a thread"),
@@ -624,7 +624,7 @@ def test_nothing_that_is_said_of_a_user_is_taken_for_granted(database: Database)
             for value in values
         ]
         kinds = [row.get("row") for row in rows]
-        for kind in ("usage", "tool_usage"):
+        for kind in ("usage", "tool_usage", "task"):
             at = kinds.index(kind)
             cases += [
                 ([*lines[:at], dumps({**rows[at], field: value}), *lines[at + 1 :]], f"^line {at + 1}: ")
@@ -637,7 +637,7 @@ def test_nothing_that_is_said_of_a_user_is_taken_for_granted(database: Database)
         headers: list[dict[str, Any]] = [{"user": user} for user in ("", None, 7, "\0", "\ud800")]
         for header in (*headers, {"more": 1}):
             cases += [([dumps({**rows[0], **header}), *lines[1:]], "^line 1: a user cannot be")]
-        cases.append(([lines[0].replace('"format":5', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
+        cases.append(([lines[0].replace('"format":6', '"format":1'), *lines[1:]], "^line 2: this is no beginning"))
         await refuse(cp, [(sealed_user(damaged), complaint) for damaged, complaint in cases])
         assert await bring(cp, lines) == []
 
@@ -690,7 +690,8 @@ def test_what_is_arriving_is_nobodys_task_yet_and_nothing_is_left_of_what_was_gi
         async def given() -> AsyncIterator[str]:
             for line in lines:
                 if line is lines[-1]:
-                    seen.append([await cp.list_tasks(), await cp.get_task(tasks[0]["id"])])
+                    known = [task for task in await cp.list_tasks() or [] if task["session_id"] is not None]
+                    seen.append([known, await cp.get_task(tasks[0]["id"])])
                     raise InputError("that is all")
                 yield line
 
@@ -730,6 +731,13 @@ NEW: dict[int, dict[str, tuple[str, ...]]] = {
         "end": ("runs",),
     },
     5: {"thread": ("below", "parent_call"), "end": ()},
+    6: {
+        "task": (
+            *("run_at", "deadline", "unique_key", "parent", "schedule", "progress", "progress_note", "waits_for"),
+            *("asked", "lease_until", "steps", "error"),
+        ),
+        "end": (),
+    },
 }
 
 
@@ -754,13 +762,16 @@ def as_before(lines: list[str], written: int = 1) -> list[str]:
 
 
 def unanswered(seen: list[Any]) -> list[Any]:
-    """What is seen of a thread, without the times of answers, which came with the fourth format."""
-    return [
-        [each._replace(answered_at=None) if isinstance(each, ToolCallRecord) else each for each in part]
-        if isinstance(part, list)
-        else part
-        for part in seen
-    ]
+    """What is seen of a thread, without what came with later formats: the times of answers, and much about tasks."""
+    return [[_as_seen_before(each) for each in part] if isinstance(part, list) else part for part in seen]
+
+
+def _as_seen_before(each: Any) -> Any:
+    if isinstance(each, ToolCallRecord):
+        return each._replace(answered_at=None)
+    if isinstance(each, dict) and "max_retries" in each:
+        return {name: value for name, value in each.items() if name not in (*NEW[6]["task"], "parent_id")}
+    return each
 
 
 def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, other: Database) -> None:
@@ -780,7 +791,7 @@ def test_an_export_from_before_there_were_marks_is_imported_without_any(database
             [
                 ([*old[:at], new[at], *old[at:]], f"^line {at + 1}: a mark cannot come here"),
                 (
-                    [new[0].replace('"format":5', '"format":2'), *new[1:]],
+                    [new[0].replace('"format":6', '"format":2'), *new[1:]],
                     "^line 1: a thread has other fields.*'below'",
                 ),
                 ([old[0].replace('"format":2', '"format":3'), *old[1:]], "^line 2: there is no 'summary'"),
@@ -845,12 +856,12 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             assert (session["title"], session["status"], session["metadata"]) == ("", "active", {})
         old = as_before(await exported(cp, "o"))
         new = await exported(cp, "session")
-        task = next(line for line in new if '"row":"task"' in line)
+        task = next(line for line in as_before(new, 2) if '"row":"task"' in line)
         await refuse(
             there,
             [
                 ([*old[:-1], task, old[-1]], f"^line {len(old)}: a task cannot come here"),
-                ([new[0].replace('"format":5', '"format":1'), *new[1:]], "^line 1: "),
+                ([new[0].replace('"format":6', '"format":1'), *new[1:]], "^line 1: "),
                 ([old[0].replace('"format":1', '"format":3'), *old[1:]], "^line 1: "),
             ],
         )
@@ -1089,8 +1100,8 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
             ([*lines, "x"], f"line {size + 1}: this is not JSON"),
             ([*lines, lines[0]], f"line {size + 2} is missing"),
             (lines + lines, "there is already a thread 'f'"),
-            ([lines[0].replace('"format":5', '"format":6'), *lines[1:]], "line 1: .*newer byssus, in format 6"),
-            ([lines[0].replace('"format":5', '"format":"5"'), *lines[1:]], "line 1: the format of an export cannot be"),
+            ([lines[0].replace('"format":6', '"format":7'), *lines[1:]], "line 1: .*newer byssus, in format 7"),
+            ([lines[0].replace('"format":6', '"format":"6"'), *lines[1:]], "line 1: the format of an export cannot be"),
             (['{"role":"user","content":"hello"}'], "line 1: this is JSON, but no line of an export"),
             (["[1]"], "line 1: this is JSON, but no line of an export"),
             (['{"byssus":"diary","format":1}'], "line 1: this is no beginning of a thread"),
@@ -1102,6 +1113,12 @@ def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(
 
     with_cp(database, use)
 
+
+STEP = ["a", "call", "done", "never", 1, "[1]", None, None, "2026-01-01T00:00:00.000000Z", None]
+NO_STEP: list[tuple[int, Any]] = [
+    *((0, value) for value in (None, 7, "\0")),
+    *((1, "run"), (2, "over"), (3, 7), (4, -1), (5, "{"), (5, [1]), (6, "\0"), (7, "now"), (8, None), (9, 7)),
+]
 
 HOSTILE: dict[str, dict[str, list[Any]]] = {
     "thread": {
@@ -1227,6 +1244,14 @@ HOSTILE: dict[str, dict[str, list[Any]]] = {
         "updated_at": [None],
         "started_at": [7],
         "completed_at": ["now"],
+        "run_at": ["soon", 7],
+        "deadline": ["now"],
+        "unique_key": ["", 7],
+        "progress": [-1.0, 1, "0.5", float("nan")],
+        "waits_for": [7, "\0"],
+        "asked": ["stop", 7],
+        "lease_until": ["now"],
+        "steps": [None, [[]], [STEP[:-1]], *([[*STEP[:n], value, *STEP[n + 1 :]]] for n, value in NO_STEP)],
     },
     "usage": {
         "day": [None, "2026-13-01", "20260101", "today", "2026-01-01T", "٢026-01-01"],

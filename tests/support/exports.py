@@ -10,6 +10,7 @@ from byssus import AssistantMessage, Usage, UserMessage
 from byssus.checkpointer import Checkpoint, Checkpointer, CheckpointMetadata, keep_tagged
 from byssus.maintenance.shapes import COUNTED
 from byssus.messages import dumps, from_value
+from byssus.store.database import Tx
 from tests.support.approvals import Deleting, delete
 from tests.support.checkpointers import with_users
 from tests.support.leases import agent_on
@@ -106,7 +107,43 @@ async def fill_session(cp: Checkpointer, name: str = "session", user: str = "ali
     await cp.update_task_status(made[0]["id"], "running")
     await cp.update_task_status(made[1]["id"], "failed", {"why": "\ud800"})
     await cp.update_task_status(made[1]["id"], "completed", [None])
+    await fill_tasks(cp, name, user)
     await cp.pause_session(name)
+
+
+async def fill_tasks(cp: Checkpointer, name: str, user: str) -> None:
+    """Tasks with all that a worker writes, of a session and of a user."""
+    later: dict[str, Any] = {"run_at": "2999-01-01", "deadline": "2999-01-02", "parent_id": "another"}
+    for session, owner in ((name, None), (None, user)):
+        for n in range(3):
+            key = f"{session or user} {n}"
+            await cp.create_task(session, "t", {"n": n}, unique_key=key, user_id=owner, **(later if n == 0 else {}))
+    await cp.store.write(_worked)
+
+
+def _worked(tx: Tx) -> None:
+    """What workers have left of some tasks: a lease, progress, an error, and steps."""
+    until = "2026-01-01T00:00:00.000000Z"
+    tx.run(
+        "UPDATE tasks SET status = 'running', lease_until = :until, lease_epoch = 3,"
+        " progress = 0.5, progress_note = 'half \u2028', asked = 'pause', schedule = 'nightly', error = :error"
+        " WHERE unique_key LIKE '% 1'",
+        until=until,
+        error='{"type":"E","message":"\\ud800","trace":"..."}',
+    )
+    tx.run("UPDATE tasks SET waits_for = 'an event' WHERE unique_key LIKE '% 2'")
+    without = "NOT EXISTS (SELECT 1 FROM task_steps s WHERE s.task = tasks.key)"
+    for (key,) in tx.all(f"SELECT key FROM tasks WHERE unique_key IS NOT NULL AND {without} ORDER BY key"):
+        for number, result in enumerate(("[1.0]", None, '"\\u0000"')):
+            tx.run(
+                "INSERT INTO task_steps (task, name, kind, status, recovery, attempts, result, until, started_at)"
+                " VALUES (:task, :name, 'call', 'done', 'never', :number, :result, :until, :until)",
+                task=key,
+                name=f"step {number}",
+                number=number,
+                result=result,
+                until=until,
+            )
 
 
 def sealed(lines: list[str]) -> list[str]:

@@ -34,6 +34,7 @@ async def _use_coroutines(place: str, folder: Path) -> None:
         await _use_threads(cp)
         await _use_checkpoints(cp)
         await _use_agents(cp)
+        await _use_tasks(cp)
         await _use_transfer(cp)
         await _use_deletion(cp)
     await _use_memory(place, folder)
@@ -60,6 +61,46 @@ async def _use_threads(cp: Checkpointer) -> None:
     watching = cp.watch("trip")
     await anext(watching)
     await watching.aclose()
+
+
+async def _use_tasks(cp: Checkpointer) -> None:
+    from byssus.worker import Limit, TaskContext, Worker  # noqa: PLC0415
+
+    async def work(ctx: TaskContext, payload: str) -> str:
+        await ctx.progress(0.5, "half")
+        return f"{await ctx.step('echo', str, payload)}{await ctx.wait_for('more')}"
+
+    await cp.create_session(None, session_id="tasks")
+    made = await cp.create_task("tasks", "work", "hi", unique_key="once", message="Do it, please")
+    await cp.create_task(None, "unknown", None, run_at="2020-01-01", deadline="2020-01-02")
+    await cp.pause_task(made["id"])
+    await cp.resume_task(made["id"])
+    await cp.send_event(made["id"], "more", "!")
+    await Worker(cp, {"work": work}, limits={"work": Limit(concurrency=2, rate="9/second")}).drained()
+    assert [task["status"] for task in await cp.list_tasks("tasks") or []] == ["completed"]
+    assert [line async for line in cp.export_thread("tasks")]
+    await cp.delete_task(made["id"])
+    await _use_agent_tasks(cp)
+
+
+async def _use_agent_tasks(cp: Checkpointer) -> None:
+    from byssus.worker import Worker  # noqa: PLC0415
+
+    @tool(approval=True)
+    def pay() -> str:
+        return "paid"
+
+    def app(thread_id: str, user_id: str | None) -> Agent:
+        return Agent(provider=ScriptedProvider(scripts.pop(0)), model=MODEL, tools=[pay])
+
+    scripts: list[list[Step]] = [[[ToolCall("c1", "pay", {})]], ["done"]]
+    worker = Worker(cp, app=app)
+    task = await cp.create_task("tasks", "agent", {"prompt": "go"})
+    await worker.drained()
+    await cp.answer("tasks", "c1", "approve")
+    await worker.drained()
+    assert [row["status"] for row in await cp.list_tasks("tasks") or []] == ["completed"]
+    await cp.delete_task(task["id"])
 
 
 async def _use_checkpoints(cp: Checkpointer) -> None:

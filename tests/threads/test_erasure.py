@@ -109,6 +109,8 @@ async def fill_user(cp: Checkpointer, word: str) -> str:
     await fill_session(cp, word, f"deleted-{word}")
     await cp.delete_thread(f"deleted-{word}")
     await fill_memory(cp, word, user)
+    task = await cp.create_task(None, word, {word: word}, user_id=user, unique_key=word)
+    await cp.store.write(add_steps_and_schedule, word, user, task["id"])
     slow = Slow()
     agent = agent_on(cp, [CALL_SLOW], f"run-{word}", tools=[slow.tool], user_id=user)
     run = asyncio.create_task(agent.prompt(word))
@@ -127,6 +129,25 @@ async def fill_memory(cp: Checkpointer, word: str, user: str) -> None:
         await cp.store.write(memories.update_marks, ThreadKey(user, f"memory-{word}"), new, old, None)
     for text in (f"old {word}", word):
         await cp.store.write(memories.summarize, ThreadKey(user, f"memory-{word}"), dumps(text))
+
+
+def add_steps_and_schedule(tx: Tx, word: str, user: str, task: str) -> None:
+    tx.run(
+        "INSERT INTO task_steps (task, name, kind, status, attempts, result, started_at)"
+        " SELECT key, :word, 'call', 'done', 1, :result, :now FROM tasks WHERE id = :task",
+        word=word,
+        result=dumps(word),
+        task=task,
+        now=tx.now(),
+    )
+    tx.run(
+        "INSERT INTO schedules (id, owner, type, payload, priority, max_retries, zone, missed, status, created_at,"
+        " updated_at) VALUES (:word, :user, :word, :payload, 0, 0, 'UTC', 'one', 'active', :now, :now)",
+        word=word,
+        user=user,
+        payload=dumps(word),
+        now=tx.now(),
+    )
 
 
 def set_aside(tx: Tx, user: str) -> None:
@@ -150,7 +171,7 @@ def test_no_row_of_any_table_holds_anything_of_an_erased_thread(database: Databa
         await cp.append("other", [UserMessage(f"kept {number}") for number in range(50)])
         await fill(cp, word, f"thread-{word}")
         held = {"threads", "messages", "checkpoints", "tool_calls", "inbox", "tasks", "usage", "tool_usage"}
-        held |= {"marks", "branches"}
+        held |= {"marks", "branches", "task_steps", "schedules"}
         assert held <= rows_with(cp.store, word).keys()
         erased = await cp.erase_thread(f"thread-{word}")
         assert erased.threads == 1

@@ -9,8 +9,12 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from byssus.queries.accounts.tasks import TaskStatus as TaskStatus  # noqa: PLC0414 - a part of these types
-from byssus.queries.log.tool_calls import CallStatus as CallStatus  # noqa: PLC0414 - likewise
+from byssus.queries.log.tool_calls import CallStatus as CallStatus  # noqa: PLC0414 - a part of these types
+from byssus.tasks.rows import ScheduleRow as ScheduleRow  # noqa: PLC0414 - likewise
+from byssus.tasks.rows import TaskError as TaskError  # noqa: PLC0414 - likewise
+from byssus.tasks.rows import TaskRow as TaskRow  # noqa: PLC0414
+from byssus.tasks.rows import TaskStatus as TaskStatus  # noqa: PLC0414
+from byssus.tasks.rows import TaskStepRow as TaskStepRow  # noqa: PLC0414
 
 if not TYPE_CHECKING and sys.version_info < (3, 12):
     with contextlib.suppress(ImportError):  # pydantic, and so FastAPI, takes no other one there, and brings it along
@@ -73,24 +77,6 @@ class FoundMessage(HistoryRow):
     """A message that calls a tool, with its session."""
 
     session_id: str
-
-
-class TaskRow(TypedDict):
-    """A task of a session."""
-
-    id: str
-    session_id: str
-    type: str
-    status: TaskStatus
-    priority: int
-    payload: Any
-    result: Any
-    max_retries: int
-    retry_count: int
-    created_at: str
-    updated_at: str
-    started_at: str | None
-    completed_at: str | None
 
 
 class ToolLogRow(TypedDict):

@@ -17,7 +17,9 @@ _MODULES = {
     "chat.resume": {"resume": "finish what was interrupted"},
     "browse.threads": {"threads": "list the threads", "rename": "set the title of a thread"},
     "browse.users": {"users": "list the users and their quotas"},
-    "browse.tasks": {"tasks": "list the tasks"},
+    "work.tasks": {"tasks": "list, show, create, pause, resume, cancel or retry tasks"},
+    "work.worker": {"worker": "run tasks, until it is ended"},
+    "work.schedules": {"schedules": "list or change what makes tasks at given times"},
     "browse.show": {"show": "show the messages of a thread"},
     "browse.memory": {"memory": "show a memory, each message with its marks"},
     "browse.runs": {

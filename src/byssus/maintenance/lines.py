@@ -16,7 +16,7 @@ from byssus.maintenance.admission import Admission
 from byssus.maintenance.shapes import COUNTED, FORMAT, checked_format, is_int, is_name, kinds, list_of, parse
 from byssus.messages import dumps
 
-_OF_USER = ("account", "usage", "tool_usage")  # what comes before the threads of a user
+_OF_USER = ("account", "usage", "tool_usage", "task")  # what comes before the threads of a user
 
 
 class _Thread:

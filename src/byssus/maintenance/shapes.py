@@ -12,17 +12,18 @@ import math
 import re
 from collections.abc import Callable, Container, Sequence
 from datetime import date, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from byssus.errors import ByssusError, InputError
 from byssus.messages import MAX_DEPTH, AssistantMessage, UserMessage, checked_dumps, decode, dumps
 from byssus.queries.accounts.usage import LONG_NAME
 from byssus.queries.log.marks import MAX_MARK
 from byssus.queries.moving.tables import TABLES, Column
+from byssus.queries.tasks.steps import StepKind, StepStatus
 from byssus.values.decisions import decode_answer
 from byssus.values.inputs import column_text, refuse_long_id
 
-FORMAT = 5
+FORMAT = 6
 # The kinds of rows of a thread, in the order in which they come, and what the last line calls their number.
 COUNTED = {
     "branch": "branches",
@@ -135,6 +136,17 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_number, value)) and value == sorted(set(value))
 
 
+def _is_json(value: Any) -> bool:
+    """Whether it is text that holds JSON."""
+    if not _is_text(value):
+        return False
+    try:
+        checked_dumps(json.loads(value))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 # --- JSON that was stored ---------------------------------------------------------------------------------------------
 
 
@@ -210,6 +222,10 @@ _CHECKS: dict[str, Check] = {
     "segments": list_of(_is_number, is_int, _optional(_is_number)),
     "inherited": list_of(_is_number, _optional(is_int), _optional(_is_number), _is_number),
     "numbers": _is_numbers,
+    "steps": list_of(
+        *(_is_text, _one_of(*get_args(StepKind)), _one_of(*get_args(StepStatus)), _optional(_is_text), is_int),
+        *(_optional(_is_json), _optional(_is_json), _optional(_is_time), _is_time, _optional(_is_time)),
+    ),
     "attempts": list_of(_is_text, _is_time, _optional(_is_time), _optional(_is_text)),
 }
 _JSON_CHECKS: dict[str, Callable[[str, Any], bool]] = {

@@ -78,6 +78,8 @@ class Store(Upkeep, abc.ABC):
     presence: Presence  # the proof, for others who use the database, that this process lives
     # Called after each commit of this process with the threads that it is about, before its callers wake.
     on_commit: Callable[[set[ThreadKey]], object] | None = None
+    # Called when other processes have told of commits; see `is_told`.
+    on_news: Callable[[], object] | None = None
     # Called around each commit, for tests that pull the plug there. (A plain function on the class would bind.)
     boundary: Callable[[str], object] | None = None
 
@@ -144,6 +146,11 @@ class Store(Upkeep, abc.ABC):
                 job.drop()
             raise
 
+    @property
+    def is_told(self) -> bool:
+        """Whether other processes tell of their commits, so that nobody has to look for them."""
+        return False
+
     @abc.abstractmethod
     def close(self) -> None:
         """Finish what was submitted, then let go of the database."""
@@ -162,7 +169,7 @@ class Store(Upkeep, abc.ABC):
     def committed(self, jobs: Sequence[Job[Any]]) -> None:
         """Wake the followers of threads in this process."""
         if self.on_commit is not None:
-            self.on_commit({job.thread for job in jobs if job.error is None})
+            self.on_commit({key for job in jobs if job.error is None for key in job.announced})
 
     def before_fork(self) -> None:
         """The process is about to fork: hold still."""

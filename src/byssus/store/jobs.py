@@ -28,6 +28,7 @@ from byssus.values.thread_key import ThreadKey
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Callable[..., Any])
 NO_THREAD = ThreadKey("", "")  # of a query that is not about one thread
+TASKS = ThreadKey("\x7ftasks", "")  # stands for tasks that are ready, where commits are announced
 
 
 class CommitFuture(asyncio.Future[T]):
@@ -76,6 +77,12 @@ def takes_long(query: Q) -> Q:
     return query
 
 
+def about_tasks(query: Q) -> Q:
+    """Mark a write after which a task may be ready to run: workers that wait for tasks are woken."""
+    query.about_tasks = True  # type: ignore[attr-defined]
+    return query
+
+
 class ReadFuture(asyncio.Future[T]):
     """The future of a read. When it is cancelled, the job is dropped."""
 
@@ -120,6 +127,11 @@ class Job(Generic[T]):
         if isinstance(first, ThreadKey):
             return first
         return ThreadKey("", first) if isinstance(first, str) else NO_THREAD
+
+    @property
+    def announced(self) -> set[ThreadKey]:
+        """Whose followers its commit wakes."""
+        return {self.thread, TASKS} if getattr(self.query, "about_tasks", False) else {self.thread}
 
     @property
     def takes_long(self) -> bool:

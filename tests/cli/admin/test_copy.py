@@ -64,6 +64,8 @@ def test_it_tells_what_it_copied_and_that_it_is_the_same(byssus: Command, db: Pa
         ("users", "0"),
         ("preferences", "0"),
         ("tasks", "0"),
+        ("task_steps", "0"),
+        ("schedules", "0"),
         ("usage", "3"),
         ("tool_usage", "0"),
         ("prices", "0"),

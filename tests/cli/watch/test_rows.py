@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from byssus.cli.screen.table import width
 from byssus.cli.watch.rows import Row, followed, overview, question, reading
 from byssus.cli.watch.watched import Watched
 from byssus.messages import stamped
+from byssus.storage import TaskRow
 
 
 def watched(name: str = "trip") -> Watched:
@@ -30,6 +32,11 @@ def delta(piece: str, kind: str = "text") -> ReplyDelta:
     return ReplyDelta("c", "r", 0, kind, 0, piece)
 
 
+def task(kind: str, **values: Any) -> TaskRow:
+    row = dict.fromkeys(TaskRow.__annotations__)
+    return cast("TaskRow", {**row, "type": kind, "session_id": "trip", "status": "running", **values})
+
+
 @pytest.mark.parametrize("columns", [1, 7, 40, 80, 200])
 @pytest.mark.parametrize("lines", [1, 3, 10, 50])
 def test_the_rows_fit_every_screen(columns: int, lines: int) -> None:
@@ -38,8 +45,10 @@ def test_the_rows_fit_every_screen(columns: int, lines: int) -> None:
         run.add(MessageAdded("c", UserMessage("An question, 一个很长的问题。" * 40), 1))
         run.add(delta("x" * 500))
         run.waiting = [asks("Change it?\n@@ -1 +1 @@\n-old\n+new", path="a.txt")]
+    tasks = [task(f"任务 {number}", progress=number / 30, progress_note="抓取了\x1b[2J" * 9) for number in range(30)]
     for rows in (
         overview(runs, runs[-1].thread_id, "a note", columns, lines),
+        overview(runs, runs[-1].thread_id, "a note", columns, lines, tasks),
         followed(runs[0], "t", 3, "a note", columns, lines),
         followed(None, "t", 0, "", columns, lines),
     ):
@@ -115,3 +124,22 @@ def test_tokens_are_those_of_the_last_minute_and_an_estimate_of_what_arrives() -
     run.add(delta("x" * 40))
     assert run.tokens_a_minute(now) == 110
     assert run.tokens_a_minute(now + 120) == 10
+
+
+def test_tasks_that_run_are_drawn_with_a_bar_below_the_runs() -> None:
+    tasks = [
+        task("fetch", progress=0.5, progress_note="half", user_id="ann"),
+        task("clean", session_id=None, user_id="ann", started_at="2026-01-01T00:00:00.000000Z"),
+        task("slow", asked="cancel"),
+    ]
+    shown = text(overview([], None, "", 80, 20, tasks)).splitlines()
+    assert shown[0].startswith("0 live runs, 0 questions waiting, 3 running tasks")
+    drawn = [line.split() for line in shown[-6:-2]]
+    assert drawn[0] == ["TASK", "THREAD", "PROGRESS"]
+    assert drawn[1] == ["fetch", "trip", "[##########", "]", "50%", "half"]
+    assert drawn[2][:3] == ["clean", "ann", "since"]
+    assert drawn[3] == ["slow", "trip", "asked", "to", "cancel"]
+    assert "... 8 more tasks run" in text(overview([], None, "", 80, 12, [task("t")] * 10))
+    assert [row.split()[0] for row in text(overview([], None, "", 40, 12, tasks)).splitlines() if "[#####" in row] == [
+        "fetch"
+    ]

@@ -13,6 +13,7 @@ from byssus import Agent, Model, ToolCall, UserMessage, tool
 from byssus.checkpointer import Checkpointer
 from byssus.cli.watch.board import Board
 from byssus.providers.scripted import ScriptedProvider
+from byssus.storage import AgentStorage
 from tests.support.commands import Here, command_here
 from tests.support.databases import Database
 from tests.support.screens import screen_of
@@ -70,6 +71,18 @@ def test_where_nothing_runs_it_says_so(database: Database, byssus: Here) -> None
     for thread in ([], ["nobody"]):
         assert byssus("watch", *thread).stderr == "Nothing runs now, and nothing waits for a person.\n"
     assert byssus("watch", "--json").stdout == "[]\n"
+
+
+def test_tasks_that_run_are_a_table_of_their_own(waiting: None, database: Database, byssus: Here) -> None:
+    with AgentStorage(database.place) as storage:
+        for thread in ("bob", None):
+            storage.update_task_status(storage.create_task(thread, "fetch", {})["id"], "running")
+        storage.create_task(None, "later", {})
+    lines = [line.split() for line in byssus("watch").stdout.splitlines()]
+    assert [lines[1][0], lines[2]] == ["bob", []]
+    assert lines[3] == ["TASK", "THREAD", "PROGRESS"]
+    assert [line[:2] for line in lines[4:]] == [["fetch", "bob"], ["fetch", "since"]]
+    assert [line.split()[0] for line in byssus("watch", "idle").stdout.splitlines()] == ["THREAD", "idle"]
 
 
 def test_without_its_extra_a_screen_is_an_error_that_names_it(

@@ -22,8 +22,10 @@ from tests.crash.scenes import (
     locks,
     names,
     rolling,
+    stepping,
     stopped,
     versions,
+    working,
 )
 
 Play = Callable[[random.Random, Path, Place], None]
@@ -56,10 +58,12 @@ SCENES: dict[str, Scene] = {
     "rolling": Scene(rolling.rolling),
     "everything": Scene(everything.everything),
     "followed": Scene(followed.followed),
+    "working": Scene(working.working),
+    "stepping": Scene(stepping.stepping),
     "kills": Scene(earlier.kills),
     "cuts": Scene(earlier.cuts),
     "power": Scene(earlier.power, _SQLITE),
     "restarts": Scene(earlier.restarts, _POSTGRES),
 }
 
-TESTED_ELSEWHERE = ("rolling", "kills", "cuts", "power", "restarts")  # test_rolling, test_boundaries, ...
+TESTED_ELSEWHERE = ("stepping", "rolling", "kills", "cuts", "power", "restarts")  # test_killed, test_rolling, ...

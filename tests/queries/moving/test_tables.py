@@ -13,12 +13,12 @@ from byssus.checkpointer import Checkpointer
 from byssus.maintenance import shapes
 from byssus.maintenance.export import export_thread, export_user
 from byssus.maintenance.shapes import FORMAT
-from byssus.queries.accounts.tasks import Task
 from byssus.queries.accounts.users import User
 from byssus.queries.log.inbox import InboxRow
 from byssus.queries.moving import tables
 from byssus.queries.moving.copying import Backup, CopyRow
 from byssus.queries.moving.tables import LOCAL, TABLES, Column, Number, Table
+from byssus.queries.tasks.tasks import Task
 from byssus.store.database import Row
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database

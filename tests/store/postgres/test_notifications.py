@@ -36,7 +36,7 @@ def words_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def listening(store: PostgresStore) -> Callable[[], Any]:
     """Start to listen; what tells whether there may be something new since."""
     store.version()
-    wait_until(lambda: store.news._is_receiving, "no word arrives")
+    wait_until(lambda: store.news.is_receiving, "no word arrives")
     return store.version
 
 
@@ -152,9 +152,9 @@ def test_silence_does_not_count_as_broken(where: Schema, monkeypatch: pytest.Mon
         listening(store)
         heard = store.news._received
         wait_until(
-            lambda: store.news._received > heard + 5 or not store.news._is_receiving, "it does not speak to itself"
+            lambda: store.news._received > heard + 5 or not store.news.is_receiving, "it does not speak to itself"
         )
-        assert store.news._is_receiving
+        assert store.news.is_receiving
 
 
 def test_a_word_is_said_once_for_many_commits(where: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_behind_a_pooler_there_is_a_look_now_and_then_and_listen_dsn_restores_th
             for _ in range(3):
                 before = store.version()
                 wait_until(lambda before=before: store.version() != before, "nobody looks")  # type: ignore[misc]
-            assert not store.news._is_receiving
+            assert not store.news.is_receiving
         with opened(where, dsn=pooler.dsn, listen_dsn=where.dsn) as store:
             listening(store)
             assert store.write_now(appending("y")) == (2, 2)
@@ -210,7 +210,7 @@ def test_a_listener_that_reaches_nobody_delays_no_commit_and_no_close(where: Sch
             assert futures[-1].result(PATIENCE) == (50, 50)
             before = store.version()
             wait_until(lambda: store.version() != before, "nobody looks")
-            assert not store.news._is_receiving
+            assert not store.news.is_receiving
 
 
 def test_a_store_is_closed_while_the_server_is_gone_and_nothing_is_left() -> None:
@@ -220,7 +220,7 @@ def test_a_store_is_closed_while_the_server_is_gone_and_nothing_is_left() -> Non
             store.write_now(appending("x"))
             listening(store)
             server.stop("immediate")
-            wait_until(lambda: not store.news._is_receiving, "it does not notice that the server is gone")
+            wait_until(lambda: not store.news.is_receiving, "it does not notice that the server is gone")
         assert set(threading.enumerate()) <= before
         assert_starts_again(server)
 

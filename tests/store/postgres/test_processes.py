@@ -338,9 +338,9 @@ def test_a_program_with_many_open_files_hears_the_news(where: Schema) -> None:
     store = open_store()
     store.write_now(threads.append, ThreadKey("", "t"), rows("x"))
     deadline = time.monotonic() + 5
-    while not store.news._is_receiving and time.monotonic() < deadline:
+    while not store.news.is_receiving and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert store.news._is_receiving
+    assert store.news.is_receiving
     sharing.release(store)
     """
     )

@@ -40,6 +40,7 @@ _EXTRAS = {
     "chat": ("prompt_toolkit", "prompt-toolkit", "rich"),
     "mcp": ("mcp", "mcp"),
     "otel": ("opentelemetry", "opentelemetry-api"),
+    "schedules": ("cronsim", "cronsim"),
     "postgres": ("psycopg", "psycopg"),
     "agentscope": ("agentscope", "agentscope"),
 }

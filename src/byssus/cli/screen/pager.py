@@ -22,7 +22,7 @@ from byssus.cli.screen.table import width
 
 # The commands that print what one reads; others talk, ask or report.
 PAGED = {"threads", "users", "tasks", "show", "memory", "unfinished", "pending", "inbox", "checkpoints", "tree", "diff"}
-PAGED |= {"run", "runs", "search", "usage"}
+PAGED |= {"run", "runs", "schedules", "search", "usage"}
 
 
 @contextmanager

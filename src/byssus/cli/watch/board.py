@@ -1,4 +1,4 @@
-"""All live runs of a database, kept up to date.
+"""All live runs of a database, and the tasks that run, kept up to date.
 
 Once a second a look finds the threads that run or wait for a person. Each of them is followed from the beginning of its
 run, through the hub of the process: what happens there is known at once, without a look of its own.
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from byssus.checkpointer import Checkpointer, RunInfo, ThreadInfo
 from byssus.cli.watch.watched import Watched
@@ -17,9 +18,13 @@ from byssus.errors import ByssusError, CursorUnknown
 from byssus.values.decisions import Pending
 from byssus.values.following.cursors import Cursor, Seen, thread_mark
 
+if TYPE_CHECKING:
+    from byssus.storage import TaskRow
+
 _LOOK = 1.0  # seconds between two looks at the whole database
 _SHOWN_AFTER = 20.0  # seconds for which a run stays on the screen when it is over
 _MOST = 50  # runs, most recently updated first
+_MOST_TASKS = 200
 _LIVE = ("running", "waiting")
 _TELLING = ("run_began", "run_ended", "call_waiting", "call_answered")  # items after which a look is due
 
@@ -29,6 +34,7 @@ class Board:
 
     def __init__(self, checkpointer: Checkpointer, thread_id: str | None = None) -> None:
         self.runs: dict[str, Watched] = {}  # by thread, the one that began first comes first
+        self.tasks: list[TaskRow] = []  # those that run, highest priority first
         self.error = ""  # why the last look has failed
         self.on_change: Callable[[], object] = lambda: None
         self._cp = checkpointer
@@ -92,6 +98,7 @@ class Board:
             run.waiting = waiting.get(thread_id, [])
             if thread_id not in live:
                 await self._leave(run)
+        self.tasks = await self._cp.list_tasks(self._thread_id, "running", _MOST_TASKS) or []
 
     async def _threads(self, waiting: list[str]) -> list[ThreadInfo]:
         """The threads to show: those that run, and those that wait for a person."""

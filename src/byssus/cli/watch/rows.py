@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from byssus.cli.screen import terminal
 from byssus.cli.screen.table import aligned, cut, width, wrapped
 from byssus.cli.subcommand import count
+from byssus.cli.watch.tasks import rows as task_rows
 from byssus.cli.watch.watched import Watched
 from byssus.values.decisions import Pending
+
+if TYPE_CHECKING:
+    from byssus.storage import TaskRow
 
 Row: TypeAlias = list[tuple[str, str]]  # pieces, each with the name of its style
 
@@ -25,15 +29,26 @@ _STYLES = {"user": "bold", "assistant": "", "tool": "dim", "call": "call", "end"
 _MOST_OF_A_TOOL = 12  # rows of a result
 
 
-def overview(runs: Sequence[Watched], selected: str | None, note: str, columns: int, lines: int) -> list[Row]:
-    """The list of the runs, with the question that the selected one waits for."""
+def overview(
+    runs: Sequence[Watched],
+    selected: str | None,
+    note: str,
+    columns: int,
+    lines: int,
+    tasks: Sequence[TaskRow] = (),
+) -> list[Row]:
+    """The list of the runs, with the question that the selected one waits for, and the tasks that run."""
     asking = sum(len(run.waiting) for run in runs)
     live = [run for run in runs if run.left_at is None]
-    head = f"{count(len(live), 'live run')}, {count(asking, 'question')} waiting"
+    more = f", {count(len(tasks), 'running task')}" if tasks else ""
+    head = f"{count(len(live), 'live run')}, {count(asking, 'question')} waiting{more}"
     rows: list[Row] = [[("bold", cut(head, columns))], [("dim", _line(_heads(columns), columns))]]
     chosen = next((run for run in runs if run.thread_id == selected), None)
     panel = [] if chosen is None else _panel(chosen.waiting, columns, lines)
-    room = max(lines - len(rows) - len(panel) - 2, 1)
+    below = [
+        [("dim" if number == 0 else "", each)] for number, each in enumerate(task_rows(tasks, columns, lines // 3))
+    ]
+    room = max(lines - len(rows) - len(panel) - len(below) - 2, 1)
     at = next((number for number, run in enumerate(runs) if run is chosen), 0)
     first = max(at - room + 1, 0)
     for run in runs[first : first + room]:
@@ -42,7 +57,7 @@ def overview(runs: Sequence[Watched], selected: str | None, note: str, columns: 
     if not runs:
         rows.append([("", cut("Nothing runs now. What begins appears here.", columns))])
     keys = "up/down  enter: follow  q: quit"
-    return _framed(rows, panel, _keys(chosen, keys), note, columns, lines)
+    return _framed(rows, [*below, *panel], _keys(chosen, keys), note, columns, lines)
 
 
 def followed(

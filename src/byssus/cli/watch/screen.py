@@ -100,7 +100,7 @@ class Screen:
             name, is_alone = self._selected or "", self._is_alone
             drawn = rows.followed(run, name, self._back, note, size.columns, lines, is_alone=is_alone)
         else:
-            drawn = rows.overview(self._runs(), self._selected, note, size.columns, lines)
+            drawn = rows.overview(self._runs(), self._selected, note, size.columns, lines, self._board.tasks)
         pieces = [piece for row in drawn for piece in (*row, ("", "\n"))]
         return [
             (f"class:{style}" if style else "", terminal.printable(text) if text != "\n" else text)

@@ -1,4 +1,4 @@
-"""`byssus watch [THREAD]`: the live runs of a database on one screen, or once as a table."""
+"""`byssus watch [THREAD]`: the live runs of a database and the tasks that run, on one screen or once as tables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from byssus.cli import database, ids
 from byssus.cli.screen import terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add
+from byssus.cli.watch import tasks
 from byssus.cli.watch.board import Board
 from byssus.errors import MissingExtra
 
@@ -70,5 +71,9 @@ def _print(board: Board, args: argparse.Namespace) -> None:
     ]
     if table:
         print_table(("THREAD", "STATE", "DOES", "WAITING", "TOKENS/MIN", "BEGAN"), table, right=[3, 4])
-    else:
+    if board.tasks:
+        if table:
+            print()
+        print_table(tasks.HEADS, [tasks.cells(task) for task in board.tasks])
+    if not table and not board.tasks:
         terminal.remark("Nothing runs now, and nothing waits for a person.\n")

@@ -10,6 +10,7 @@ from byssus.queries.log import editing, messages, threads
 from byssus.queries.log.leases import By
 from byssus.queries.log.messages import StoredMessage
 from byssus.queries.log.threads import UNLEASED, MessageRow
+from byssus.queries.tasks import owners
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -101,6 +102,8 @@ def update(tx: Tx, thread_key: ThreadKey, changes: dict[str, Any]) -> Session:
         key=key,
         **changes,
     )
+    if "owner" in changes:
+        owners.follow(tx, key)
     return require(tx, thread_key)
 
 

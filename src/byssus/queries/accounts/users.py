@@ -13,6 +13,7 @@ from byssus.queries.accounts import quotas, usage
 from byssus.queries.accounts.quotas import QuotaLeft, unknown
 from byssus.queries.log import threads
 from byssus.queries.log.leases import Lease
+from byssus.queries.tasks import owners
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
 
@@ -94,9 +95,11 @@ def update(tx: Tx, user_id: str, changes: dict[str, Any], leaves: Sequence[Leaf]
 
 
 def remove(tx: Tx, user_id: str) -> bool:
-    """Remove a user, with the usage of their deleted threads. The caller takes care of existing threads."""
+    """Remove a user, with their tasks, schedules and the usage of their deleted threads. The caller takes care of
+    existing threads."""
     usage.forget_user(tx, user_id)
     tx.run("DELETE FROM reservations WHERE owner = :id", id=user_id)
+    owners.forget(tx, user_id)
     return tx.one("DELETE FROM users WHERE id = :id RETURNING key", id=user_id) is not None
 
 
@@ -115,6 +118,7 @@ def disown_and_remove(tx: Tx, user_id: str, *, disown: bool) -> list[str]:
     owned = threads_of(tx, user_id)
     if disown or not owned:
         tx.run("UPDATE threads SET owner = NULL, version = version + 1 WHERE owner = :id", id=user_id)
+        owners.disown(tx, user_id)
         remove(tx, user_id)
     return owned
 

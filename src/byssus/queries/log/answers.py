@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from byssus.errors import AlreadyAnswered, InputError, NotFound
 from byssus.queries.log import threads
+from byssus.queries.tasks import steps
 from byssus.queries.versions.children import OPEN_BELOW
 from byssus.store.database import Row, Tx
+from byssus.store.jobs import about_tasks
 from byssus.values.thread_key import ThreadKey
 
 EXPIRY = "expiry"  # the source of an answer that did not come in time
@@ -163,6 +165,7 @@ def approvals_of_reply(tx: Tx, branch: int, reply: int) -> list[ApprovalRow]:
     return [ApprovalRow(*row) for row in rows]
 
 
+@about_tasks
 def answer(tx: Tx, thread_key: ThreadKey, call_id: str, new: NewAnswer) -> bool:
     """Record a person's answer. The run that continues the thread acts upon it.
 
@@ -196,6 +199,7 @@ def answer(tx: Tx, thread_key: ThreadKey, call_id: str, new: NewAnswer) -> bool:
             edited=new.edited,
             key=key,
         )
+        steps.wake_answered(tx, thread_key)
         return True
     raise _too_late(tx, where, call_id, [row[0] for row in rows])
 

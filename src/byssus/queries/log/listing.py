@@ -165,16 +165,23 @@ _DEATHS = (
 )
 
 
+# The run belongs to a task that was paused: `resume_task` goes on with it.
+_IS_PAUSED_TASK = (
+    "EXISTS (SELECT 1 FROM runs p JOIN tasks k ON k.thread = p.thread AND k.status = 'paused'"
+    " AND p.request_key = 'task:' || k.id WHERE p.id = t.run AND p.thread = t.key)"
+)
+
+
 def interrupted(tx: Tx) -> list[InterruptedRow]:
     """Threads that are interrupted unless a process still runs them, the most recently updated first.
 
-    Without children: the run of the parent goes on with them.
+    Without children, because the run of the parent goes on with them, and without the runs of paused tasks.
     """
     rows = tx.all(
         "SELECT t.id, t.owner, t.lease_epoch, CASE WHEN t.lease_until > :now THEN t.lease_owner END,"
         f" COALESCE(t.lease_until, ''), {_DEATHS} FROM threads t WHERE t.run IS NOT NULL AND t.namespace || '' = ''"
         f" AND NOT {_IS_STOPPED} AND NOT {_IS_WAITING} AND t.quarantined_at IS NULL AND t.parent IS NULL"
-        " ORDER BY t.updated_at DESC, t.key DESC",
+        f" AND NOT {_IS_PAUSED_TASK} ORDER BY t.updated_at DESC, t.key DESC",
         now=tx.now(),
     )
     return [InterruptedRow(*row) for row in rows]

@@ -22,6 +22,7 @@ from byssus.queries.accounts.usage import Spent
 from byssus.queries.log import leases, runs
 from byssus.queries.log.leases import By, Claim, Late, Unleased
 from byssus.queries.log.runs import RequestKey, RunBegin, RunEnd
+from byssus.queries.tasks import owners
 from byssus.store.database import Moment, Row, Tx
 from byssus.values.release import Release
 from byssus.values.thread_key import ThreadKey
@@ -152,7 +153,9 @@ def append(
 def _own(tx: Tx, key: int, owner: str) -> None:
     quotas.take(tx, owner)
     # `one`, not `run`: a later query of the same transaction that removes the user must see it.
-    tx.one("UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key", owner=owner, key=key)
+    change = "UPDATE threads SET owner = :owner WHERE key = :key AND owner IS NULL RETURNING key"
+    if tx.one(change, owner=owner, key=key) is not None:
+        owners.follow(tx, key)
     tx.run(f"UPDATE threads SET owner = :owner WHERE owner IS NULL AND {_IS_BELOW}", owner=owner, key=key)
 
 
@@ -368,6 +371,7 @@ def set_owner(tx: Tx, thread_key: ThreadKey, owner: str | None) -> None:
     change = "UPDATE threads SET owner = :owner, version = version + 1 WHERE key = :key RETURNING key"
     tx.one(change, owner=owner, key=key)  # `one`, not `run`: see `append`
     tx.run(f"UPDATE threads SET owner = :owner, version = version + 1 WHERE {_IS_BELOW}", owner=owner, key=key)
+    owners.follow(tx, key)
 
 
 def save_partial(tx: Tx, thread_key: ThreadKey, body: str, *, by: By, piece: str | None = None) -> None:

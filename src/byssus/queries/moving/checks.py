@@ -250,7 +250,7 @@ def dangling(tx: Tx) -> list[tuple[str, int, str, int, str]]:
         (table, key, column, value, parent)
         for table, name, column, parent in _PARENTS
         for key, value in tx.all(
-            f"SELECT c.{name}, c.{column} FROM {table} c WHERE NOT EXISTS"
+            f"SELECT c.{name}, c.{column} FROM {table} c WHERE c.{column} IS NOT NULL AND NOT EXISTS"
             f" (SELECT 1 FROM {parent} p WHERE p.{KEYS[parent]} = c.{column}) LIMIT :few",
             few=FEW,
         )

@@ -248,6 +248,7 @@ def mark_backup(tx: Tx, database: str, source: str, sha256: str) -> None:
     index.discard(tx)
     known_backups.forget_all(tx)
     tx.run("UPDATE threads SET lease_owner = NULL, lease_until = NULL WHERE lease_owner IS NOT NULL")
+    tx.run("UPDATE tasks SET lease_owner = NULL WHERE lease_owner IS NOT NULL")
     tx.run("DELETE FROM reservations")
     # A backup that is used as a database has an identity of its own: its backups are not backups of the original.
     tx.run("UPDATE identity SET id = :id WHERE key = 1 AND id = :database", id=clock.new_id(), database=database)
@@ -280,7 +281,11 @@ def _statements(table: Table) -> _Statements:
     values = ", ".join(f":{column}" for column in table.columns)
     changes = ", ".join(f"{column} = :{column}" for column in table.columns if column not in table.key)
     here = " AND ".join(f"{column} = :{column}" for column in table.key)
-    parents = [f"EXISTS (SELECT 1 FROM {parent} WHERE {KEYS[parent]} = :{column})" for column, parent in table.parents]
+    # What has no parent needs none to be there.
+    parents = [
+        f"(CAST(:{column} AS BIGINT) IS NULL OR EXISTS (SELECT 1 FROM {parent} WHERE {KEYS[parent]} = :{column}))"
+        for column, parent in table.parents
+    ]
     same = " AND ".join(f"other.{column} = :{column}" for column in table.unique)
     namesakes = [f"NOT EXISTS (SELECT 1 FROM {name} AS other WHERE {same} AND other.key <> :key)"] if same else []
     children = [(child.name, column) for child in TABLES for column, parent in child.parents if parent == name]

@@ -15,6 +15,7 @@ from byssus.queries.log.branches import Point, Segment
 from byssus.queries.log.threads import END
 from byssus.queries.moving import tables
 from byssus.queries.moving.tables import Table
+from byssus.queries.tasks import steps
 from byssus.queries.versions import checkpoints, children
 from byssus.queries.versions.checkpoints import Source
 from byssus.queries.versions.deleting import IMPORTING, TRASH
@@ -86,7 +87,9 @@ def export(tx: Tx, thread_key: ThreadKey, exported: Container[int] = ()) -> Iter
         yield kind, _numbered(plan, tables.TOOL_CALLS, call)
     yield from _runs(tx, plan)
     yield from _checkpoints(tx, plan)
-    for table in (tables.INBOX, tables.TASKS, tables.USAGE, tables.TOOL_USAGE):
+    yield from _by_key(tx, tables.INBOX, thread=key)
+    yield from _tasks(tx, "thread = :thread", thread=key)
+    for table in (tables.USAGE, tables.TOOL_USAGE):
         yield from _by_key(tx, table, thread=key)
 
 
@@ -101,13 +104,17 @@ def family(tx: Tx, thread_key: ThreadKey) -> dict[int, str]:
 
 
 def account(tx: Tx, user_id: str) -> Iterator[Line]:
-    """What is kept of a user, and what deleted threads have left them. Of an unknown one, there is nothing."""
+    """What is kept of a user, what deleted threads have left them, and their tasks that belong to no thread.
+
+    Of an unknown one, there is nothing.
+    """
     row = tx.one(f"SELECT {', '.join(tables.USERS.exported)} FROM users WHERE id = :id", id=user_id)
     if row is None:
         return
     yield "account", dict(zip(tables.USERS.exported, row, strict=True))
     for table in (tables.USAGE, tables.TOOL_USAGE):
         yield from _by_key(tx, table, thread=0, owner=user_id)
+    yield from _tasks(tx, "owner = :owner AND thread IS NULL", owner=user_id)
 
 
 def _planned(tx: Tx, thread: int, branch: int, line: int) -> _Plan:
@@ -265,6 +272,12 @@ def _hidden(tx: Tx, plan: _Plan, checkpoint: int) -> list[int]:
         thread=plan.thread,
     )
     return [plan.numbers[line] for (line,) in rows if line in plan.numbers]
+
+
+def _tasks(tx: Tx, whose: str, **params: Any) -> Iterator[Line]:
+    """Tasks, each with its steps."""
+    for row in _paged(tx, tables.TASKS, f"{whose} AND key > :after", ("key",), (0,), **params):
+        yield "task", {**row, "steps": [list(step) for step in steps.fields(tx, row.pop("key"))]}
 
 
 def _by_key(tx: Tx, table: Table, **whose: Any) -> Iterator[Line]:

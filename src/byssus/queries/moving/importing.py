@@ -22,9 +22,11 @@ from byssus.queries.log.threads import END
 from byssus.queries.moving import tables
 from byssus.queries.moving.exporting import LAST, Fields, Line
 from byssus.queries.moving.tables import Table
+from byssus.queries.tasks import owners, steps
 from byssus.queries.versions import checkpoints
 from byssus.queries.versions.deleting import IMPORTING, TRASH
 from byssus.store.database import Tx
+from byssus.store.jobs import about_tasks
 
 SECONDS = 600.0  # between two pages of an import, at most
 
@@ -82,6 +84,7 @@ def add(tx: Tx, token: str, arriving: Arriving, lines: Sequence[Line], seconds: 
     return arriving
 
 
+@about_tasks
 def publish(
     tx: Tx,
     token: str,
@@ -125,7 +128,7 @@ def publish(
         [{"key": arrivals[fork].key, "origin": arrivals[origin].key, "seq": seq} for fork, origin, seq in forks],
     )
     if account is not None:
-        _settle_account(tx, mark, account)
+        _settle_account(tx, token, mark, account)
     for owner in sorted({arrival.owner for arrival in arrivals if arrival.owner is not None}):
         if makes_users:
             _hold_user(tx, owner)
@@ -154,13 +157,17 @@ def _name_tasks(tx: Tx, token: str, mark: int, thread: int) -> None:
         mark=mark,
         **own,
     )
-    tx.run("DELETE FROM tasks WHERE thread = :mark", mark=mark)
+    tx.run("DELETE FROM tasks WHERE thread = :mark AND status = ''", mark=mark)
     free = {name for (name,) in held}
     rows = tx.all("SELECT key, substr(id, :start) FROM tasks WHERE thread = :thread ORDER BY key", **own)
     tx.many(
-        "UPDATE tasks SET id = :id WHERE key = :key",
-        [{"key": key, "id": name if name in free else f"{token}-{key}"} for key, name in rows],
+        "UPDATE tasks SET id = :id, status = substr(status, :start) WHERE key = :key",
+        [
+            {"key": key, "id": name if name in free else f"{token}-{key}", "start": len(_ARRIVING) + 1}
+            for key, name in rows
+        ],
     )
+    owners.follow(tx, thread)
 
 
 def _name_calls(tx: Tx, token: str, thread: int) -> None:
@@ -199,11 +206,14 @@ def _name_calls(tx: Tx, token: str, thread: int) -> None:
     )
 
 
-def _settle_account(tx: Tx, mark: int, account: Account) -> None:
+_LEFT = {"usage": "usage", "tool_usage": "tool_usage", "task": "tasks"}  # of a user and no thread: their tables
+
+
+def _settle_account(tx: Tx, token: str, mark: int, account: Account) -> None:
     """Make a user as they were, with what deleted threads had left them; one who is there stays as they are."""
-    for table, count in account.left.items():
-        if _count(tx, table, mark) != count:
-            raise InputError(f"user {account.id!r} has a row of {table} twice")
+    for kind, count in account.left.items():
+        if _count(tx, _LEFT[kind], mark) != count:
+            raise InputError(f"user {account.id!r} has a row of {kind} twice")
     made = tx.one(f"{_INSERT_USER} RETURNING key", id=account.id, **account.fields)
     if made is None:
         usage.forget(tx, mark)
@@ -212,8 +222,10 @@ def _settle_account(tx: Tx, mark: int, account: Account) -> None:
         "INSERT INTO preferences (owner, path, value) VALUES (:owner, :path, :value)",
         [{"owner": made[0], "path": path, "value": value} for path, value in account.leaves],
     )
-    for table in account.left:
-        tx.run(f"UPDATE {table} SET thread = 0, owner = :user WHERE thread = :mark", user=account.id, mark=mark)
+    _name_tasks(tx, token, mark, mark)
+    for kind, table in _LEFT.items():
+        thread = "NULL" if kind == "task" else "0"
+        tx.run(f"UPDATE {table} SET thread = {thread}, owner = :user WHERE thread = :mark", user=account.id, mark=mark)
 
 
 def _hold_user(tx: Tx, user_id: str) -> None:
@@ -334,6 +346,7 @@ _INSERT_ATTEMPT = (
 _INSERT_CHECKPOINT = _insert(tables.CHECKPOINTS)
 _INSERT_INBOX = _insert(tables.INBOX, "thread")
 _INSERT_TASK = _insert(tables.TASKS, "thread", unique=True)
+_ARRIVING = "arriving "
 _INSERT_USAGE = _insert(tables.USAGE, "thread", "owner", unique=True)
 _INSERT_TOOL_USAGE = _insert(tables.TOOL_USAGE, "thread", "owner", unique=True)
 _INSERT_INHERITED = _insert(tables.INHERITED, *tables.INHERITED.columns)
@@ -415,7 +428,13 @@ def _add_inbox(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
 
 def _add_tasks(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:
     # Under temporary ids, until the thread exists.
-    tx.many(_INSERT_TASK, [{**row, "thread": arriving.key, "id": f"{arriving.token}:{row['id']}"} for row in rows])
+    thread = arriving.key or arriving.mark
+    for row in rows:
+        status = _ARRIVING + row["status"]  # in which no worker finds it
+        values = {**_without(row, "steps"), "id": f"{arriving.token}:{row['id']}", "thread": thread, "status": status}
+        made = tx.one(f"{_INSERT_TASK} RETURNING key", **values)
+        if made is not None:  # else it came a second time, which is noticed at the end
+            steps.add(tx, made[0], row["steps"])
 
 
 def _add_usage(tx: Tx, arriving: Arriving, rows: Sequence[Fields]) -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from byssus.queries.accounts.tasks import STATUSES as TASK_STATUSES
 from byssus.queries.log.tool_calls import CallStatus
+from byssus.queries.tasks.tasks import STATUSES as TASK_STATUSES
+from byssus.queries.tasks.tasks import Asked
 from byssus.store.database import Row
 
 Key: TypeAlias = tuple[int, ...]
@@ -26,7 +27,8 @@ Text: TypeAlias = Literal[
     "text", "short text", "long text", "name", "token", "namespace", "mark", "choice", "time", "day"
 ]
 Json: TypeAlias = Literal["any", "object", "string", "about", "retention", "answer", "reply", "user message"]
-Nested: TypeAlias = Literal["segments", "inherited", "numbers", "attempts"]  # rows of other tables, as fields of a line
+# Rows of other tables, as fields of a line.
+Nested: TypeAlias = Literal["segments", "inherited", "numbers", "attempts", "steps"]
 
 NO_SUMMARY = '""'  # as JSON
 _FIRST, _LAST = -(2**63), 2**63 - 1  # no key is before the one or behind the other
@@ -384,20 +386,70 @@ TASKS = Table(
     "tasks",
     (
         _KEY,
-        _THREAD,
+        Column("thread", "row", is_optional=True, parent="threads", not_exported=_HERE),
+        Column("owner", "text", not_exported=_HERE),
         *_each("name", "id", "type"),
         Column("status", "choice", choices=TASK_STATUSES),
         Column("priority", "priority"),
         *_each("count", "max_retries", "retry_count"),
         *_each("time", "created_at", "updated_at"),
         *_each("time", "started_at", "completed_at", is_optional=True),
+        *_each("time", "run_at", "deadline", is_optional=True, since=6),
+        *_each("name", "unique_key", "parent", "schedule", is_optional=True, since=6),
+        Column("progress", "amount", is_optional=True, since=6),
+        *_each("text", "progress_note", "waits_for", is_optional=True, since=6),
+        Column("asked", "choice", is_optional=True, choices=get_args(Asked), since=6),
+        # A task that a worker runs has lost that worker elsewhere. When this time has come, another one takes it.
+        Column("lease_until", "time", is_optional=True, since=6),
+        Column("steps", "steps", is_stored=False, since=6, before=()),
         Column("payload", "any"),
         Column("result", "any", is_optional=True),
+        Column("error", "any", is_optional=True, since=6),
+        Column("lease_epoch", "count", not_exported="fences the workers of one database"),
+        Column("lease_owner", "text", is_optional=True, not_copied=_LEASED, not_exported=_LEASED),
     ),
     unique=("id",),
     parked="id = CAST(key AS TEXT)",
     line="task",
     since=2,
+)
+TASK_STEPS = Table(
+    "task_steps",
+    (
+        _KEY,
+        Column("task", "row", parent="tasks"),
+        Column("name", "text"),
+        *_each("text", "kind", "status"),
+        Column("recovery", "text", is_optional=True),
+        Column("attempts", "count"),
+        *_each("any", "result", "error", is_optional=True),
+        Column("until", "time", is_optional=True),
+        Column("started_at", "time"),
+        Column("ended_at", "time", is_optional=True),
+    ),
+    unique=("task", "kind", "name"),
+    parked="name = 'parked ' || CAST(key AS TEXT)",
+    not_exported="part of the line of a task",
+)
+SCHEDULES = Table(
+    "schedules",
+    (
+        _KEY,
+        Column("id", "name"),
+        Column("thread", "row", is_optional=True, parent="threads"),
+        *_each("text", "owner", "type"),
+        Column("payload", "any"),
+        Column("priority", "priority"),
+        Column("max_retries", "count"),
+        Column("cron", "text", is_optional=True),
+        Column("every", "amount", is_optional=True),
+        *_each("text", "zone", "missed", "status"),
+        *_each("time", "next_at", "last_at", is_optional=True),
+        *_each("time", "created_at", "updated_at"),
+    ),
+    unique=("id",),
+    parked="id = CAST(key AS TEXT)",
+    not_exported="a program creates its schedules when it starts",
 )
 # `thread` is 0 when the thread was deleted, so it references none.
 USAGE = Table(
@@ -443,7 +495,8 @@ PRICES = Table(
 
 TABLES = (
     *(THREADS, BRANCHES, SEGMENTS, MESSAGES, MARKS, TOOL_CALLS, APPROVALS, RUNS, RUN_ATTEMPTS, INBOX, PARTIALS, PIECES),
-    *(CHECKPOINTS, INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, USAGE, TOOL_USAGE, PRICES),
+    *(CHECKPOINTS, INHERITED, HIDDEN, FLOORS, USERS, PREFERENCES, TASKS, TASK_STEPS, SCHEDULES),
+    *(USAGE, TOOL_USAGE, PRICES),
 )
 KEYS = {table.name: table.key[0] for table in TABLES}  # the column that references to a table point at
 
@@ -477,6 +530,7 @@ LOCAL = (
         ("thread", "owner", "tokens", "epoch"),
         (("thread", "threads"),),
     ),
+    LocalTable("task_rates", "limits the workers of this database", ("type", "tokens", "filled_at")),
     LocalTable(
         "indexing",
         "how far the search index has come; each database makes its own",

@@ -148,6 +148,9 @@ def discard(
         trash=TRASH,
         key=key,
     )
+    # At once: until their rows are removed, a schedule would make tasks, and workers would run them.
+    tx.run("DELETE FROM schedules WHERE thread = :key", key=key)
+    tx.run("UPDATE tasks SET status = 'cancelled' WHERE thread = :key AND status IN ('pending', 'running')", key=key)
     tx.run(
         "INSERT INTO floors (key, value) VALUES (1, :value) ON CONFLICT (key)"
         " DO UPDATE SET value = CASE WHEN floors.value < :value THEN :value ELSE floors.value END",

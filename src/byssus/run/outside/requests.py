@@ -147,7 +147,7 @@ class Once:
             if row is None or await self._is_left(row):
                 return None
             if row.ended_at is not None or not self._is_driven(row):
-                return await self._read(row)
+                return await result_of(self._store, row)
             await self._store.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -166,13 +166,14 @@ class Once:
             return False
         return row.stop_reason != "waiting" or not await approvals.pending(self._store, self._thread_key)
 
-    async def _read(self, row: RunRow) -> RunResult[Any]:
-        """The result of a run, from the log."""
-        messages = await records.messages(self._store, row)
-        replies = [message for message in messages if isinstance(message, AssistantMessage)]
-        reason: Any = row.stop_reason or "interrupted"
-        text = replies[-1].text if replies else ""
-        return RunResult(row.id, text, messages, reason, usage_of(messages), _error_of(row.error))
+
+async def result_of(store: Store, row: RunRow) -> RunResult[Any]:
+    """The result of a run, from the log."""
+    messages = await records.messages(store, row)
+    replies = [message for message in messages if isinstance(message, AssistantMessage)]
+    reason: Any = row.stop_reason or "interrupted"
+    text = replies[-1].text if replies else ""
+    return RunResult(row.id, text, messages, reason, usage_of(messages), _error_of(row.error))
 
 
 def _error_of(stored: str | None) -> ByssusError | None:

@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import psycopg
 
@@ -25,7 +25,7 @@ from byssus.store.postgres.login import Selector
 from byssus.store.postgres.server import Connection, Server, abandon
 from byssus.values.thread_key import ThreadKey
 
-_GATHER = 0.02  # seconds in which commits share an announcement
+_GATHER = 0.02  # seconds between two announcements: commits in between share one
 _LOOK_ANYWAY = 1.0  # seconds between two looks while words arrive
 _LOOK_ALWAYS = 0.1  # and while none do
 _ALL_ANYWAY = 2.0  # seconds between two looks at all threads while words arrive
@@ -41,15 +41,17 @@ _log = logging.getLogger("byssus.store")
 class News:
     """One worker with one connection that sends and receives. It starts when it is first needed."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, heard: Callable[[], object]) -> None:
         self._server = server
+        self._heard = heard  # called, on the worker, when words of others have arrived
         self._channel = f"byssus {server.schema}"[:63]
         self._received = 0
         self._naming = threading.Lock()
         self._unsaid: set[str] = set()  # what is still to be announced
         self._named: set[str] | None = None  # what others have announced; None: it may be any thread
         self._all_at = 0.0  # when `names` was last answered with: any
-        self._is_receiving = False  # whether words arrive
+        self.is_receiving = False  # whether words arrive
+        self._notified_at = 0.0
         self._lock = threading.Lock()
         self._pending = False
         self._worker: threading.Thread | None = None
@@ -70,7 +72,7 @@ class News:
     def version(self) -> Hashable:
         """Another value whenever there may be something new."""
         self._start()
-        period = _LOOK_ANYWAY if self._is_receiving else _LOOK_ALWAYS
+        period = _LOOK_ANYWAY if self.is_receiving else _LOOK_ALWAYS
         return (self._received, int(time.monotonic() / period))
 
     def names(self) -> set[str] | None:
@@ -79,7 +81,7 @@ class News:
         now = time.monotonic()
         with self._naming:
             names, self._named = self._named, set()
-            is_any = names is None or now - self._all_at >= (_ALL_ANYWAY if self._is_receiving else _LOOK_ALWAYS)
+            is_any = names is None or now - self._all_at >= (_ALL_ANYWAY if self.is_receiving else _LOOK_ALWAYS)
             self._all_at = now if is_any else self._all_at
         return None if is_any else names
 
@@ -130,7 +132,7 @@ class News:
                     self._listen(self._connection)
             except (psycopg.Error, OSError) as error:
                 _log.debug("no notifications from %r: %s", self._server.name, type(error).__name__)
-                self._is_receiving = False
+                self.is_receiving = False
                 self._closing.wait(_RECONNECT)
             finally:
                 self._connection = None
@@ -148,17 +150,17 @@ class News:
             if words := [(word.pid, word.payload) for word in connection.notifies(timeout=0)]:
                 self._received += 1
                 self._note(connection, words)
-                self._is_receiving, received_at, asked_at = True, now, None
+                self.is_receiving, received_at, asked_at = True, now, None
             silent = now - received_at if asked_at is None else now - asked_at
             limit = _SILENCE if asked_at is None else _ANSWER
             if silent < limit and not self._pending:
                 self._wait(connection, limit - silent)
             elif self._pending:
-                self._closing.wait(_GATHER)
+                self._closing.wait(max(self._notified_at + _GATHER - now, 0))
                 notified_at = self._notify(connection)
                 asked_at = notified_at if asked_at is None else asked_at
             else:
-                self._is_receiving = self._is_receiving and asked_at is None
+                self.is_receiving = self.is_receiving and asked_at is None
                 asked_at = self._notify(connection)
 
     def _note(self, connection: Connection, words: list[tuple[int, str]]) -> None:
@@ -168,6 +170,8 @@ class News:
             if self._named is not None:
                 is_any = _ANY in names or len(self._named) + len(names) > _MANY
                 self._named = None if is_any else self._named | names
+        if names:
+            self._heard()
 
     def _notify(self, connection: Connection) -> float:
         self._pending = False
@@ -180,7 +184,8 @@ class News:
             [self._channel, words],
             prepare=False,
         )
-        return time.monotonic()
+        self._notified_at = time.monotonic()
+        return self._notified_at
 
     def _wait(self, connection: Connection, seconds: float) -> None:
         """Until a notification arrives, or `_nudge` wakes this up."""

@@ -255,7 +255,7 @@ class _Writer(_Worker):
             if losses >= _SPLIT_AFTER and len(group) > 1 and not self._is_in_doubt:
                 self._commit_each(group)
                 return
-        self._store.news.announce({job.thread for job in group if job.error is None})
+        self._store.news.announce({key for job in group if job.error is None for key in job.announced})
 
     def _told(self, group: list[Job[Any]]) -> None:
         self._store.committed(group)
@@ -371,7 +371,7 @@ class PostgresStore(Store):
         self.pool_size = pool_size
         self._open = True
         self._gate = threading.Lock()  # nothing is queued behind the end of a queue
-        self.news = News(server)
+        self.news = News(server, self._hear)
         reads: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._readers = [_Reader(self, "byssus-read", reads) for _ in range(pool_size // 2)]
         self._writers = [_Writer(self, "byssus-write") for _ in range(pool_size - len(self._readers))]
@@ -407,6 +407,14 @@ class PostgresStore(Store):
         if not self._open:
             raise StoreNotOpen(f"the store on {self.name!r} is closed")
         return self.news.version()
+
+    def _hear(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+
+    @property
+    def is_told(self) -> bool:
+        return self.news.is_receiving
 
     def changed_elsewhere(self) -> set[str] | None:
         if not self._open:

@@ -4,6 +4,7 @@
 - Commits of other processes are looked for by one worker, an OS thread. Where they come with the names of their
   threads, the followers of these are rung. Where they do not, one query finds the threads whose stamp has changed.
 - A follower that is rung reads for itself, when it has time. So nothing is queued for it: a slow one costs no memory.
+- Workers that wait for tasks have a bell, too (`TASKS`). It rings after each commit that may have made one ready.
 - Replies that arrive in this process are kept here for its followers, as far as they were published.
 """
 
@@ -22,11 +23,13 @@ from byssus.errors import StoreError, StoreNotOpen
 from byssus.queries.following import rows as following
 from byssus.store.bell import Bell
 from byssus.store.database import Store
-from byssus.store.jobs import NO_THREAD, thread_digest
+from byssus.store.jobs import NO_THREAD, TASKS, thread_digest
 from byssus.values.following.growth import Growth
 from byssus.values.thread_key import ThreadKey
 
 _LOOK = 0.02  # seconds between two looks at whether other processes have committed
+_LOOK_FOR_TASKS = 0.05  # and if nobody but workers wants to know
+_LOOK_ANYWAY = 0.25  # and if the other processes tell us
 _EFFORT = 10  # a look at all threads is followed by a pause that is so many times as long
 _LONGEST_PAUSE = 0.05  # seconds: on a busy machine a look takes longer than it costs
 _LINGER = 2.0  # seconds that the worker stays without followers
@@ -56,6 +59,7 @@ class Hub:
         self._stamps: dict[ThreadKey, tuple[int, int] | None] = {}
         self._changed = threading.Lock()
         self._is_awake = False
+        self._woken = threading.Event()  # there is something to look at
         self._is_due = False  # whether any thread may have changed since the last look at all of them
 
     def attach(self, thread_key: ThreadKey) -> Bell:
@@ -67,6 +71,7 @@ class Hub:
             store = self._store()
             if not self._is_awake and store is not None:
                 store.on_commit = self.committed
+                store.on_news = self._woken.set
                 self._start()
         return bell
 
@@ -97,6 +102,7 @@ class Hub:
         for thread_key in threads:
             if thread_key == NO_THREAD:
                 self._is_due = True  # a look tells which
+                self._woken.set()
             self.ring(thread_key)
 
     def note_watching(self, thread_key: ThreadKey) -> None:
@@ -123,10 +129,12 @@ class Hub:
     # --- on the worker ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        idle_since, not_before = time.monotonic(), 0.0
+        idle_since, not_before, looked_at = time.monotonic(), 0.0, 0.0
         while True:
-            time.sleep(_LOOK)
-            now = time.monotonic()
+            if self._woken.wait(self._pause()):
+                self._woken.clear()
+                time.sleep(max(looked_at + _LOOK - time.monotonic(), 0))  # many commits in a moment are one
+            now = looked_at = time.monotonic()
             with self._changed:
                 idle_since = now if self._bells else idle_since
                 if now - idle_since > _LINGER:
@@ -146,6 +154,13 @@ class Hub:
                 _log.debug("followers could not be woken for what is new: %s", type(error).__name__)
                 self._is_due, not_before = True, now + _AWAY
 
+    def _pause(self) -> float:
+        """The seconds until the next look."""
+        store = self._store()
+        if store is not None and store.is_told and not self._is_due:
+            return _LOOK_ANYWAY
+        return _LOOK_FOR_TASKS if self._bells.keys() <= {TASKS} else _LOOK
+
     def _open_store(self) -> Store:
         store = self._store()
         if store is None:
@@ -161,8 +176,11 @@ class Hub:
 
     def _look(self) -> None:
         """Find the threads that have changed since the last look, or that were not looked at before."""
-        before, names = self._stamps, list(self._bells)
+        before, names = self._stamps, [thread_key for thread_key in self._bells if thread_key != TASKS]
         self._is_due = False  # before the read: what is committed meanwhile may not be in it
+        self.ring(TASKS)  # a worker looks for itself
+        if not names:
+            return
         found = self._open_store().submit_read(following.stamps, names).result()
         self._stamps = {thread_key: found.get(thread_key) for thread_key in names}
         for thread_key, stamp in self._stamps.items():

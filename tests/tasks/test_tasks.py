@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +32,18 @@ KEYS = {
     "updated_at",
     "started_at",
     "completed_at",
+    "user_id",
+    "error",
+    "run_at",
+    "deadline",
+    "unique_key",
+    "parent_id",
+    "progress",
+    "progress_note",
+    "waits_for",
+    "asked",
+    "schedule",
+    "worker",
 }
 
 
@@ -157,11 +170,15 @@ def test_a_deleted_task_is_gone(storage: AgentStorage, session: str) -> None:
 @pytest.mark.parametrize("name", ["nothing", SQL])
 def test_writing_to_a_task_that_does_not_exist_raises(storage: AgentStorage, session: str, name: str) -> None:
     kept = storage.create_task(session, "t", {})
-    for write in (
+    writes: list[Callable[[], object]] = [
         lambda: storage.update_task_status(name, "running"),
         lambda: storage.update_task(name, payload={}),
         lambda: storage.delete_task(name),
-    ):
+        functools.partial(storage.pause_task, name),
+        functools.partial(storage.cancel_task, name),
+        functools.partial(storage.retry_task, name),
+    ]
+    for write in writes:
         with pytest.raises(NotFound, match="there is no task"):
             write()
     assert listed(storage) == [kept]
@@ -245,3 +262,115 @@ def test_concurrent_retries_are_all_counted(storage: AgentStorage, session: str)
     for task in listed(storage, session):
         assert task["status"] == "failed"
         assert 9 <= task["retry_count"] <= 19  # two in step may run once between two failures
+
+
+# --- of no session, later, once, and with a message -------------------------------------------------------------------
+
+
+def test_a_task_may_belong_to_a_user_or_to_nobody(storage: AgentStorage, session: str) -> None:
+    storage.create_user("ann", user_id="ann")
+    of_nobody, of_ann = storage.create_task(None, "t", 1), storage.create_task(None, "t", 2, user_id="ann")
+    of_session = storage.create_task(storage.create_session("ann")["id"], "t", 3)
+    assert (of_nobody["session_id"], of_nobody["user_id"]) == (None, None)
+    assert (of_ann["session_id"], of_ann["user_id"]) == (None, "ann")
+    assert of_session["user_id"] == "ann"
+    assert listed(storage) == [of_nobody, of_ann, of_session]
+    assert listed(storage, user_id="ann") == [of_ann, of_session]
+    assert listed(storage, session) == []
+    with pytest.raises(NotFound, match="there is no user 'bob'"):
+        storage.create_task(None, "t", 4, user_id="bob")
+    with pytest.raises(InputError, match="session_id or user_id, not both"):
+        storage.create_task(session, "t", 4, user_id="ann")
+
+
+def test_the_user_of_a_task_is_the_user_of_its_session(storage: AgentStorage, session: str) -> None:
+    storage.create_user("ann", user_id="ann")
+    task = storage.create_task(session, "t", 1)["id"]
+    storage.set_user(session, "ann")
+    assert [each["id"] for each in listed(storage, user_id="ann")] == [task]
+    storage.set_user(session, None)
+    assert listed(storage, user_id="ann") == []
+    storage.set_user(session, "ann")
+    own = storage.create_task(None, "t", 2, user_id="ann")["id"]
+    assert [each["id"] for each in listed(storage, user_id="ann")] == [task, own]
+    storage.delete_user("ann", sessions="keep")
+    assert [(each["id"], each["user_id"]) for each in listed(storage)] == [(task, None)]
+
+
+def test_lists_of_tasks_are_filtered_and_paged(storage: AgentStorage, session: str) -> None:
+    made = [storage.create_task(session, "ab"[n % 2], n, n // 4) for n in range(12)]
+    ordered = sorted(made, key=lambda task: -task["priority"])
+    assert listed(storage, task_type="a") == [task for task in ordered if task["type"] == "a"]
+    pages, last = list[TaskRow](), None
+    while page := listed(storage, limit=5, before=last):
+        pages += page
+        last = page[-1]
+    assert pages == ordered
+    assert listed(storage, limit=2, before=ordered[0]["id"]) == ordered[1:3]
+    before: Any
+    for before in ("nothing", 5, {}):
+        with pytest.raises(InputError, match=r"before must be|there is no task 'nothing'"):
+            storage.list_tasks(before=before)
+
+
+def test_a_unique_key_queues_one_task(storage: AgentStorage, session: str) -> None:
+    made = storage.create_task(session, "t", 1, unique_key="monday")
+    assert made["unique_key"] == "monday"
+    assert storage.create_task(None, "other", 2, unique_key="monday", message=None) == made
+    done = storage.update_task_status(made["id"], "completed")
+    assert storage.create_task(session, "t", 1, unique_key="monday", message="again") == done
+    assert storage.get_conversation_history(session) == []
+    assert listed(storage) == [done]
+    storage.delete_task(made["id"])
+    assert storage.create_task(session, "t", 3, unique_key="monday")["payload"] == 3
+
+
+def test_the_same_key_at_the_same_time_queues_one_task(storage: AgentStorage, session: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: storage.create_task(session, "t", n, unique_key="k", message=f"{n}"), range(16)))
+    assert len({task["payload"] for task in made}) == len(listed(storage)) == 1
+    history = storage.get_conversation_history(session)
+    assert [message["content"] for message in history or []] == [str(made[0]["payload"])]
+
+
+def test_a_task_and_the_message_that_asks_for_it_commit_together(storage: AgentStorage, session: str) -> None:
+    task = storage.create_task(session, "t", {}, message="Summarize it, please")
+    (message,) = storage.get_conversation_history(session) or []
+    assert (message["role"], message["content"]) == ("user", "Summarize it, please")
+    storage.create_task(session, "t", {}, message={"role": "system", "content": "note"})
+    with pytest.raises(InputError, match="pass a session_id"):
+        storage.create_task(None, "t", {}, message="to whom?")
+    with pytest.raises(NotFound, match="there is no session 'gone'"):
+        storage.create_task("gone", "t", {}, message="hello")
+    assert len(storage.get_conversation_history(session) or []) == len(listed(storage)) == 2
+    assert listed(storage)[0] == task
+
+
+def test_a_time_in_the_past_means_now(storage: AgentStorage) -> None:
+    assert storage.create_task(None, "t", 1, run_at="2020-01-01")["run_at"] is None
+    later = storage.create_task(None, "t", 1, run_at="2999-01-01T02:00:00+02:00", deadline="2999-01-02")
+    assert (later["run_at"], later["deadline"]) == ("2999-01-01T00:00:00.000000Z", "2999-01-02T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"run_at": "soon"}, "run_at must be a datetime"),
+        ({"deadline": 5}, "deadline must be a datetime"),
+        ({"unique_key": ""}, "unique_key must be a string with at least one character"),
+        ({"unique_key": 5}, "unique_key must be a string"),
+        ({"unique_key": "x" * 2_000}, "unique_key can have 1,000 bytes"),
+        ({"parent_id": "\0"}, "parent_id cannot contain NUL"),
+        ({"user_id": ""}, "user_id must be a string"),
+        ({"message": 5}, "a thread holds messages"),
+        ({"message": "x", "wait": -1}, "wait must be a number of seconds"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_an_option_that_no_task_can_have_is_refused(
+    storage: AgentStorage, session: str, given: dict[str, Any], why: str
+) -> None:
+    whose = session if "message" in given else None
+    with pytest.raises(InputError, match=why):
+        storage.create_task(whose, "t", 1, **given)
+    assert listed(storage) == []

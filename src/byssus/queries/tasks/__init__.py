@@ -1,0 +1,1 @@
+"""Queries on tasks: their rows, the moves between their states, and the workers' claims."""

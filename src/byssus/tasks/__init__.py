@@ -1,0 +1,1 @@
+"""Operations on tasks and schedules. AgentStorage and the checkpointers offer them."""

@@ -1,0 +1,52 @@
+"""Schedules become tasks: each worker looks for the ticks that are due, and whichever is first uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from byssus.errors import ByssusError, StoreNotOpen
+from byssus.store.database import Store
+from byssus.tasks import schedules
+
+_LONGEST = 5.0  # seconds between two looks: another process may have created a schedule, or the clock may have moved
+_log = logging.getLogger("byssus.worker")
+
+
+@contextlib.asynccontextmanager
+async def ticking(store: Store) -> AsyncIterator[None]:
+    """Create the tasks of schedules: at first of all ticks that are due, and then beside the block."""
+    reported: set[str] = set()
+    seconds = await _tick(store, reported)
+    loop = asyncio.create_task(_keep_ticking(store, reported, seconds))
+    try:
+        yield
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])
+        if not loop.cancelled():
+            loop.exception()  # the store was closed, which the worker notices itself
+
+
+async def _keep_ticking(store: Store, reported: set[str], seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        seconds = await _tick(store, reported)
+
+
+async def _tick(store: Store, reported: set[str]) -> float:
+    """Create the tasks of what is due; the seconds until the next look."""
+    try:
+        seconds, failed = await schedules.tick(store)
+    except StoreNotOpen:
+        raise
+    except ByssusError as error:  # a database that is away comes back
+        _log.warning("schedules tick late: %s", error)
+        return _LONGEST
+    for name in failed.keys() - reported:
+        _log.error("schedule %r cannot tick in this process: %s", name, failed[name])
+    reported.clear()
+    reported.update(failed)
+    return _LONGEST if seconds is None else min(seconds, _LONGEST)
