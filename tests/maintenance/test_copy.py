@@ -64,10 +64,14 @@ def new_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def other(source: str, tmp_path: Path) -> Iterator[str]:
-    """An empty database of the kind that the source is not. Its tables are there. One of the two is Postgres."""
+    """An empty database of the kind that the source is not. Its tables are there. One of the two is Postgres.
+
+    Both are open during the test: each look at them would have to connect again.
+    """
     (tmp_path / "other").mkdir()
     made = DATABASES["postgres" if source.endswith(".db") else "sqlite"](tmp_path / "other")
-    yield made.place
+    with opened(source), opened(made.place):
+        yield made.place
     made.drop()
 
 
