@@ -315,10 +315,11 @@ def test_a_copy_of_a_copy_has_the_same_hash(filled: str, target: str, tmp_path: 
 
 
 @pytest.mark.large
-def test_a_message_of_twenty_megabytes_is_copied(source: str, target: str) -> None:
+@pytest.mark.processes
+def test_a_message_of_twenty_megabytes_is_copied(source: str, other: str) -> None:
     say(source, "t", "before", "x" * 20_000_000, "after")
-    assert rows_of(copy(source, target))["messages"] == 3
-    assert everything(target) == everything(source)
+    assert rows_of(copy(source, other))["messages"] == 3
+    assert everything(other) == everything(source)
 
 
 def test_an_empty_database_is_copied(source: str, new_target: str) -> None:

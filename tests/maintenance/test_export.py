@@ -51,6 +51,15 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
+def opposite(database: Database, tmp_path: Path) -> Iterator[Database]:
+    """A second database, of the kind that the first one is not: each kind is read once, and written once."""
+    (tmp_path / "opposite").mkdir()
+    made = DATABASES["postgres" if database.system == "sqlite" else "sqlite"](tmp_path / "opposite")
+    yield made
+    made.drop()
+
+
+@pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS", 2)
 
@@ -153,7 +162,7 @@ def test_a_fork_keeps_what_it_shows_when_all_else_is_deleted_and_so_does_its_exp
     with_cp(database, use)
 
 
-def test_what_is_deleted_after_an_import_leaves_nothing(database: Database, other: Database) -> None:
+def test_what_is_deleted_after_an_import_leaves_nothing(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         for name in await fill(cp):
             await bring(there, await exported(cp, name))
@@ -165,7 +174,7 @@ def test_what_is_deleted_after_an_import_leaves_nothing(database: Database, othe
         left = await everything(there)
         assert {name for name, rows in left.items() if rows} == {"floors"}
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 def test_an_imported_thread_goes_on_like_the_original(database: Database, other: Database) -> None:
@@ -188,7 +197,7 @@ def test_an_imported_thread_goes_on_like_the_original(database: Database, other:
 
 
 def test_questions_are_answered_and_interrupted_runs_resumed_where_they_were_imported(
-    database: Database, other: Database
+    database: Database, opposite: Database
 ) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill(cp)
@@ -203,11 +212,11 @@ def test_questions_are_answered_and_interrupted_runs_resumed_where_they_were_imp
         resumed = await agent_on(there, ["I see", "then this"], "t", tools=[acting.tool]).resume()
         assert (resumed.stop_reason, acting.runs) == ("stop", [])
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 def test_a_question_that_a_rewind_has_left_comes_back_with_it_where_it_was_imported(
-    database: Database, other: Database
+    database: Database, opposite: Database
 ) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill(cp)
@@ -222,10 +231,10 @@ def test_a_question_that_a_rewind_has_left_comes_back_with_it_where_it_was_impor
         assert [call.call_id for call in await there.pending("asking")] == ["/a", "/b"]
         assert await there.pending("asking") == await cp.pending("asking")
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: Database) -> None:
+def test_a_lease_does_not_travel_and_a_partial_does(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         lease = await claim(cp, "far-away:17", "hello")
         partial = '{"role":"assistant","content":[{"type":"text","text":"Once upon"}],"stop_reason":"aborted"}'
@@ -241,11 +250,11 @@ def test_a_lease_does_not_travel_and_a_partial_does(database: Database, other: D
         assert await exported(there) == lines
         assert (await agent_on(there, ["hello yourself"]).resume()).text == "hello yourself"
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 @pytest.mark.large
-def test_five_thousand_messages_and_checkpoints(database: Database, other: Database, tmp_path: Path) -> None:
+def test_five_thousand_messages_and_checkpoints(database: Database, opposite: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         rows = [MessageRow(f"m{n}", "user", dumps({"role": "user", "content": f"{n} 北京"})) for n in range(5_000)]
         await cp.store.write(threads.append, ThreadKey("", "t"), rows)
@@ -263,11 +272,11 @@ def test_five_thousand_messages_and_checkpoints(database: Database, other: Datab
         assert await exported(there) == lines
         assert len((await loaded(there, "t")).messages) == 5_000
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 @pytest.mark.large
-def test_a_message_of_twenty_megabytes(database: Database, other: Database, tmp_path: Path) -> None:
+def test_a_message_of_twenty_megabytes(database: Database, opposite: Database, tmp_path: Path) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await cp.append("t", [UserMessage("before"), UserMessage("北" * 7_000_000), UserMessage("after")])
         with (tmp_path / "t.jsonl").open("w", encoding="utf-8") as file:
@@ -277,7 +286,7 @@ def test_a_message_of_twenty_megabytes(database: Database, other: Database, tmp_
         await bring(there, str(tmp_path / "t.jsonl"))
         assert repr((await loaded(there, "t")).messages) == repr((await loaded(cp, "t")).messages)
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 def test_json_is_kept_to_the_byte(database: Database, other: Database) -> None:
@@ -339,7 +348,7 @@ async def do_something(cp: Checkpointer, chance: random.Random, names: list[str]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_was_done_to_threads_they_come_back(database: Database, other: Database, seed: int) -> None:
+def test_whatever_was_done_to_threads_they_come_back(database: Database, opposite: Database, seed: int) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         chance, names = random.Random(seed), ["t"]
         await cp.append("t", said(2))
@@ -351,7 +360,7 @@ def test_whatever_was_done_to_threads_they_come_back(database: Database, other: 
             assert await exported(there, name) == lines
             assert await view(there, name) == await view(cp, name)
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 # --- what is in an export ---------------------------------------------------------------------------------------------
@@ -466,7 +475,7 @@ async def fill_user(cp: Checkpointer) -> None:
     )
 
 
-def test_all_threads_of_a_user_come_back_with_their_forks(database: Database, other: Database) -> None:
+def test_all_threads_of_a_user_come_back_with_their_forks(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
@@ -480,10 +489,10 @@ def test_all_threads_of_a_user_come_back_with_their_forks(database: Database, ot
         with pytest.raises(InputError, match="there is already a thread 'fork of t'"):
             await bring(there, lines)
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Database) -> None:
+def test_a_user_is_imported_whole_or_not_at_all(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
@@ -516,7 +525,7 @@ def test_a_user_is_imported_whole_or_not_at_all(database: Database, other: Datab
         assert await everything(there) == before
         assert len(await bring(there, lines[begin:-1])) == 7  # threads one behind the other are welcome, too
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 async def account(cp: Checkpointer, user_id: str = "alice") -> list[Any]:
@@ -526,7 +535,7 @@ async def account(cp: Checkpointer, user_id: str = "alice") -> list[Any]:
 
 
 def test_a_user_comes_back_with_preferences_and_quota_and_what_deleted_threads_had_spent(
-    database: Database, other: Database
+    database: Database, opposite: Database
 ) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill_user(cp)
@@ -541,10 +550,10 @@ def test_a_user_comes_back_with_preferences_and_quota_and_what_deleted_threads_h
         await bring(cp, lines)
         assert await account(cp) == seen
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_a_user_who_is_there_is_left_alone(database: Database, other: Database) -> None:
+def test_a_user_who_is_there_is_left_alone(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill_user(cp)
         lines = await exported_user(cp, "alice")
@@ -559,10 +568,10 @@ def test_a_user_who_is_there_is_left_alone(database: Database, other: Database) 
         rows = await everything(there)
         assert [row for table in ("usage", "tool_usage") for row in rows[table] if row[1] == 0] == []
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_whoever_owns_an_imported_thread_exists_from_then_on(database: Database, other: Database) -> None:
+def test_whoever_owns_an_imported_thread_exists_from_then_on(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill(cp)
         lines = await exported(cp, "f")
@@ -575,10 +584,10 @@ def test_whoever_owns_an_imported_thread_exists_from_then_on(database: Database,
         assert (user["name"], user["quota_total"], user["quota_used"]) == ("alice", None, 0)
         assert known(await there.get_session("f"))["user_id"] == "alice"
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_a_user_without_threads_goes_through_an_export_too(database: Database, other: Database) -> None:
+def test_a_user_without_threads_goes_through_an_export_too(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await cp.create_user("Zoe", user_id="zoe", preferences=PREFERENCES)
         lines = await exported_user(cp, "zoe")
@@ -589,7 +598,7 @@ def test_a_user_without_threads_goes_through_an_export_too(database: Database, o
         with pytest.raises(InputError, match="as_id='x' is a name for one thread, and these are 0"):
             await bring(there, lines, as_id="x")
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 HOSTILE_ACCOUNT: dict[str, list[Any]] = {
@@ -703,7 +712,7 @@ def test_what_is_arriving_is_nobodys_task_yet_and_nothing_is_left_of_what_was_gi
     with_cp(database, use)
 
 
-def test_what_was_counted_elsewhere_is_not_counted_again(database: Database, other: Database) -> None:
+def test_what_was_counted_elsewhere_is_not_counted_again(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill(cp)
         await bring(there, await exported(cp, "session"))
@@ -713,7 +722,7 @@ def test_what_was_counted_elsewhere_is_not_counted_again(database: Database, oth
         await there.append("new", UserMessage("hi"))
         assert [each.id for each in await there.store.read(counting.countable, 0, 10)] == ["new"]
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 NEW: dict[int, dict[str, tuple[str, ...]]] = {
@@ -774,7 +783,7 @@ def _as_seen_before(each: Any) -> Any:
     return each
 
 
-def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, other: Database) -> None:
+def test_an_export_from_before_there_were_marks_is_imported_without_any(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         for name in await fill(cp):
             lines = await exported(cp, name)
@@ -798,11 +807,11 @@ def test_an_export_from_before_there_were_marks_is_imported_without_any(database
             ],
         )
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 def test_runs_come_back_with_a_trusted_import_and_as_the_past_with_any_other(
-    database: Database, other: Database
+    database: Database, opposite: Database
 ) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         await fill(cp)
@@ -822,10 +831,10 @@ def test_runs_come_back_with_a_trusted_import_and_as_the_past_with_any_other(
             assert (run.state, run.ended_at is None, run.request_key) == ("ended", False, None)
             assert run.stop_reason == ("stop" if name == "done" else "interrupted")
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_an_export_from_before_there_were_runs_is_imported_without_any(database: Database, other: Database) -> None:
+def test_an_export_from_before_there_were_runs_is_imported_without_any(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         for name in await fill(cp):
             old = as_before(await exported(cp, name), 3)
@@ -833,10 +842,10 @@ def test_an_export_from_before_there_were_runs_is_imported_without_any(database:
             assert await there.runs(name) == []
             assert as_before(await exported(there, name), 3) == old
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
-def test_an_export_of_the_version_before_is_imported(database: Database, other: Database) -> None:
+def test_an_export_of_the_version_before_is_imported(database: Database, opposite: Database) -> None:
     async def use(cp: Checkpointer, there: Checkpointer) -> None:
         names = await fill(cp)
         for name in names:
@@ -866,7 +875,7 @@ def test_an_export_of_the_version_before_is_imported(database: Database, other: 
             ],
         )
 
-    with_both(database, other, use)
+    with_both(database, opposite, use)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -1056,11 +1065,17 @@ def test_a_cancelled_import_leaves_nothing(database: Database, small_pages: None
 
 
 async def refuse(cp: Checkpointer, cases: list[tuple[list[Any], str]]) -> None:
-    before = await everything(cp)
+    """Nothing of any of them stays: rows that a next import could clean up are counted at once."""
+    before, counts = await everything(cp), await cp.store.read(row_counts)
     for lines, complaint in cases:
         with pytest.raises(InputError, match=complaint):
             await bring(cp, lines)
-        assert await everything(cp) == before, complaint
+        assert await cp.store.read(row_counts) == counts, complaint
+    assert await everything(cp) == before
+
+
+def row_counts(tx: Tx) -> list[Row]:
+    return tx.all(" UNION ALL ".join(f"SELECT '{table.name}', count(*) FROM {table.name}" for table in TABLES))
 
 
 def test_lines_that_are_not_as_they_were_exported_are_refused_by_their_number(

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn"})
-_ON_POSTGRES = frozenset({"where", "admin"})  # the fixtures that have only that
+_ON_POSTGRES = frozenset({"where", "admin", "opposite"})  # the fixtures in which there always is one
 
 _running: pytest.Item | None = None
 _is_quick = False
