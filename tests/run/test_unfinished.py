@@ -21,6 +21,7 @@ from byssus.events import AgentEnd, MessageEnd
 from byssus.messages import Usage
 from byssus.providers.scripted import ScriptedProvider
 from byssus.queries.log import listing
+from byssus.signals import Signal
 from byssus.store.database import Tx
 from tests.support.agents import Heard, check_whole, history, hooks
 from tests.support.databases import Database
@@ -107,9 +108,9 @@ async def died_behind_its_reply(cp: Checkpointer, script: list[Any]) -> None:
     """A run whose last reply is stored, and whose end is not."""
     begun = asyncio.Event()
 
-    async def hang(*_: Any) -> None:
+    async def hang(_: Any, *, signal: Signal) -> None:
         begun.set()
-        await asyncio.Event().wait()
+        await signal.wait()  # a hook that goes on would have some seconds more
 
     agent = agent_on(cp, script, tools=[look], middleware=[hooks(on_run_end=hang)], abort_grace=0)
     run = asyncio.create_task(agent.prompt("go", key="k"))
