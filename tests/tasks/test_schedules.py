@@ -222,6 +222,15 @@ def test_a_change_beats_the_tick_that_was_read_before_it(storage: AgentStorage) 
     assert [task["payload"] for task in made(storage)] == ["changed"]
 
 
+def test_a_worker_that_is_to_end_leaves_missed_ticks_for_later(storage: AgentStorage) -> None:
+    storage.create_schedule("a", "t", every=1, missed="all")
+    change(storage, "a", next_at=ago(3 * ticks.MOST_AT_ONCE))
+    to_the_end(schedules.tick(Blocking(storage.store), lambda: bool(made(storage))))
+    assert len(made(storage)) == ticks.MOST_AT_ONCE
+    tick(storage)
+    assert len(made(storage)) > 3 * ticks.MOST_AT_ONCE
+
+
 @pytest.mark.processes
 def test_workers_of_several_processes_use_each_tick_once(storage: AgentStorage, database: Database) -> None:
     first = ago(60)
