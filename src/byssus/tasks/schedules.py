@@ -13,7 +13,7 @@ from byssus.queries.tasks.tasks import NewTask
 from byssus.store.operations import Runner
 from byssus.tasks import ticks
 from byssus.tasks.rows import Missed, ScheduleRow, schedule_row
-from byssus.tasks.tasks import checked_priority, checked_type, id_of_key
+from byssus.tasks.tasks import checked_new_type, checked_priority, id_of_key
 from byssus.tasks.ticks import Rule
 from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
@@ -65,7 +65,7 @@ async def create_schedule(
     found = await store.read(schedules.known, name)
     new = NewSchedule(
         id=name,
-        type=checked_type(task_type),
+        type=checked_new_type(task_type),
         payload=encode_strictly("payload", payload),
         priority=checked_priority(priority),
         max_retries=checked_count("max_retries", max_retries),
