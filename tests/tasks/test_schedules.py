@@ -222,6 +222,15 @@ def test_a_change_beats_the_tick_that_was_read_before_it(storage: AgentStorage) 
     assert [task["payload"] for task in made(storage)] == ["changed"]
 
 
+def test_a_worker_that_is_to_end_leaves_missed_ticks_for_later(storage: AgentStorage) -> None:
+    storage.create_schedule("a", "t", every=1, missed="all")
+    change(storage, "a", next_at=ago(3 * ticks.MOST_AT_ONCE))
+    to_the_end(schedules.tick(Blocking(storage.store), lambda: bool(made(storage))))
+    assert len(made(storage)) == ticks.MOST_AT_ONCE
+    tick(storage)
+    assert len(made(storage)) > 3 * ticks.MOST_AT_ONCE
+
+
 @pytest.mark.processes
 def test_workers_of_several_processes_use_each_tick_once(storage: AgentStorage, database: Database) -> None:
     first = ago(60)
@@ -253,6 +262,7 @@ def test_workers_of_several_processes_use_each_tick_once(storage: AgentStorage, 
         ({"zone": "Nowhere"}, "there is no time zone"),
         ({"missed": "some"}, "missed must be one of 'skip', 'one', 'all'"),
         ({"task_type": ""}, "at least one character"),
+        ({"task_type": "x" * 1_001}, "1,000 bytes of UTF-8 at most"),
         ({"payload": {1, 2}}, "payload cannot be stored as JSON"),
         ({"priority": 2**70}, "priority must be a whole number"),
         ({"max_retries": -1}, "max_retries must be a number from 0 up"),

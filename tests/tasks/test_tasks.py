@@ -208,6 +208,7 @@ def test_a_status_that_does_not_exist_is_refused(storage: AgentStorage, session:
         ({"task_type": None}, "at least one character"),
         ({"task_type": 5}, "type must be a string"),
         ({"task_type": "a\0"}, "NUL"),
+        ({"task_type": "x" * 1_001}, "a task's type can have 1,000 bytes of UTF-8 at most, got 1,001"),
         ({"payload": {1, 2}}, "payload cannot be stored as JSON"),
         ({"payload": {"a": b""}}, r"payload\['a'\] cannot be stored as JSON"),
         ({"payload": {1: "a"}}, "the key 1 is no string"),

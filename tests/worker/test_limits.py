@@ -80,6 +80,34 @@ def test_a_session_has_so_many_running_tasks(database: Database) -> None:
     with_cp(database, use)
 
 
+def test_a_session_at_its_limit_does_not_hold_up_other_users(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await with_users(cp, "ann", "bob")
+        await cp.create_session("ann", session_id="s")
+        await cp.create_task("s", "t", 1)
+        await claim(cp, TypeLimits(per_session=1))
+        await cp.create_task("s", "t", 2)
+        await cp.create_task(None, "t", 3, user_id="bob")
+        assert users(await claim(cp, TypeLimits(per_session=1), count=1, served="bob")) == ["bob"]
+
+    with_cp(database, use)
+
+
+def test_what_one_user_leaves_of_the_places_goes_to_others_before_a_lower_priority(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        await with_users(cp, "ann", "bob")
+        for user, count, priority in (("ann", 1, 5), ("bob", 9, 5), ("ann", 9, 0)):
+            for n in range(count):
+                await cp.create_task(None, "t", n, priority, user_id=user)
+        found = await claim(cp, TypeLimits(), count=8)
+        assert [(each.task.owner, each.task.payload) for each in found] == [
+            *(("ann", "0"), ("bob", "0"), ("bob", "1"), ("bob", "2"), ("bob", "3"), ("bob", "4"), ("bob", "5")),
+            ("bob", "6"),
+        ]
+
+    with_cp(database, use)
+
+
 def test_so_many_start_in_a_time(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         await fill(cp)

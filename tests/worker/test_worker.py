@@ -11,8 +11,11 @@ import pytest
 
 from byssus.checkpointer import Checkpointer
 from byssus.errors import InputError
+from byssus.queries.tasks import claims
+from byssus.queries.tasks.claims import Wish
 from byssus.queries.versions import deleting
 from byssus.store.database import Tx
+from byssus.store.jobs import TASKS
 from byssus.values import clock
 from byssus.values.thread_key import ThreadKey
 from byssus.worker import Limit, NoRetry, Retry, TaskContext, ThreadContext, Worker, running
@@ -92,6 +95,24 @@ def test_a_worker_is_woken_by_a_task(database: Database) -> None:
         assert worker.running == []
 
     with_two(database, use)
+
+
+def test_a_claim_wakes_no_worker(database: Database) -> None:
+    """Not even the one that makes it, which would look for tasks again and again."""
+
+    async def use(cp: Checkpointer) -> None:
+        woken: set[ThreadKey] = set()
+        cp.store.on_commit = woken.update
+        task = await cp.create_task(None, "t", 1)
+        assert TASKS in woken
+        woken.clear()
+        wish = Wish("nobody", 30, 8, None, {}, {})
+        assert [[each.task.id for each in await cp.store.write(claims.claim, TASKS, wish)] for _ in range(2)] == [
+            *([task["id"]], []),
+        ]
+        assert woken == set()
+
+    with_cp(database, use)
 
 
 def test_the_most_urgent_comes_first_and_of_equals_the_oldest(database: Database) -> None:

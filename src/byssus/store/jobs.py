@@ -130,8 +130,8 @@ class Job(Generic[T]):
 
     @property
     def announced(self) -> set[ThreadKey]:
-        """Whose followers its commit wakes."""
-        return {self.thread, TASKS} if getattr(self.query, "about_tasks", False) else {self.thread}
+        """Whose followers its commit wakes. A claim wakes no worker: it would wake itself, and look for ever."""
+        return {self.thread, TASKS} if getattr(self.query, "about_tasks", False) else {self.thread} - {TASKS}
 
     @property
     def takes_long(self) -> bool:

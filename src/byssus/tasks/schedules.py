@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +13,7 @@ from byssus.queries.tasks.tasks import NewTask
 from byssus.store.operations import Runner
 from byssus.tasks import ticks
 from byssus.tasks.rows import Missed, ScheduleRow, schedule_row
-from byssus.tasks.tasks import checked_priority, checked_type, id_of_key
+from byssus.tasks.tasks import checked_new_type, checked_priority, id_of_key
 from byssus.tasks.ticks import Rule
 from byssus.threads.encoding import encode_strictly
 from byssus.values import clock
@@ -64,7 +65,7 @@ async def create_schedule(
     found = await store.read(schedules.known, name)
     new = NewSchedule(
         id=name,
-        type=checked_type(task_type),
+        type=checked_new_type(task_type),
         payload=encode_strictly("payload", payload),
         priority=checked_priority(priority),
         max_retries=checked_count("max_retries", max_retries),
@@ -118,17 +119,18 @@ async def delete_schedule(store: Runner, schedule_id: str) -> None:
 # --- ticks ------------------------------------------------------------------------------------------------------------
 
 
-async def tick(store: Runner) -> Ticked:
+async def tick(store: Runner, ends: Callable[[], bool] = lambda: False) -> Ticked:
     """Create the tasks of all ticks that are due. Any number of workers may do this at once: each tick is used once.
 
-    A schedule that cannot tick here, for example in a zone that this machine does not know, stops no other.
+    A schedule that cannot tick here, for example in a zone that this machine does not know, stops no other. Ticks that
+    were missed may be many: once `ends()` is true, the rest is left to a later call.
     """
     first = found = await _due(store, 0)
     failed: dict[str, ByssusError] = {}
-    while found.schedules:
+    while found.schedules and not ends():
         for _, schedule in found.schedules:
             try:
-                await _use_ticks(store, schedule, found.now)
+                await _use_ticks(store, schedule, found.now, ends)
             except StoreError:
                 raise
             except ByssusError as error:
@@ -142,7 +144,7 @@ async def _due(store: Runner, after: int) -> DueSchedules:
     return await store.read(schedules.due, after=after, limit=_PAGE, most_ahead=_MOST_AHEAD)
 
 
-async def _use_ticks(store: Runner, seen: Schedule, now: str) -> None:
+async def _use_ticks(store: Runner, seen: Schedule, now: str, ends: Callable[[], bool]) -> None:
     """Create the tasks of a schedule, and go on to its next tick after now."""
     rule = _rule(seen)
     if seen.next_at is None or seen.next_at > now:  # the clock was ahead when it ticked last
@@ -150,7 +152,7 @@ async def _use_ticks(store: Runner, seen: Schedule, now: str) -> None:
         return
     next_at: str | None = seen.next_at
     is_current = True
-    while is_current and next_at is not None and next_at <= now:
+    while is_current and next_at is not None and next_at <= now and not ends():
         due = ticks.due(rule, cast("Missed", seen.missed), next_at, now)
         new_tasks = [_task(seen, tick) for tick in due.ticks]
         last_at = due.ticks[-1] if due.ticks else seen.last_at

@@ -25,6 +25,7 @@ from byssus.values.inputs import (
     checked_text,
     checked_wait,
     readable_id,
+    refuse_long_id,
 )
 from byssus.values.thread_key import ThreadKey
 
@@ -57,7 +58,7 @@ async def create_task(
     """
     new = NewTask(
         id=clock.new_id() if unique_key is None else id_of_key(unique_key),
-        type=checked_type(task_type),
+        type=checked_new_type(task_type),
         payload=encode_strictly("payload", payload),
         priority=checked_priority(priority),
         max_retries=checked_count("max_retries", max_retries),
@@ -168,7 +169,7 @@ async def update_task(
     """Change the given fields of a task."""
     changes: dict[str, Any] = {}
     if task_type is not UNCHANGED:
-        changes["type"] = checked_type(task_type)
+        changes["type"] = checked_new_type(task_type)
     if payload is not UNCHANGED:
         changes["payload"] = encode_strictly("payload", payload)
     if priority is not UNCHANGED:
@@ -201,6 +202,11 @@ def checked_type(value: object) -> str:
     if not value:
         raise InputError(f"a task's type must be a string with at least one character, got {value!r:.80}")
     return checked_text("a task's type", value)
+
+
+def checked_new_type(value: object) -> str:
+    """The type that a task gets now. It is in an index, and Postgres takes no long text there."""
+    return refuse_long_id(checked_type(value), "a task's type")
 
 
 def checked_priority(value: object) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from byssus.agent import Agent
 from byssus.apps import App
-from byssus.errors import AnswerNeeded, ProviderError, ThreadBusy
+from byssus.errors import AnswerNeeded, InputError, ProviderError, ThreadBusy
 from byssus.queries.log import runs
 from byssus.queries.log.runs import RunRow
 from byssus.queries.tasks import agents
@@ -50,7 +50,10 @@ class AgentTaskResult(TypedDict):
 async def prompt(ctx: TaskContext, app: App, message: Any) -> AgentTaskResult:
     """Let the app's agent answer the message, on the thread of the task."""
     thread_id = session_of(ctx)
-    as_prompts(message)  # raises for what is no prompt, before anything is stored
+    try:
+        as_prompts(message)
+    except InputError as error:  # before anything is stored
+        raise NoRetry(f"the prompt of the task: {error}") from error
     agent = await app.agent(ctx.checkpointer, thread_id, ctx.user_id)
     try:
         with _led(agent, ctx._running):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from byssus.errors import ByssusError, StoreNotOpen
 from byssus.store.database import Store
@@ -16,11 +16,14 @@ _log = logging.getLogger("byssus.worker")
 
 
 @contextlib.asynccontextmanager
-async def ticking(store: Store) -> AsyncIterator[None]:
-    """Create the tasks of schedules: at first of all ticks that are due, and then beside the block."""
+async def ticking(store: Store, ends: Callable[[], bool] = lambda: False) -> AsyncIterator[None]:
+    """Create the tasks of schedules: at first of all ticks that are due, and then beside the block.
+
+    `ends` says whether the worker is to end: then it does not wait until all missed ticks are made up for.
+    """
     reported: set[str] = set()
-    seconds = await _tick(store, reported)
-    loop = asyncio.create_task(_keep_ticking(store, reported, seconds))
+    seconds = await _tick(store, reported, ends)
+    loop = asyncio.create_task(_keep_ticking(store, reported, ends, seconds))
     try:
         yield
     finally:
@@ -30,16 +33,16 @@ async def ticking(store: Store) -> AsyncIterator[None]:
             loop.exception()  # the store was closed, which the worker notices itself
 
 
-async def _keep_ticking(store: Store, reported: set[str], seconds: float) -> None:
+async def _keep_ticking(store: Store, reported: set[str], ends: Callable[[], bool], seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
-        seconds = await _tick(store, reported)
+        seconds = await _tick(store, reported, ends)
 
 
-async def _tick(store: Store, reported: set[str]) -> float:
+async def _tick(store: Store, reported: set[str], ends: Callable[[], bool]) -> float:
     """Create the tasks of what is due; the seconds until the next look."""
     try:
-        seconds, failed = await schedules.tick(store)
+        seconds, failed = await schedules.tick(store, ends)
     except StoreNotOpen:
         raise
     except ByssusError as error:  # a database that is away comes back

@@ -212,7 +212,7 @@ class Worker:
             bells = hub.of(store)
             self._bell = bells.attach(TASKS)
             try:
-                async with ticking(store):
+                async with ticking(store, lambda: self._is_stopping):
                     await self._work(self._bell, until_idle)
             finally:
                 bells.detach(TASKS, self._bell)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 
@@ -27,7 +28,7 @@ _CHUNK = 500  # tasks that become ready, or miss their deadline, in one transact
 _COLUMNS = ", ".join(
     name if name != "session_id" else "(SELECT t.id FROM threads t WHERE t.key = tasks.thread)" for name in Task._fields
 )
-_NEXT_OWNER = f"SELECT MIN(owner) FROM tasks WHERE type = :type AND priority = :priority AND {READY} AND owner"
+_NEXT_OWNER: Final = f"SELECT MIN(owner) FROM tasks WHERE type = :type AND priority = :priority AND {READY}"
 _MINE = "id = :id AND lease_epoch = :epoch AND status = 'running' AND lease_until IS NOT NULL"
 _UNLEASED = ", lease_owner = NULL, lease_until = NULL, asked = NULL"
 
@@ -129,29 +130,57 @@ def _waiting(tx: Tx, kind: str, priority: int, count: int, served: str | None, r
     count = min(count, room.left)
     if count <= 0:
         return []
-    owners = _owners(tx, kind, priority, count, served, room)
-    each = -(-count // len(owners)) if owners else 0
+    passed = _passed(room)
+    owners = list(enumerate(_owners(tx, kind, priority, count, served, room, passed)))
     found: list[_Waiting] = []
-    for place, owner in enumerate(owners):
-        full = room.full_threads
-        passed = "".join(f" AND (thread IS NULL OR thread <> :full_{n})" for n in range(len(full)))
-        rows = tx.all(
-            f"SELECT key, thread FROM tasks WHERE type = :type AND priority = :priority AND owner = :owner AND {READY}"
-            f"{passed} ORDER BY key LIMIT :count {tx.dialect.skip_locked}",
-            type=kind,
-            priority=priority,
-            owner=owner,
-            count=min(count if len(owners) == 1 else each, room.left_of(owner)),
-            **{f"full_{n}": thread for n, thread in enumerate(full)},
-        )
-        found += [_Waiting(key, kind, owner, thread, turn, place) for turn, (key, thread) in enumerate(rows)]
+    last = dict.fromkeys((owner for _, owner in owners), 0)
+    turns: Counter[str] = Counter()
+    while owners and len(found) < count:  # again, if some users have fewer tasks than their share
+        each = -(-(count - len(found)) // len(owners))
+        more = []
+        for place, owner in owners:
+            rows = tx.all(
+                f"SELECT key, thread FROM tasks WHERE type = :type AND priority = :priority AND owner = :owner AND"
+                f" {READY} AND key > :last{passed.text} ORDER BY key LIMIT :count {tx.dialect.skip_locked}",
+                type=kind,
+                priority=priority,
+                owner=owner,
+                last=last[owner],
+                count=min(each, room.left_of(owner) - turns[owner]),
+                **passed.values,
+            )
+            found += [
+                _Waiting(key, kind, owner, thread, turns[owner] + n, place) for n, (key, thread) in enumerate(rows)
+            ]
+            turns[owner] += len(rows)
+            if len(rows) == each:
+                last[owner] = rows[-1][0]
+                more.append((place, owner))
+        owners = more
     return found
 
 
-def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Capacity) -> list[str]:
+class _Passed(NamedTuple):
+    """A condition that passes over the sessions that are at their limit, and its values."""
+
+    text: str
+    values: dict[str, Any]
+
+
+def _passed(room: Capacity) -> _Passed:
+    full = room.full_threads
+    text = "".join(f" AND (thread IS NULL OR thread <> :full_{n})" for n in range(len(full)))
+    return _Passed(text, {f"full_{n}": thread for n, thread in enumerate(full)})
+
+
+def _owners(
+    tx: Tx, kind: str, priority: int, count: int, served: str | None, room: Capacity, passed: _Passed
+) -> list[str]:
     """Users with such tasks, beginning behind the one who was served last. Those at their limit are passed over."""
     # No text is between a user and this. One lap goes from there to the end, and one from the beginning to that user.
-    laps = [_lap("", "0")] if served is None else [_lap("", "0"), _lap(" AND owner <= :served", "1")]
+    laps = [_lap(passed.text, "0")]
+    if served is not None:
+        laps.append(_lap(f"{passed.text} AND owner <= :served", "1"))
     rows = tx.all(
         f"SELECT owner FROM ({' UNION ALL '.join(laps)}) AS laps WHERE owner IS NOT NULL ORDER BY lap, number",
         type=kind,
@@ -159,16 +188,17 @@ def _owners(tx: Tx, kind: str, priority: int, count: int, served: str | None, ro
         start_0="" if served is None else f"{served}\x01",
         wanted=count + len(room.full_owners),
         **({} if served is None else {"start_1": "", "served": served}),
+        **passed.values,
     )
     return [owner for (owner,) in rows if room.left_of(owner) > 0][:count]
 
 
-def _lap(upto: str, lap: str) -> str:
+def _lap(among: str, lap: str) -> str:
     """Users in their order, each found by a seek."""
     return (
         f"SELECT owner, number, {lap} AS lap FROM (WITH RECURSIVE found (owner, number) AS"
-        f" (SELECT ({_NEXT_OWNER} >= :start_{lap}{upto}), 1 UNION ALL"
-        f" SELECT ({_NEXT_OWNER} > found.owner{upto}), number + 1 FROM found"
+        f" (SELECT ({_NEXT_OWNER}{among} AND owner >= :start_{lap}), 1 UNION ALL"
+        f" SELECT ({_NEXT_OWNER}{among} AND owner > found.owner), number + 1 FROM found"
         f" WHERE found.owner IS NOT NULL AND number < :wanted) SELECT owner, number FROM found) AS lap_{lap}"
     )
 

@@ -61,8 +61,11 @@ class News:
 
     def announce(self, threads: Iterable[ThreadKey]) -> None:
         """Something was committed. A failure here must not affect the committer."""
+        names = {_ANY if thread == NO_THREAD else thread_digest(thread) for thread in threads}
+        if not names:
+            return
         with self._naming:
-            self._unsaid.update(_ANY if thread == NO_THREAD else thread_digest(thread) for thread in threads)
+            self._unsaid |= names
         if not self._pending:
             self._pending = True
             with contextlib.suppress(OSError, RuntimeError):  # no more files, no more workers: they will look anyway
