@@ -11,7 +11,7 @@ import pytest
 
 from byssus.checkpointer import Checkpointer
 from byssus.storage import TaskRow
-from byssus.worker import Retry, TaskContext, ThreadContext, Worker
+from byssus.worker import Retry, TaskContext, TaskStopped, ThreadContext, Worker
 from tests.support.checkpointers import with_cp
 from tests.support.databases import Database
 from tests.support.workers import became, task_of
@@ -61,6 +61,7 @@ async def ended(cp: Checkpointer, handler: Any, **options: Any) -> TaskRow:
         (raising(GeneratorExit()), "GeneratorExit", ""),
         (raising(StopIteration("over")), "StopIteration|RuntimeError", ""),
         (raising(asyncio.CancelledError()), "CancelledError", ""),
+        (raising(TaskStopped()), "HandlerStopped", "nobody had asked the task to stop"),
         (raising(Unreadable()), "Unreadable", "<its message cannot be read>"),
         (raising(ValueError("x" * 10**6)), "ValueError", "xxx"),
         (raising(Retry("again", after=0)), "Retry", "again"),
@@ -69,7 +70,10 @@ async def ended(cp: Checkpointer, handler: Any, **options: Any) -> TaskRow:
         (returning("x" * 2_000), "ResultTooLarge", "the result has 2,002 characters of JSON, and may have 1,000"),
         (lambda ctx: None, "TypeError", "positional argument"),
     ],
-    ids=["exit", "interrupt", "close", "stop", "cancelled", "unreadable", "long", "retry", "set", "nan", "big", "args"],
+    ids=[
+        *("exit", "interrupt", "close", "stop", "cancelled", "stopped", "unreadable", "long", "retry", "set", "nan"),
+        *("big", "args"),
+    ],
 )
 def test_a_handler_that_fails_in_an_odd_way_fails_its_task(
     database: Database, handler: Any, kind: str, message: str, is_async: bool

@@ -58,6 +58,10 @@ class HandlerStuck(ByssusError):
     """An async handler has blocked its event loop."""
 
 
+class HandlerStopped(ByssusError):
+    """A handler has raised `TaskStopped` of its own accord."""
+
+
 class ProcessFailed(ByssusError):
     """The process of a handler ended without a result."""
 

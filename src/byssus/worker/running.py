@@ -32,8 +32,10 @@ from byssus.worker.outcomes import (
     DeadlineMissed,
     Failed,
     GivenBack,
+    HandlerStopped,
     Outcome,
     Returned,
+    Stopped,
     UnknownTaskType,
     error_json,
 )
@@ -143,6 +145,11 @@ class RunningTask:
 
     def _report(self, outcome: Outcome) -> None:
         """The handler has ended; called from any OS thread."""
+        if isinstance(outcome, Stopped) and not (
+            self.must_stop or self._is_lost
+        ):  # it would run again at once, for ever
+            raised = HandlerStopped("the handler raised TaskStopped, and nobody had asked the task to stop")
+            outcome = Failed(error_json(raised))
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended without this handler
             self._loop.call_soon_threadsafe(self.end, outcome)
 
