@@ -36,6 +36,7 @@ from byssus.store.jobs import TASKS
 from byssus.threads.following import hub
 from byssus.threads.waiting import lease_is_dead
 from byssus.values.inputs import checked_choice
+from byssus.values.thread_key import ThreadKey
 from byssus.worker import ready
 from byssus.worker.handlers import Handler, HandlerLoop, checked_handler
 from byssus.worker.limits import Limit
@@ -54,6 +55,7 @@ from byssus.worker.ticking import ticking
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_CLAIMS = ThreadKey("\x7fclaims", "")  # not `TASKS`: a claim makes no task ready, and must wake no worker
 _SCAN = 1.0  # seconds between two looks for tasks of dead workers, and for handlers that are stuck
 _LONGEST_WAIT = 5.0  # seconds until the next look, whatever is known
 _LIMITED = 1.0  # seconds until the next look while tasks are ready that limits keep back
@@ -265,7 +267,7 @@ class Worker:
 
     async def _claim(self, free: int) -> int:
         wish = Wish(self._owner, self.lease_seconds, free, self._types(), self._limits, self._served)
-        claimed = await self.checkpointer.store.write(claims.claim, TASKS, wish)
+        claimed = await self.checkpointer.store.write(claims.claim, _CLAIMS, wish)
         for each in claimed:
             task = each.task
             self._served[task.type] = task.owner
