@@ -31,7 +31,7 @@ def handlers(diary: Path) -> dict[str, Callable[..., Any]]:
     async def long(ctx: TaskContext, payload: Any) -> list[Any]:
         await ctx.progress(0.5, "half")
         found = await ctx.step("act", act, recovery="retry")
-        if ctx.attempt == 0:
+        if ctx.attempt == 1:
             raise Retry(after=0)
         await ctx.sleep(hours=1)
         return [found, payload]

@@ -115,6 +115,17 @@ def test_a_claim_wakes_no_worker(database: Database) -> None:
     with_cp(database, use)
 
 
+def test_a_claim_that_finds_nothing_wakes_no_worker(database: Database) -> None:
+    async def use(cp: Checkpointer) -> None:
+        reached: list[str] = []
+        await cp.create_task(None, "t", 1)
+        cp.store.boundary = reached.append
+        await Worker(cp, {"t": Doing()}).drained()
+        assert len(reached) <= 30, "it claimed again and again"
+
+    with_cp(database, use)
+
+
 def test_the_most_urgent_comes_first_and_of_equals_the_oldest(database: Database) -> None:
     async def use(cp: Checkpointer) -> None:
         doing = Doing()

@@ -1,8 +1,9 @@
 """Workers are killed at their write boundaries and elsewhere, stopped for longer than their lease, and their clock is
-set; a Postgres is restarted. All tasks end well all the same.
+set; a Postgres is restarted. All tasks end well all the same, and so do those of a schedule that ticks meanwhile.
 
 What must be true: each task is completed, with the result of an attempt that came to its end; no two workers run a task
-at a time, as long as none of them was stopped; and each attempt after the first one was counted as a retry.
+at a time, as long as none of them was stopped; each attempt after the first one was counted as a retry; and a tick of
+the schedule makes one task.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 from byssus.checkpointer import Checkpointer
 from byssus.errors import ByssusError, StoreUnreachable
+from byssus.values import clock as clock_of
 from byssus.worker import TaskContext, ThreadContext, Worker, running, worker
 from tests.crash.cutter import schema_on
 from tests.crash.place import Place
@@ -60,7 +62,10 @@ def working(chance: random.Random, directory: Path, place: Place) -> None:
                     actor.kill()
             asker.tell("")
             asker.finish()
-            _judge(asker.lines("far")[-1]["tasks"], lives, stopped)
+            end = asker.lines("far")[-1]
+            expect(len(end["tasks"]) == count + len(end["ticks"]), "tasks were lost or made", count, end)
+            _judge_ticks(end["ticks"])
+            _judge(end["tasks"], lives, stopped)
 
 
 def _all_done(
@@ -197,15 +202,20 @@ async def _ask(line: Line, place: Place, count: int, chance: random.Random) -> N
         for _ in range(count):
             kind = chance.choice(["steps", "thread"])
             await cp.create_task(None, kind, chance.choice([0, 0.01, 0.05]), chance.randint(0, 2), max_retries=1_000)
+        await cp.create_schedule("each second", "steps", 0, every=1, max_retries=1_000)
         line.say("asked")
         while await line.told_soon():
             try:
-                tasks = await cp.list_tasks(limit=count) or []
+                tasks = await cp.list_tasks(limit=100_000) or []
+                if all(task["status"] == "completed" for task in tasks) and await cp.schedules():
+                    await cp.delete_schedule("each second")
+                    tasks = await cp.list_tasks(limit=100_000) or []
             except ByssusError as error:
                 line.say("away", why=str(error))
                 continue
             left = sum(task["status"] != "completed" for task in tasks)
-            line.say("far", left=left, tasks=[[each["id"], each["result"], each["retry_count"]] for each in tasks])
+            found = [[each["id"], each["result"], each["retry_count"]] for each in tasks]
+            line.say("far", left=left, tasks=found, ticks=[each["unique_key"] for each in tasks if each["schedule"]])
 
 
 def _has_ended(actor: Actor) -> bool:
@@ -224,6 +234,14 @@ def _judge(tasks: list[Any], workers: list[Actor], stopped: set[int]) -> None:
             together = first.ended - second.began
             expect(together <= 0, "two workers had one task at a time", task_id, first, second)
         expect(len(attempts) <= retries + 1, "an attempt was not counted", task_id, retries, attempts)
+
+
+def _judge_ticks(keys: list[str]) -> None:
+    """Each tick is a whole number of seconds after the first one, and has made one task."""
+    ticks = sorted(key.removeprefix("schedule:each second:") for key in keys)
+    expect(len(ticks) == len(set(ticks)), "a tick has made two tasks", ticks)
+    between = [clock_of.seconds_between(ticks[0], tick) for tick in ticks]
+    expect(all(seconds == round(seconds) for seconds in between), "a task was made at a time that is no tick", ticks)
 
 
 def _attempts(task_id: str, workers: list[Actor]) -> list[Attempt]:
