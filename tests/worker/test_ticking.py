@@ -86,7 +86,7 @@ def test_a_database_that_is_closed_ends_the_loop(database: Database) -> None:
         async with database.checkpointer() as cp:
             store = cp.store
         with pytest.raises(StoreNotOpen):
-            async with ticking(store):
+            async with ticking(store, first=True):
                 raise AssertionError
 
     asyncio.run(use())

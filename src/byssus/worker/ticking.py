@@ -16,13 +16,15 @@ _log = logging.getLogger("byssus.worker")
 
 
 @contextlib.asynccontextmanager
-async def ticking(store: Store, ends: Callable[[], bool] = lambda: False) -> AsyncIterator[None]:
-    """Create the tasks of schedules: at first of all ticks that are due, and then beside the block.
+async def ticking(
+    store: Store, ends: Callable[[], bool] = lambda: False, *, first: bool = False
+) -> AsyncIterator[None]:
+    """Create the tasks of schedules beside the block; with `first`, those of the ticks that are due before it.
 
     `ends` says whether the worker is to end: then it does not wait until all missed ticks are made up for.
     """
     reported: set[str] = set()
-    seconds = await _tick(store, reported, ends)
+    seconds = await _tick(store, reported, ends) if first else 0.0
     loop = asyncio.create_task(_keep_ticking(store, reported, ends, seconds))
     try:
         yield

@@ -175,7 +175,7 @@ class Worker:
         self._wake()
 
     async def drained(self) -> None:
-        """Run all tasks that are ready now and that become ready meanwhile, and return when none is left."""
+        """Run all tasks that are ready now and that become ready within a few seconds, and return when none is left."""
         control = self._begin(until_idle=True)
         cancelled = await until_done(control, self.stop_soon)
         control.result()
@@ -212,7 +212,7 @@ class Worker:
             bells = hub.of(store)
             self._bell = bells.attach(TASKS)
             try:
-                async with ticking(store, lambda: self._is_stopping):
+                async with ticking(store, lambda: self._is_stopping, first=until_idle):
                     await self._work(self._bell, until_idle)
             finally:
                 bells.detach(TASKS, self._bell)
