@@ -6,8 +6,10 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -19,10 +21,13 @@ from byssus.queries.tasks.claims import Dead, HeldTask, Wish
 from byssus.queries.tasks.tasks import ENDED, STATUSES
 from byssus.store.database import Tx
 from byssus.values.thread_key import ThreadKey
+from tests.support import forked
 from tests.support.databases import Database
+from tests.tasks import moves_child
 
 T = TypeVar("T")
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = int(os.environ.get("BYSSUS_EXAMPLES", "10"))
 KEY = ThreadKey("", "")
 ERROR = '{"type":"E","message":"","trace":""}'
@@ -69,23 +74,36 @@ class Expected:
             self.release("failed")
 
 
+class Refused(Exception):
+    """The other process has raised IllegalMove."""
+
+
 class Moves(RuleBasedStateMachine):
     """Tasks beside the model; `held` has all that workers have ever claimed."""
 
-    def __init__(self, cps: tuple[Checkpointer, Checkpointer], runner: asyncio.Runner) -> None:
+    def __init__(self, cp: Checkpointer, runner: asyncio.Runner, other: forked.Process) -> None:
         super().__init__()
-        self.cps, self.runner = cps, runner
+        self.cp, self.runner, self.other = cp, runner, other
         self.model: dict[str, Expected] = {}
         self.held: list[HeldTask] = []
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(doing)
 
-    def write(self, process: int, query: Any, *args: Any) -> Any:
-        async def written() -> Any:
-            return await self.cps[process].store.write(query, *args)
+    def call(self, process: int, call: Any, *args: Any, **options: Any) -> Any:
+        """Let this process (0) or the other one make a call of `moves_child.done`."""
+        if process == 0:
+            return self.run(moves_child.done(self.cp, call, args, options))
+        assert self.other.stdin is not None
+        assert self.other.stdout is not None
+        print(moves_child.packed((call, args, options)), file=self.other.stdin, flush=True)
+        result, why = moves_child.unpacked(self.other.stdout.readline())
+        if why is not None:
+            raise Refused(why)
+        return result
 
-        return self.run(written())
+    def write(self, process: int, query: Any, *args: Any) -> Any:
+        return self.call(process, query, *args)
 
     def teardown(self) -> None:
         def clear(tx: Tx) -> None:
@@ -113,20 +131,19 @@ class Moves(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model) < 4)
     @rule(process=any_process, retries=st.integers(0, 1))
     def create(self, process: int, retries: int) -> None:
-        made = self.run(self.cps[process].create_task(None, "t", None, max_retries=retries))
+        made = self.call(process, "create_task", None, "t", None, max_retries=retries)
         self.model[made["id"]] = Expected(retries)
 
     @precondition(lambda self: self.model)
     @rule(process=any_process, number=any_number, move=st.sampled_from(sorted(TARGETS)))
     def move(self, process: int, number: int, move: str) -> None:
         name, task = self.some(number)
-        call = getattr(self.cps[process], f"{move}_task")
         legal: tuple[str, ...] = LEGAL[task.status]
         if task.is_leased and task.asked is not None:
             legal = ("resume", "cancel", "pause") if task.asked == "pause" else ("cancel",)
         try:
-            self.run(call(name))
-        except IllegalMove as error:
+            self.call(process, f"{move}_task", name)
+        except (IllegalMove, Refused) as error:
             assert move not in legal, error
             return
         assert move in legal
@@ -143,7 +160,7 @@ class Moves(RuleBasedStateMachine):
     @rule(process=any_process, number=any_number, status=st.sampled_from(STATUSES))
     def set_status(self, process: int, number: int, status: Any) -> None:
         name, task = self.some(number)
-        self.run(self.cps[process].update_task_status(name, status))
+        self.call(process, "update_task_status", name, status)
         task.retries += status in ("pending", "running") and task.status == "failed"
         task.epoch += task.is_leased
         task.release(status)
@@ -153,7 +170,7 @@ class Moves(RuleBasedStateMachine):
     @rule(process=any_process, number=any_number)
     def delete(self, process: int, number: int) -> None:
         name, _ = self.some(number)
-        self.run(self.cps[process].delete_task(name))
+        self.call(process, "delete_task", name)
         del self.model[name]
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -226,7 +243,7 @@ class Moves(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        found = {task["id"]: task for task in self.run(self.cps[0].list_tasks(limit=10_000)) or []}
+        found = {task["id"]: task for task in self.run(self.cp.list_tasks(limit=10_000)) or []}
         assert found.keys() == self.model.keys()
         for name, expected in self.model.items():
             task = found[name]
@@ -238,15 +255,20 @@ class Moves(RuleBasedStateMachine):
             assert (task["completed_at"] is not None) == (task["status"] in ENDED)
 
 
+@pytest.mark.processes
 def test_moves_of_people_and_workers_agree_with_a_model(database: Database) -> None:
-    with asyncio.Runner() as runner:
-        cps = (database.checkpointer(), database.checkpointer())
-        for cp in cps:
-            runner.run(cp.open())
+    arguments = ["-m", "tests.tasks.moves_child", database.place]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with (
+        asyncio.Runner() as runner,
+        forked.Process(arguments, env=environment, stdin=forked.PIPE, stdout=forked.PIPE) as other,
+    ):
+        cp = database.checkpointer()
+        runner.run(cp.open())
 
         class Here(Moves):
             def __init__(self) -> None:
-                super().__init__(cps, runner)
+                super().__init__(cp, runner, other)
 
         try:
             run_state_machine_as_test(
@@ -259,5 +281,4 @@ def test_moves_of_people_and_workers_agree_with_a_model(database: Database) -> N
                 ),
             )
         finally:
-            for cp in cps:
-                runner.run(cp.close())
+            runner.run(cp.close())
