@@ -31,6 +31,7 @@ async def done(cp: Checkpointer, call: Any, args: tuple[Any, ...], options: dict
 async def main(place: str) -> None:
     async with checkpointer_for(place) as cp:
         for line in sys.stdin:
+            answer: tuple[Any, str | None]
             try:
                 answer = await done(cp, *unpacked(line)), None
             except IllegalMove as error:

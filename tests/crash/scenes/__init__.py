@@ -62,8 +62,9 @@ SCENES: dict[str, Scene] = {
     "stepping": Scene(stepping.stepping),
     "kills": Scene(earlier.kills),
     "cuts": Scene(earlier.cuts),
+    "tasks": Scene(earlier.tasks),
     "power": Scene(earlier.power, _SQLITE),
     "restarts": Scene(earlier.restarts, _POSTGRES),
 }
 
-TESTED_ELSEWHERE = ("stepping", "rolling", "kills", "cuts", "power", "restarts")  # test_killed, test_rolling, ...
+TESTED_ELSEWHERE = ("stepping", "rolling", "kills", "cuts", "tasks", "power", "restarts")  # test_killed, ...

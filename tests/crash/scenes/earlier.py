@@ -1,4 +1,4 @@
-"""Scenes with modules and tests of their own: kills, cut followers, power cuts, a server that goes away."""
+"""Scenes with modules and tests of their own: kills, cut followers, tasks, power cuts, a server that goes away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.support import postgres
 
 _ROOT = Path(__file__).parents[3]
 _FOLLOWED = "tests/threads/following/test_following_machine.py"
-_EXAMPLES = 40  # of the machine of followers; each has fifteen steps
+_TASKS = ("tests/tasks/test_moves_machine.py", "tests/worker/test_boundaries.py")
+_EXAMPLES = 40  # of a machine; each has fifteen steps or more
 _POWER_SCENES = ("crowd", "crowd", "crowd", "failing", "heavy")
 
 
@@ -29,11 +30,21 @@ def kills(chance: random.Random, directory: Path, place: Place) -> None:
 
 def cuts(chance: random.Random, directory: Path, place: Place) -> None:
     """A follower is cut anywhere, in any process, between rewinds, forks and deletions (test_following_machine)."""
+    _tested(chance, place, _FOLLOWED)
+
+
+def tasks(chance: random.Random, directory: Path, place: Place) -> None:
+    """Moves of tasks from two processes, and a worker that is killed at each of its boundaries."""
+    _tested(chance, place, *_TASKS)
+
+
+def _tested(chance: random.Random, place: Place, *paths: str) -> None:
+    """Run these tests with more examples than usual."""
     kind = "sqlite" if place.dsn is None else "postgres"
     environment = databases.environment(kind)
     environment |= {"BYSSUS_EXAMPLES": str(_EXAMPLES), "HYPOTHESIS_PROFILE": "default"}
     seed = f"--hypothesis-seed={chance.getrandbits(32)}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", _FOLLOWED, "-k", kind, seed]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths, "-k", kind, seed]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
     expect(done.returncode == 0, f"{done.stdout}{done.stderr}\n{seed}")
 
