@@ -208,7 +208,7 @@ def test_the_tables_of_options_and_rows_have_each_name() -> None:
     options = [name for line in names("agents.md", "## Options") for name in line]
     assert set(options) >= set(inspect.getfullargspec(Agent).kwonlyargs)
     rows = {row: keys for row, *keys in names("storage.md", "### Rows")}
-    assert len(rows) == 6
+    assert len(rows) == 8
     for row, keys in rows.items():
         wanted = list(get_type_hints(getattr(byssus.storage, row)))
         assert keys[: len(wanted)] == wanted, row

@@ -89,11 +89,12 @@ def test_a_commit_that_is_under_way_when_the_wire_breaks_is_waited_for_and_not_r
 
 
 def test_after_the_chaos_no_connection_and_no_thread_is_left(server: postgres.Server) -> None:
+    before = set(threading.enumerate())
     restarts = Restarts(server, random.Random(SEED), every=50)
     _, wrong = play(schema_on(server), Plan(threads=30, shared=0, processes=0, killed=0), SEED, restarts)
     assert wrong == [], f"seed {SEED}"
     ours = {"byssus-read", "byssus-write", "byssus-write-first", "byssus-news"}
-    assert [thread.name for thread in threading.enumerate() if thread.name in ours] == []
+    assert [thread.name for thread in {*threading.enumerate()} - before if thread.name in ours] == []
     postgres.wait_until(lambda: connections(server) == 0, "connections are left")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from byssus import Agent, Model
+from byssus import Agent, Model, tool
 from byssus.checkpointer import Thread
 from byssus.messages import Message
 from byssus.providers.history import UNKNOWN_OUTCOME, valid_history
@@ -119,6 +119,12 @@ def load(place: Place, thread_id: str) -> Thread:
     return asyncio.run(main())
 
 
+@tool
+def note(text: str) -> str:
+    """As in the children: a call of theirs may still be open."""
+    return f"noted {text}"
+
+
 def take_up(place: Place) -> list[str]:
     """Resume what nobody has taken up; returns which threads that were."""
 
@@ -127,7 +133,8 @@ def take_up(place: Place) -> list[str]:
             ids = [info.id for info in await cp.unfinished()]
             for thread_id in ids:
                 provider = ScriptedProvider(["on we go"])
-                await Agent(provider=provider, model=Model("m"), checkpointer=cp, thread_id=thread_id).resume()
+                agent = Agent(provider=provider, model=Model("m"), tools=[note], checkpointer=cp, thread_id=thread_id)
+                await agent.resume()
             assert await cp.unfinished() == []
             return ids
 

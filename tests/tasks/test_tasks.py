@@ -244,8 +244,10 @@ def test_any_json_is_a_payload_and_a_result(storage: AgentStorage, session: str,
     assert (done["payload"], done["result"]) == (value, {"in": value})
 
 
-def test_a_long_type_is_kept(storage: AgentStorage, session: str) -> None:
-    assert storage.create_task(session, "型" * 10_000, {})["type"] == "型" * 10_000
+def test_a_type_has_at_most_a_thousand_bytes(storage: AgentStorage, session: str) -> None:
+    assert storage.create_task(session, "型" * 333, {})["type"] == "型" * 333
+    with pytest.raises(InputError, match="a task's type"):
+        storage.create_task(session, "型" * 334, {})
 
 
 def test_concurrent_retries_are_all_counted(storage: AgentStorage, session: str) -> None:

@@ -81,6 +81,8 @@ async def fill(cp: Checkpointer, word: str, thread_id: str = "t") -> None:
     await mark(cp, thread_id, [1], f"later {word}")
     await summarize(cp, thread_id, f"said later: {word}")
     await fill_session(cp, word, thread_id)
+    task = await cp.create_task(thread_id, word, {word: word})
+    await cp.store.write(add_steps_and_schedule, word, "", task["id"], thread_id)
 
 
 async def fill_session(cp: Checkpointer, word: str, thread_id: str) -> None:
@@ -131,7 +133,7 @@ async def fill_memory(cp: Checkpointer, word: str, user: str) -> None:
         await cp.store.write(memories.summarize, ThreadKey(user, f"memory-{word}"), dumps(text))
 
 
-def add_steps_and_schedule(tx: Tx, word: str, user: str, task: str) -> None:
+def add_steps_and_schedule(tx: Tx, word: str, user: str, task: str, thread: str | None = None) -> None:
     tx.run(
         "INSERT INTO task_steps (task, name, kind, status, attempts, result, started_at)"
         " SELECT key, :word, 'call', 'done', 1, :result, :now FROM tasks WHERE id = :task",
@@ -141,8 +143,11 @@ def add_steps_and_schedule(tx: Tx, word: str, user: str, task: str) -> None:
         now=tx.now(),
     )
     tx.run(
-        "INSERT INTO schedules (id, owner, type, payload, priority, max_retries, zone, missed, status, created_at,"
-        " updated_at) VALUES (:word, :user, :word, :payload, 0, 0, 'UTC', 'one', 'active', :now, :now)",
+        "INSERT INTO schedules (id, thread, owner, type, payload, priority, max_retries, zone, missed, status,"
+        " created_at, updated_at) VALUES (:id, (SELECT key FROM threads WHERE id = :thread), :user, :word, :payload,"
+        " 0, 0, 'UTC', 'one', 'active', :now, :now)",
+        id=f"{thread} {word}",
+        thread=thread or "",
         word=word,
         user=user,
         payload=dumps(word),

@@ -126,6 +126,7 @@ def test_json_on_a_terminal_is_escaped_and_the_same_value(tmp_path: Path, db: Pa
     plain = [
         ["unfinished"],
         ["tasks"],
+        ["schedules"],
         ["diff", "c", f"f{NASTY}"],
         ["check"],
         ["doctor"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -85,10 +87,15 @@ def test_a_directory_that_is_swapped_for_a_link_during_calls_never_leads_out(fol
     def swap() -> None:
         while not enough.is_set():
             os.rename(real, f"{real}.away")
-            os.symlink(tmp_path / "outside", real)
-            os.rename(real, link)
-            os.unlink(link)
-            os.rename(f"{real}.away", real)
+            with contextlib.suppress(FileExistsError):  # a write has made the missing directory
+                os.symlink(tmp_path / "outside", real)
+                os.rename(real, link)
+                os.unlink(link)
+            while os.path.exists(f"{real}.away"):
+                with contextlib.suppress(OSError):  # a write puts something into the directory that it has made
+                    os.rename(f"{real}.away", real)
+                    continue
+                shutil.rmtree(real, ignore_errors=True)
 
     swapper = threading.Thread(target=swap)
     swapper.start()
