@@ -145,9 +145,8 @@ class RunningTask:
 
     def _report(self, outcome: Outcome) -> None:
         """The handler has ended; called from any OS thread."""
-        if isinstance(outcome, Stopped) and not (
-            self.must_stop or self._is_lost
-        ):  # it would run again at once, for ever
+        may_stop = self.must_stop or self._is_lost or self.draining.aborted
+        if isinstance(outcome, Stopped) and not may_stop:  # it would run again at once, for ever
             raised = HandlerStopped("the handler raised TaskStopped, and nobody had asked the task to stop")
             outcome = Failed(error_json(raised))
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended without this handler

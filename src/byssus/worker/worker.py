@@ -258,10 +258,13 @@ class Worker:
                 return 0
             if not outlook.is_ready:
                 return min(outlook.seconds or _LONGEST_WAIT, _LONGEST_WAIT)
+        has_looked = not self._is_hungry
         claimed = await self._claim(free)
         self._takes_unknown = self._is_draining_all
         self._is_hungry = claimed == free
-        return 0 if claimed > 0 else _RATED if self._has_rates else _LIMITED
+        if claimed > 0 or not has_looked:  # where there may be none, a look tells when there will be
+            return 0
+        return _RATED if self._has_rates else _LIMITED
 
     async def _claim(self, free: int) -> int:
         wish = Wish(self._owner, self.lease_seconds, free, self._types(), self._limits, self._served)
