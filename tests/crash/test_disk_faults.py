@@ -235,7 +235,7 @@ def at_every_number(directory: Path, failing: Failing, times: float, *, step: in
 def test_writes_that_fail_until_they_are_mended_end_the_run_and_nothing_more(tmp_path: Path, failing: str) -> None:
     outcomes = at_every_number(tmp_path, FAILING_WRITES[failing], LASTING, step=STEPS[failing])
     assert outcomes["noticed"] > 30 / STEPS[failing]
-    assert outcomes["unnoticed"] == 0
+    assert outcomes["unnoticed"] <= 1  # of the last write: no commit of the run comes after it
 
 
 @pytest.mark.parametrize("failing", FAILING_WRITES)

@@ -23,3 +23,8 @@ def on_end(leave: Callable[[int], object]) -> None:
 
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, note)
+
+
+def outlive_terminal() -> None:
+    """Ignore a SIGHUP that is still on its way: Python takes its handlers away before the process ends."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -12,7 +12,7 @@ from typing import Any
 
 from byssus.checkpointer import Checkpointer
 from byssus.cli import database, ids
-from byssus.cli.screen import terminal
+from byssus.cli.screen import signals, terminal
 from byssus.cli.screen.table import print_table
 from byssus.cli.subcommand import add
 from byssus.cli.watch import tasks
@@ -42,6 +42,7 @@ async def _watch(checkpointer: Checkpointer, args: argparse.Namespace, *, is_scr
 
             code = await Screen(board, cp, thread).run()
             if code == 128 + signal.SIGHUP:
+                signals.outlive_terminal()
                 terminal.abandon_output()
             return code
         try:

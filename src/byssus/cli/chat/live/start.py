@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, source: AgentSource) -> int:
     with terminal.keys_to_ourselves():
         code = ending.closed_last(asyncio.Runner()).run(main())
     if code == _HUNG_UP:
+        signals.outlive_terminal()
         terminal.abandon_output()  # else Python reports the lost output at exit
     return code
 
