@@ -36,13 +36,18 @@ def add_thread(parser: argparse.ArgumentParser, name: str = "thread") -> None:
 
 
 def work_on(
-    args: argparse.Namespace, work: Callable[[Checkpointer], Awaitable[T]], *threads: str, whole: bool = False
+    args: argparse.Namespace,
+    work: Callable[[Checkpointer], Awaitable[T]],
+    *threads: str,
+    whole: bool = False,
+    creates: bool = False,
 ) -> T:
     """Do something with the database and these threads, if there are such threads.
 
     A thread may be typed by the start of its id, unless `whole`: from then on `args` has the whole id in its place.
+    The database must exist, unless the command `creates` something.
     """
-    checkpointer = database.existing_checkpointer_of(args)
+    checkpointer = database.checkpointer_of(args) if creates else database.existing_checkpointer_of(args)
 
     async def main() -> T:
         async with checkpointer as cp:

@@ -63,3 +63,10 @@ def test_a_time_is_a_number_with_a_unit(byssus: Here) -> None:
     for typed, seconds in (("90", 90), ("1.5h", 5_400), ("1d", 86_400)):
         made = json.loads(byssus("schedules", "create", "a", "t", "--every", typed, "--json").stdout)
         assert made["every"] == seconds
+
+
+def test_what_is_created_first_makes_the_database(capsys: pytest.CaptureFixture[str], new_database: Database) -> None:
+    byssus = command_here(capsys, new_database.place)
+    assert byssus("schedules", code=1).stderr.startswith("byssus: there is no database at ")
+    assert byssus("tasks", "create", "write").stdout.endswith("  pending\n")
+    assert byssus("schedules", "create", "clean", "sweep", "--every", "90m").stdout != ""

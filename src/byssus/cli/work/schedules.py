@@ -129,7 +129,7 @@ def _create(args: argparse.Namespace, name: str, task_type: str, payload: Any) -
             max_retries=3 if args.max_retries is None else args.max_retries,
         )
 
-    return _tell(args, work_on(args, create))
+    return _tell(args, work_on(args, create, creates=True))
 
 
 def _move(args: argparse.Namespace, verb: str, name: str) -> int:

@@ -223,7 +223,7 @@ def _create(args: argparse.Namespace, task_type: str, payload: Any) -> int:
             message=args.message,
         )
 
-    _tell([work_on(args, create)], args)
+    _tell([work_on(args, create, creates=True)], args)
     return 0
 
 
