@@ -42,6 +42,7 @@ from byssus.values.results import RunResult
 
 _SECOND = 1.0  # between two Ctrl-C that leave
 _TICK = 0.12  # seconds between two frames of a spinner
+_SOON = 0.05  # seconds until a message is looked for again that is about to be stored
 _LOOKS = 4  # ticks between two looks for questions, and for messages that others have queued
 _AHEAD = 0.2  # seconds in which keys are read that were typed before
 _MOMENT = 0.5  # seconds that a command waits for the end of a run
@@ -285,8 +286,11 @@ class Conversation:
             result = await begin(agent)
             while await self._goes_on(agent, result):
                 result = await agent.resume(raise_errors=False)
-        except NothingToResume:  # another process was faster
+        except NothingToResume:  # another process was faster, or what was queued is not stored yet
+            self._ended_well = True
             await self.show_news()
+            if self._sending:
+                await asyncio.sleep(_SOON)
         finally:
             self.view.end()
             with suppress(Exception):  # the run has said what is wrong with its database
