@@ -42,7 +42,9 @@ chat: $(READY) $(if $(findstring anthropic,$(ARGS))$(findstring openai,$(ARGS)),
 	@$(BIN)/byssus chat $(ARGS)
 
 test: $(INSTALLED) $(OVERLAID) $(DOCUMENTED) ## run the tests; ARGS="-k name" for some of them
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --tb=native $(ARGS) || { [ $$? -eq 1 ] && \
+	  echo 'What failed is run again, one test at a time: it must pass alone.' && \
+	  $(BIN)/python -m pytest --last-failed --tb=native $(ARGS); }
 
 quick: lint types ## lint, types and the tests that start no process: SQLite alone, and nothing is killed
 	@$(BIN)/python -m pytest --quick -q -n $(QUICK_JOBS) --dist worksteal $(ARGS)
